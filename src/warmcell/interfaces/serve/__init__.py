@@ -1,1 +1,1 @@
-"""`warmcell serve`: the same house, reached by HTTP. Loaded by nobody else; needs the extra `serve`."""
+"""`warmcell serve`: the HTTP server. Needs the extra `serve`."""

@@ -1,10 +1,10 @@
-"""The application: all doors, and the life of what stands behind them."""
+"""The ASGI application: all routes, and the lifespan of the service behind them."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,81 +12,104 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from warmcell.interfaces.serve import fusion, fusion_jupyter, mcp_door, page_files, piston, sign_in
-from warmcell.interfaces.serve.doors import Doors, FromElsewhere, Unframed, not_found, wrong_method
-from warmcell.interfaces.serve.e2b import control, envd, interpreter
-from warmcell.interfaces.serve.exchange import BodyMemory
-from warmcell.interfaces.serve.measured import Measured
+from warmcell.interfaces.serve import fusion, fusion_jupyter, mcp_route, page_files, piston, sign_in
+from warmcell.interfaces.serve.browser_security import OriginGuard, SecurityHeaders
+from warmcell.interfaces.serve.e2b import control, envd, interpreter, volume_routes
+from warmcell.interfaces.serve.file_reload import reload_on_change
+from warmcell.interfaces.serve.metrics import MetricsRoute
+from warmcell.interfaces.serve.proxy_headers import ProxyHeaders
+from warmcell.interfaces.serve.request_log import RequestLog
+from warmcell.interfaces.serve.requests import BodyMemory, cancel_and_wait
+from warmcell.interfaces.serve.restore import restore_all
+from warmcell.interfaces.serve.routing import AppRouter, AuthRoute, render_404, render_405
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.stored_bytes import measure_regularly
+from warmcell.interfaces.serve.usage import UsageLedger
 from warmcell.interfaces.serve.v1 import (
+    background_runs,
+    cells,
+    file_watches,
     files,
-    forks,
-    native,
     openapi,
     ports,
     processes,
+    runs,
     sandboxes,
     sessions,
+    snapshots,
     terminals,
     tunnels,
-    watches,
 )
-from warmcell.interfaces.serve.v1.activity import UnderWay
-from warmcell.interfaces.serve.v1.watched import Watched
+from warmcell.interfaces.serve.v1.activity import ActivityRoute
+from warmcell.interfaces.serve.v1.history import HistoryRoute
 
 
-def make_app(service: Service) -> Starlette:
-    """For any ASGI server, in one event loop. SIGHUP reloads where the server leaves it to us."""
+class Observers:
+    """The routes that collect events of all runs, from their creation until `close`."""
+
+    def __init__(self, usage: str | None = None, *, by_tenant: bool = False) -> None:
+        """`usage`: the file of usage figures. `by_tenant`: metrics have the tenant as a label."""
+        self.usage = UsageLedger(usage)
+        self.all = (MetricsRoute(by_tenant=by_tenant), ActivityRoute(), HistoryRoute(), self.usage)
+
+    def close(self) -> None:
+        for observer in self.all:
+            observer.close()
+
+
+def make_app(service: Service, inner: Sequence[Middleware] = ()) -> Starlette:
+    """For any ASGI server with one event loop. Installs a SIGHUP handler for reloads where it can.
+
+    `inner` is the middleware between the guards and the routes.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no such signal
             loop.add_signal_handler(signal.SIGHUP, service.reload)
+        # A worker is reloaded by its front.
+        watched = None if service.is_worker else service.settings.tokens
+        tasks = [asyncio.ensure_future(measure_regularly(service.sandboxes, observers.usage))]
+        if watched:
+            tasks.append(asyncio.ensure_future(reload_on_change(watched, service.reload)))
+        await restore_all(service)
         try:
             yield
         finally:
+            await cancel_and_wait(*tasks)
             await service.aclose()
-            measured.close()
-            under_way.close()
-            watched.close()
+            observers.close()
 
-    measured, under_way, watched = Measured(), UnderWay(), Watched()
+    observers = Observers(service.settings.usage, by_tenant=service.settings.metrics_by_tenant)
     app = Starlette(
-        middleware=[Middleware(Unframed), Middleware(FromElsewhere, settings=service.settings)],
-        exception_handlers={404: not_found, 405: wrong_method},
+        middleware=[*make_guards(service.settings), *inner],
+        exception_handlers={404: render_404, 405: render_405},
     )
-    app.router = Doors([*make_routes(measured, under_way, watched), *mcp_door.routes(service)], lifespan)
+    app.router = AppRouter([*make_routes(observers), *mcp_route.routes(service)], lifespan)
     app.state.service, app.state.bodies = service, BodyMemory()
     return app
 
 
-def make_routes(measured: Measured, under_way: UnderWay, watched: Watched) -> list[BaseRoute]:
-    rooms = (
-        native,
-        sandboxes,
-        files,
-        watches,
-        processes,
-        sessions,
-        ports,
-        forks,
-        measured,
-        under_way,
-        watched,
-        sign_in,
-    )
-    own = [route for room in rooms for route in room.routes()]
+def make_guards(settings: Settings) -> list[Middleware]:
+    """The middleware of an application, the outermost first."""
     return [
-        *own,
-        *terminals.routes(),
-        *tunnels.routes(),
-        *openapi.routes(own),
-        *page_files.routes(),
-        *fusion.routes(),
-        *fusion_jupyter.routes(),
-        *piston.routes(),
-        *control.routes(),
-        *envd.routes(),
-        *interpreter.routes(),
+        Middleware(ProxyHeaders, settings=settings),
+        Middleware(RequestLog),
+        Middleware(SecurityHeaders),
+        Middleware(OriginGuard, settings=settings),
     ]
+
+
+def make_own_routes(observers: Observers) -> list[AuthRoute]:
+    """The routes of our own API, which `/openapi.json` describes."""
+    in_sandboxes = (sandboxes, files, file_watches, processes, sessions, cells, ports, snapshots)
+    own_modules = (runs, background_runs, *in_sandboxes, sign_in, *observers.all)
+    return [route for module in own_modules for route in module.routes()]
+
+
+def make_routes(observers: Observers) -> list[BaseRoute]:
+    own = make_own_routes(observers)
+    others = (terminals, tunnels, page_files, fusion, fusion_jupyter, piston, control, envd, interpreter, volume_routes)
+    return [*own, *openapi.routes(own), *(route for module in others for route in module.routes())]

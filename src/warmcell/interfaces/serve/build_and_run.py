@@ -1,8 +1,10 @@
-"""One program in two steps that are told apart: compiled where its language is, then run. What other protocols show."""
+"""Build and run one program, with separate results for the two steps, as other protocols report them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 from warmcell.backends.process.backend import ProcessBackend
@@ -11,14 +13,15 @@ from warmcell.core.records import dataclass
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.judging.doubt import is_doubtful_timeout, run_alone
 from warmcell.languages.registry import find_language
 
-End = Literal["ended", "timeout", "memory"]
+End = Literal["ended", "timeout", "memory", "output"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How a compiler or a program ended. `note` says what a limit had to do with it."""
+    """How a compiler or a program ended. `note` names the limit that ended it."""
 
     end: End
     result: ExecResult
@@ -38,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`compile` is None for languages without that step, `run` where it failed."""
+    """`compile` is None for languages without that step, `run` is None if it failed."""
 
     compile: Step | None
     run: Step | None
@@ -47,22 +50,22 @@ class Steps:
 async def build_and_run(
     service: Service, tenant: Tenant, asked: ExecRequest, compile_timeout: float, patience: float
 ) -> Steps:
-    """Raises what is no outcome of the program: the caller's mistakes, and our failures."""
+    """Raises only for the caller's mistakes and our failures; all outcomes of the program are returned."""
     is_compiled = find_language(str(asked.language)).is_compiled
-    async with service.turn(tenant, patience) as backend:
+    async with service.run_slot(tenant, patience) as backend:
         if not is_compiled:
-            return Steps(None, await _step(backend.execute(asked)))
-        return await _compiled(backend, asked, compile_timeout)
+            return Steps(None, await _run_step(partial(backend.execute, asked)))
+        return await _build_then_run(backend, asked, compile_timeout)
 
 
-def refused_code(error: InvalidRequest) -> Steps | None:
-    """A program that nothing can run (it is empty, say) failed, and nobody else did: None for any other field."""
+def steps_for_bad_code(error: InvalidRequest) -> Steps | None:
+    """Steps of a program that cannot run, such as an empty one; None if the error is about another field."""
     if error.field != "code":
         return None
     return Steps(None, Step("ended", ExecResult(exit_code=1), error.message))
 
 
-async def _compiled(backend: ProcessBackend, asked: ExecRequest, compile_timeout: float) -> Steps:
+async def _build_then_run(backend: ProcessBackend, asked: ExecRequest, compile_timeout: float) -> Steps:
     try:
         async with asyncio.timeout(compile_timeout):
             program = await backend.build(asked)
@@ -70,19 +73,35 @@ async def _compiled(backend: ProcessBackend, asked: ExecRequest, compile_timeout
         note = f"compilation timed out after {compile_timeout:g} s"
         return Steps(Step("timeout", ExecResult(duration=compile_timeout), note), None)
     except (BuildFailed, ExecutionTimeout, MemoryExceeded) as error:
-        return Steps(_stopped(error), None)
+        return Steps(_step_of_error(error), None)
     async with program:
-        return Steps(Step("ended", ExecResult()), await _step(program.run()))
+        return Steps(Step("ended", ExecResult()), await _run_step(program.run))
 
 
-async def _step(run: object) -> Step:
+async def _run_step(run: Callable[[], Awaitable[ExecResult]]) -> Step:
+    """A program that others may have delayed runs once more, while no other such program runs."""
     try:
-        return Step("ended", await run)  # type: ignore[misc]
-    except (ExecutionTimeout, MemoryExceeded) as error:
-        return _stopped(error)
+        return await _run_once(run)
+    except ExecutionTimeout as error:
+        if not is_doubtful_timeout(error):
+            return _step_of_error(error)
+    async with run_alone():
+        try:
+            return await _run_once(run)
+        except ExecutionTimeout as error:
+            return _step_of_error(error)
 
 
-def _stopped(error: SandboxError) -> Step:
+async def _run_once(run: Callable[[], Awaitable[ExecResult]]) -> Step:
+    try:
+        result = await run()
+    except MemoryExceeded as error:
+        return _step_of_error(error)
+    is_cut = result.stdout_truncated or result.stderr_truncated
+    return Step("output", result, "output limit exceeded") if is_cut else Step("ended", result)
+
+
+def _step_of_error(error: SandboxError) -> Step:
     result = getattr(error, "result", None) or ExecResult(exit_code=1)
     if isinstance(error, BuildFailed):
         return Step("ended", result)

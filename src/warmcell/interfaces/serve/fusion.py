@@ -1,7 +1,8 @@
-"""SandboxFusion: `/run_code`, which verl and other trainers call. Facts about its clients: docs/server.md."""
+"""SandboxFusion's `/run_code`, called by verl and other trainers. See docs/server.md."""
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from typing import Annotated, Any
 
@@ -11,22 +12,24 @@ from starlette.responses import Response
 
 from warmcell.core.errors import BackendBusy, InvalidRequest, SandboxError
 from warmcell.core.types import ExecRequest
-from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, told, while_connected
-from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, steps_for_bad_code
+from warmcell.interfaces.serve.requests import read_model, while_connected
+from warmcell.interfaces.serve.responses import HttpError, error_response, json_response, public_message
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.models import decoded
-from warmcell.languages.registry import known_language
+from warmcell.interfaces.serve.v1.models import decode_base64
+from warmcell.languages.registry import lookup_language
 
-#: A client waits for both timeouts and ten seconds more, and tries again only after a 504: it must come before that.
-PATIENCE = 8.0
+#: Seconds in the queue. A client waits for both timeouts plus ten seconds and retries only after a 504, so the 504 must
+#: arrive before that.
+QUEUE_SECONDS = 8.0
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
 class RunCode(BaseModel):
-    """Fields that we do not know are ignored, as over there."""
+    """Unknown fields are ignored, as SandboxFusion does."""
 
     code: str
     language: str
@@ -38,7 +41,7 @@ class RunCode(BaseModel):
     fetch_files: list[str] = []
 
     def request(self) -> ExecRequest:
-        if known_language(self.language) is None:
+        if lookup_language(self.language) is None:
             raise InvalidRequest(f"unknown language {self.language[:40]!r}", field="language")
         contents = {path: text for path, text in self.files.items() if text is not None}
         return ExecRequest(
@@ -47,31 +50,37 @@ class RunCode(BaseModel):
             self.run_timeout,
             stdin=self.stdin,
             memory_limit_mb=self.memory_limit_MB if self.memory_limit_MB > 0 else None,
-            files={path: decoded(f"files[{path!r}]", text) for path, text in contents.items()},
+            files={path: decode_base64(f"files[{path!r}]", text) for path, text in contents.items()},
             fetch_files=self.fetch_files,
+            ends_at_output_limit=True,
         )
 
 
 async def run_code(request: Request, tenant: Tenant) -> Response:
     """Runs a program as SandboxFusion does."""
-    service = service_of(request)
+    service = get_service(request)
     body = await read_model(request, RunCode, service.settings.max_body)
     steps = await while_connected(request, _steps(service, tenant, body))
-    return answer(_rendered(steps))
+    return json_response(_render(steps))
 
 
 async def _steps(service: Service, tenant: Tenant, body: RunCode) -> Steps:
-    patience = min(PATIENCE, service.settings.queue_timeout)
+    patience = min(QUEUE_SECONDS, service.settings.queue_timeout)
     try:
-        asked = service.bounded(body.request())
-        return await build_and_run(service, tenant, asked, body.compile_timeout, patience)
+        asked = service.apply_limits(body.request())
+        # On an overloaded host a guest is given longer to use its time, but its client does not wait for that.
+        longest = body.compile_timeout + body.run_timeout + patience
+        async with asyncio.timeout(longest):
+            return await build_and_run(service, tenant, asked, body.compile_timeout, patience)
+    except TimeoutError:
+        raise BackendBusy(longest) from None
     except InvalidRequest as error:
-        if (steps := refused_code(error)) is None:
+        if (steps := steps_for_bad_code(error)) is None:
             raise
         return steps
 
 
-def _rendered(steps: Steps) -> dict[str, Any]:
+def _render(steps: Steps) -> dict[str, Any]:
     taken = [step for step in (steps.compile, steps.run) if step is not None]
     failed = next((step for step in taken if not step.is_success), None)
     files = steps.run.result.files if steps.run is not None else {}
@@ -90,25 +99,27 @@ def _step(step: Step | None) -> dict[str, Any] | None:
         return None
     is_late = step.end == "timeout"
     return {
-        "status": "TimeLimitExceeded" if is_late else "Finished",
+        "status": {"timeout": "TimeLimitExceeded", "output": "Error"}.get(step.end, "Finished"),
         "execution_time": step.result.duration,
         "return_code": None if is_late else step.result.exit_code,
-        "stdout": step.result.stdout,  # text always: a null here is added to text over there
+        "stdout": step.result.stdout,  # never null: clients concatenate it
         "stderr": step.stderr,
     }
 
 
 def fusion_refusal(error: Exception) -> Response:
-    """Busy is 504, which is tried again; `SandboxError` is for our failures and for nothing else."""
-    if isinstance(error, BackendBusy) or (isinstance(error, Refused) and error.status == 503):
-        return answer({"detail": str(error)}, 504, {"Retry-After": "1"})
+    """A failure of ours that may pass is 504, which clients retry; one that will not is the status `SandboxError`."""
+    if isinstance(error, HttpError) and error.status == 503:
+        return json_response({"detail": str(error)}, 504, {"Retry-After": "1"})
     if isinstance(error, SandboxError) and error.fault == "host":
-        return answer(_failure(told(error)))
-    if isinstance(error, Refused) and error.status == 500:
-        return answer(_failure(error.message))
+        if error.retryable:
+            return json_response({"detail": public_message(error)}, 504, {"Retry-After": "1"})
+        return json_response(_failure(public_message(error)))
+    if isinstance(error, HttpError) and error.status == 500:
+        return json_response(_failure(error.message))
     if isinstance(error, SandboxError):
-        return answer({"detail": told(error)}, 422)
-    return refusal(error)
+        return json_response({"detail": public_message(error)}, 422)
+    return error_response(error)
 
 
 def _failure(message: str) -> dict[str, Any]:
@@ -117,4 +128,4 @@ def _failure(message: str) -> dict[str, Any]:
 
 
 def routes() -> list[Any]:
-    return [door("POST", "/run_code", run_code, "run", fusion_refusal)]
+    return [route("POST", "/run_code", run_code, "run", fusion_refusal)]

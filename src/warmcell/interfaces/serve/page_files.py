@@ -1,8 +1,9 @@
-"""`/`: the page, as `scripts/build-page` made it, under headers that let it do nothing but talk to this server."""
+"""`/`: the page built by `scripts/build-page`, with headers that only let it talk to this server."""
 
 from __future__ import annotations
 
 import gzip
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import Refused
+from warmcell.interfaces.serve.proxy_headers import path_prefix
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 
 _FILES = Path(__file__).with_name("page")
@@ -23,18 +26,18 @@ _KINDS = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-#: Nothing inline and nothing from elsewhere. Frames are for `frame.html` alone, and whatever it is made to show can
-#: take them nowhere else. Pictures of guests are data, never markup.
-_OF_THE_PAGE = (
+#: Nothing inline, nothing from other origins. Only `frame.html` may be framed. Images of guests are data URLs.
+_PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-#: What shows a guest's HTML: in an origin that is nobody's, with one script, ours, by its hash; no request leaves it.
-_OF_THE_FRAME = (
+#: The frame shows a guest's HTML: opaque origin, a single script allowed by its hash, no requests.
+_FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'sha256-{hash}'; style-src 'unsafe-inline'; "
     "img-src data:; font-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-_ALWAYS = {
+_ABSOLUTE = re.compile(rb"""(["'`(])/(v1|page|healthz)(?=[/"'`?])""")
+_COMMON_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
@@ -44,25 +47,26 @@ _ALWAYS = {
 
 async def page(request: Request, tenant: Tenant) -> Response:
     """The page."""
-    return _sent(request, "index.html")
+    return _send_file(request, "index.html")
 
 
 async def asset(request: Request, tenant: Tenant) -> Response:
     """A part of the page."""
-    return _sent(request, str(request.path_params["name"]))
+    return _send_file(request, str(request.path_params["name"]))
 
 
-def _sent(request: Request, name: str) -> Response:
-    # Looked up, never opened by what a request says.
+def _send_file(request: Request, name: str) -> Response:
+    prefix = path_prefix(get_service(request).settings.public_url)
+    # The name is looked up in a fixed set: the path of a request never reaches open().
     if name not in _names():
-        raise Refused(404, "there is nothing here")
-    headers = {**_ALWAYS, "Content-Type": _KINDS[Path(name).suffix], "Content-Security-Policy": _rules(name)}
-    is_named_by_hash = Path(name).suffix not in (".html", ".txt")
-    headers["Cache-Control"] = "public, max-age=31536000, immutable" if is_named_by_hash else "no-cache"
+        raise HttpError(404, "not found")
+    headers = {**_COMMON_HEADERS, "Content-Type": _KINDS[Path(name).suffix], "Content-Security-Policy": _policy(name)}
+    has_hash_in_name = Path(name).suffix not in (".html", ".txt")
+    headers["Cache-Control"] = "public, max-age=31536000, immutable" if has_hash_in_name else "no-cache"
     headers["Vary"] = "Accept-Encoding"
     if "gzip" in request.headers.get("accept-encoding", "") and not name.endswith(".woff2"):
-        return Response(_packed(name), headers=headers | {"Content-Encoding": "gzip"})
-    return Response(_content(name), headers=headers)
+        return Response(_gzip(name, prefix), headers=headers | {"Content-Encoding": "gzip"})
+    return Response(_content(name, prefix), headers=headers)
 
 
 @cache
@@ -71,25 +75,29 @@ def _names() -> frozenset[str]:
 
 
 @cache
-def _content(name: str) -> bytes:
-    return (_FILES / name).read_bytes()
+def _content(name: str, prefix: str = "") -> bytes:
+    """The file, with the prefix of `--public-url` before all absolute paths of this server."""
+    data = (_FILES / name).read_bytes()
+    if not prefix or Path(name).suffix not in (".html", ".js", ".css"):
+        return data
+    return _ABSOLUTE.sub(rb"\1" + prefix.encode() + rb"/\2", data)
 
 
 @cache
-def _packed(name: str) -> bytes:
-    return gzip.compress(_content(name), 9, mtime=0)
+def _gzip(name: str, prefix: str) -> bytes:
+    return gzip.compress(_content(name, prefix), 9, mtime=0)
 
 
 @cache
-def _rules(name: str) -> str:
+def _policy(name: str) -> str:
     if name != "frame.html":
-        return _OF_THE_PAGE
+        return _PAGE_POLICY
     from base64 import b64encode
     from hashlib import sha256
 
     script = _content(name).split(b"<script>")[1].split(b"</script>")[0]
-    return _OF_THE_FRAME.format(hash=b64encode(sha256(script).digest()).decode())
+    return _FRAME_POLICY.format(hash=b64encode(sha256(script).digest()).decode())
 
 
 def routes() -> list[Any]:
-    return [door("GET", "/", page, None), door("GET", "/page/{name}", asset, None)]
+    return [route("GET", "/", page, None), route("GET", "/page/{name}", asset, None)]

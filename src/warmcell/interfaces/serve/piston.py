@@ -14,13 +14,14 @@ from starlette.responses import Response
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB, ExecRequest
-from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, refused_code
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import Refused, answer, read_model, refusal, status_of, told, while_connected
-from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, steps_for_bad_code
+from warmcell.interfaces.serve.requests import read_model, while_connected
+from warmcell.interfaces.serve.responses import HttpError, error_response, json_response, public_message, status_of
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.models import decoded
-from warmcell.languages.registry import find_language, known_language
+from warmcell.interfaces.serve.v1.models import decode_base64
+from warmcell.languages.registry import find_language, lookup_language
 from warmcell.lifetime.threads import in_thread
 
 Milliseconds = Annotated[float, Field(gt=0)]
@@ -33,7 +34,7 @@ class File(BaseModel):
 
     def data(self) -> bytes:
         if self.encoding == "base64":
-            return decoded("files", self.content)
+            return decode_base64("files", self.content)
         if self.encoding == "utf8":
             return self.content.encode("utf-8", "surrogatepass")
         try:
@@ -59,7 +60,7 @@ class Execute(BaseModel):
         try:
             text = code.decode()
         except UnicodeDecodeError:
-            raise InvalidRequest("the program is no text", field="files") from None
+            raise InvalidRequest("the program is not UTF-8 text", field="files") from None
         others = {file.name or f"file{index}.code": file.data() for index, file in enumerate(self.files[1:], 1)}
         memory = max(1, self.run_memory_limit // MIB) if self.run_memory_limit > 0 else None
         return ExecRequest(
@@ -70,13 +71,14 @@ class Execute(BaseModel):
             memory_limit_mb=memory,
             args=self.args,
             files=others,
+            ends_at_output_limit=True,
         )
 
 
 async def runtimes(request: Request, tenant: Tenant) -> Response:
     """The languages of this host and their versions."""
-    versions = await _versions(service_of(request))
-    return answer(
+    versions = await _versions(get_service(request))
+    return json_response(
         [
             {"language": name, "version": version, "aliases": list(find_language(name).aliases)}
             for name, version in versions.items()
@@ -86,49 +88,49 @@ async def runtimes(request: Request, tenant: Tenant) -> Response:
 
 async def execute(request: Request, tenant: Tenant) -> Response:
     """Runs a program as Piston does."""
-    service = service_of(request)
+    service = get_service(request)
     body = await read_model(request, Execute, service.settings.max_body)
-    row = known_language(body.language)
+    row = lookup_language(body.language)
     version = (await _versions(service)).get(row.name) if row is not None else None
     if row is None or version is None or not fits(version, body.version):
         raise InvalidRequest(f"{body.language[:40]}-{body.version[:40]} runtime is unknown")
     steps = await while_connected(request, _steps(service, tenant, body))
-    answered: dict[str, Any] = {"language": row.name, "version": version}
+    response: dict[str, Any] = {"language": row.name, "version": version}
     if steps.compile is not None:
-        answered["compile"] = _step(steps.compile)
-    return answer(answered | {"run": _step(steps.run or Step("ended", steps.compile.result))})  # type: ignore[union-attr]
+        response["compile"] = _step(steps.compile)
+    return json_response(response | {"run": _step(steps.run or Step("ended", steps.compile.result))})  # type: ignore[union-attr]
 
 
 async def _steps(service: Service, tenant: Tenant, body: Execute) -> Steps:
     try:
-        asked = service.bounded(body.request())
+        asked = service.apply_limits(body.request())
         patience = service.settings.queue_timeout
         return await build_and_run(service, tenant, asked, body.compile_timeout / 1000, patience)
     except InvalidRequest as error:
-        if (steps := refused_code(error)) is None:
+        if (steps := steps_for_bad_code(error)) is None:
             raise
         return steps
 
 
 async def _versions(service: Service) -> dict[str, str]:
-    """By the language's own name, as numbers only."""
+    """Versions by the language's name, numbers only."""
     backend = service.backend
 
-    def found() -> dict[str, str]:
-        return {str(name): number_in(said) for name, said in backend.capabilities().versions.items()}
+    def ask_toolchains() -> dict[str, str]:
+        return {str(name): version_number(text) for name, text in backend.capabilities().versions.items()}
 
     if backend not in _KNOWN:
-        _KNOWN[backend] = await in_thread(found)
+        _KNOWN[backend] = await in_thread(ask_toolchains)
     return _KNOWN[backend]
 
 
-#: Asking fifteen toolchains takes longer than most programs run.
+#: Cached, because asking fifteen toolchains takes longer than most programs run.
 _KNOWN: WeakKeyDictionary[ProcessBackend, dict[str, str]] = WeakKeyDictionary()
 
 
-def number_in(said: str) -> str:
-    """`Python 3.11.2` is `3.11.2`; three parts always, as clients expect them."""
-    match = re.search(r"\d+(?:\.\d+){0,2}", said)
+def version_number(text: str) -> str:
+    """`Python 3.11.2` becomes `3.11.2`; always three parts, as clients expect."""
+    match = re.search(r"\d+(?:\.\d+){0,2}", text)
     parts = match.group().split(".") if match else []
     return ".".join((*parts, "0", "0", "0")[:3])
 
@@ -150,7 +152,9 @@ def fits(version: str, selector: str) -> bool:
 def _step(step: Step) -> dict[str, Any]:
     result = step.result
     number = signal.SIGKILL if step.end != "ended" else result.signal
-    status = {"timeout": "TO", "memory": "SG"}.get(step.end) or ("SG" if number else "RE" if result.exit_code else None)
+    status = {"timeout": "TO", "memory": "SG", "output": "OL"}.get(step.end) or (
+        "SG" if number else "RE" if result.exit_code else None
+    )
     return {
         "stdout": result.stdout,
         "stderr": step.stderr,
@@ -169,14 +173,14 @@ def piston_refusal(error: Exception) -> Response:
     if isinstance(error, SandboxError):
         status = status_of(error)
         headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return answer({"message": told(error)}, 400 if status == 422 else status, headers)
-    if isinstance(error, Refused):
-        return answer({"message": error.message}, error.status, error.headers)
-    return refusal(error)
+        return json_response({"message": public_message(error)}, 400 if status == 422 else status, headers)
+    if isinstance(error, HttpError):
+        return json_response({"message": error.message}, error.status, error.headers)
+    return error_response(error)
 
 
 def routes() -> list[Any]:
     return [
-        door("GET", "/api/v2/runtimes", runtimes, "run", piston_refusal),
-        door("POST", "/api/v2/execute", execute, "run", piston_refusal),
+        route("GET", "/api/v2/runtimes", runtimes, "run", piston_refusal),
+        route("POST", "/api/v2/execute", execute, "run", piston_refusal),
     ]

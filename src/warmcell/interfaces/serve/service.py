@@ -1,37 +1,60 @@
-"""What stands behind every door: one backend, one queue, the tenants. Made once, and renewed in part by SIGHUP."""
+"""The state behind all routes: backend, queue, tenants, sandboxes. SIGHUP reloads the tokens and the policy."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core import events
 from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
-from warmcell.interfaces.serve.ceiling import asked_limits, ceiling, check_time
 from warmcell.interfaces.serve.front.shared_queue import FrontQueue
-from warmcell.interfaces.serve.held_sandboxes import Held, HeldSandboxes, worker_mark
-from warmcell.interfaces.serve.rates import AnswersUnderWay, Rates
+from warmcell.interfaces.serve.gpu_access import GpuAccess, Gpus, check_access
+from warmcell.interfaces.serve.host_resources import HostResources
+from warmcell.interfaces.serve.image_access import ImageAccess, ImageChoice
+from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS, SOCKETS, Quota, TenantQuota
+from warmcell.interfaces.serve.rate_limits import ConcurrencyLimiter, RateLimiter
+from warmcell.interfaces.serve.requests import OpenRequests
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry, worker_suffix
+from warmcell.interfaces.serve.saved_state import Home, SavedState
+from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.tokens import Tenant, find_tenant, hashed, read_tokens
+from warmcell.interfaces.serve.shutdown import shutdown_seconds
+from warmcell.interfaces.serve.tokens import SCOPES, Tenant, find_tenant, hash_token, read_tokens
+from warmcell.interfaces.serve.typed_state import TypedState
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.host_tools import host_tools
 from warmcell.languages.registry import canonical, find_language
-from warmcell.lifetime.tenant_queue import TenantQueue
+from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.policy.model import SandboxPolicy
 from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.processes import AsyncProcess
+from warmcell.workspace.private_directory import PrivateDirectory
 
 _log = logging.getLogger("warmcell.serve")
-#: Where nobody needs a token everybody is this one.
-EVERYBODY = Tenant("local", "local", "0" * 64, rate=0, connections=1 << 16)
+
+
+class RunPlace(TypedDict):
+    """What a request names of this host: arguments of `run_slot` and `make_sandbox`."""
+
+    gpus: Gpus | None
+    image: ImageChoice | None
+
+
+LOCAL_TENANT = Tenant("local", "local", "0" * 64, scopes=SCOPES, rate=0, connections=1 << 16, gpu_runs=1 << 16)
 
 
 class Service:
-    """Belongs to the server's event loop. `reload` reads the files again; whoever closes it ends all that runs."""
+    """Belongs to the server's event loop. `aclose` ends everything that runs."""
 
     def __init__(
         self,
@@ -39,151 +62,301 @@ class Service:
         config: ProcessConfig | None = None,
         *,
         worker: int | None = None,
-        queue: TenantQueue | FrontQueue | None = None,
+        queue: FairSemaphore | FrontQueue | None = None,
+        make_quota: Callable[[int], Quota] = TenantQuota,
     ) -> None:
-        """`worker` and `queue`: one of several processes behind a front (worker.py)."""
+        """`worker`, `queue` and `make_quota` are given in a worker behind a front."""
         self.settings = settings
-        #: Set when nothing new is taken any more: what would stand for ever ends.
+        #: Set at shutdown: no new work is accepted, and endless streams end.
         self.draining = asyncio.Event()
+        self.shutdown_seconds = shutdown_seconds(settings.drain_timeout)
         self._config = config or ProcessConfig(python_path=settings.python)
+        self._local_tenant = local_tenant(settings)
         self._tenants = self._read_tenants()
-        self.policy = self._read_policy()
+        self.policy, self.policy_version = self._read_policy(), 0
         self.backend = self._make_backend()
-        self._retired: set[asyncio.Task[None]] = set()
+        self.gpus = GpuAccess(self._config)
+        self.images = ImageAccess(self._config, settings.images)
+        if settings.is_open and self.has_network:
+            _log.warning("guests have network access, and this server requires no token: they can use it; give --token")
+        self._background: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._under_way: dict[ProcessBackend, int] = {}
-        self.held = HeldSandboxes("" if worker is None else worker_mark(worker))
-        self.rates, self.under_way = Rates(), AnswersUnderWay()
-        #: WebSockets that are open, by tenant.
-        self.sockets: Counter[str] = Counter()
-        #: What a protocol keeps beside sandboxes.
-        self.extras: dict[str, Any] = {}
+        #: By backend: runs in progress. A reload replaces the backend; the old one closes with its last run.
+        self._running: dict[ProcessBackend, int] = {}
+        #: What the next server finds again, with `--state`.
+        self.saved = None if settings.state is None else SavedState(settings.state, worker or 0)
+        self.sandboxes = SandboxRegistry("" if worker is None else worker_suffix(worker), make_quota(SANDBOXES))
+        self.snapshots, self.sockets = make_quota(SNAPSHOTS), make_quota(SOCKETS)
+        self.rates, self.concurrency = RateLimiter(), ConcurrencyLimiter()
+        #: By tenant: processes that outlive their requests, and how many are being started.
+        self._processes: defaultdict[str, set[AsyncProcess]] = defaultdict(set)
+        self._starting: Counter[str] = Counter()
+        self.resources = HostResources()
+        #: By tenant: tasks that are cancelled when its token is revoked.
+        self.revocable: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
+        self.open_requests = OpenRequests()
+        self.is_worker = worker is not None
+        #: State of protocols beside sandboxes.
+        self.state = TypedState()
+        self.sign_in_code_used = False
+        #: Called at the beginning of a shutdown, while the sandboxes are there.
+        self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self.on_close: list[Callable[[], Awaitable[None]]] = []
-        #: Called with the tenants that are left.
+        #: Called after a reload with the ids of the remaining tenants.
         self.on_revoked: list[Callable[[set[str]], Awaitable[None]]] = []
-        self.queue = queue or TenantQueue(self._config.most_at_once, settings.max_waiting)
+        self.queue = queue or FairSemaphore(self._config.most_at_once, settings.max_waiting)
+
+    def describe_work(self) -> str:
+        runs, sandboxes = sum(self._running.values()), len(self.sandboxes.all())
+        end = "end" if self.saved is None else "are saved"
+        return f"{runs} runs may finish within {self.settings.drain_timeout:g} s, {sandboxes} sandboxes {end}"
 
     @property
     def is_draining(self) -> bool:
         return self.draining.is_set()
 
     def tenant(self, token: str | None) -> Tenant | None:
-        """Whose request it is, or None for a token that is nobody's."""
+        """The tenant of a token, or None if the token is unknown."""
         if self.settings.is_open:
-            return EVERYBODY
+            return self._local_tenant
         return find_tenant(self._tenants, token or "")
 
-    def bounded(self, request: ExecRequest) -> ExecRequest:
-        """The request as this server carries it out. What it asks beyond the ceiling it does not get."""
-        check_time(request.timeout, self.settings.max_timeout)
-        limits = asked_limits(request.limits, self.policy)
+    def find_tenant_by_id(self, identity: str) -> Tenant | None:
+        """For what was saved; None if its token was revoked."""
+        known = (self._local_tenant,) if self.settings.is_open or self.settings.tokens is None else self._tenants
+        return next((tenant for tenant in (*known, *self._tenants) if tenant.id == identity), None)
+
+    def make_home(self) -> Home:
+        """A directory for the files of a sandbox or a snapshot."""
+        return PrivateDirectory("work") if self.saved is None else self.saved.make_home()
+
+    def apply_limits(self, request: ExecRequest) -> ExecRequest:
+        """Return the request with its limits resolved. Raises `InvalidRequest` for too long a timeout."""
+        check_timeout(request.timeout, self.settings.max_timeout)
+        limits = resolve_limits(request.limits, self.policy)
         if request.memory_limit_mb is not None and (request.limits is None or request.limits.memory_mb is None):
             limits = replace(limits, memory_mb=request.memory_limit_mb)
         return replace(request, language=canonical(str(request.language)), limits=limits)
 
     def language_names(self) -> list[str]:
-        """What a request may call the languages that this host can run. Looks for toolchains: not in the loop."""
+        """Names and aliases of the languages this host can run. Looks for toolchains: do not call in the loop."""
         found = map(str, self.backend.capabilities().supported_languages)
         return [name for own in found for name in (own, *find_language(own).aliases)]
+
+    def search_path(self) -> str:
+        """PATH without directories of guests, for programs of ours in their sandboxes."""
+        return ":".join(host_tools(self._config).path)
+
+    @property
+    def has_open_network(self) -> bool:
+        """Whether guests use the host's network."""
+        return self.policy is not None and self.policy.allow_network
 
     @property
     def has_network(self) -> bool:
         return self.policy is not None and (self.policy.allow_network or bool(self.policy.network_rules))
 
     def make_sandbox(
-        self, tenant: Tenant, limits: Limits | None = None, *, is_offline: bool = False, **options: Any
+        self,
+        tenant: Tenant,
+        limits: Limits | None = None,
+        *,
+        is_offline: bool = False,
+        gpus: Gpus | None = None,
+        image: ImageChoice | None = None,
+        **options: Any,
     ) -> AsyncSandbox:
-        """With the ceiling of this moment, which it keeps; `is_offline` for less of it."""
-        policy = ceiling(self.policy)
+        """Make a sandbox under the present policy, which it keeps; `is_offline` removes its network."""
+        self.resources.check()
+        policy = replace(server_policy(self.policy), gpus=gpus)
         if is_offline:
             policy = replace(policy, allow_network=False, network_rules=())
-        limits = asked_limits((limits or Limits()).capped_by(Limits(disk_mb=tenant.disk_mb or None)), self.policy)
-        # A waiting cell for each sandbox that idles would cost more than it saves.
+        limits = resolve_limits((limits or Limits()).cap_with(Limits(disk_mb=tenant.disk_mb or None)), self.policy)
+        # A warm cell for each idle sandbox would cost more than it saves.
         config = replace(self._config, pool_size=1, pool_min=0)
+        if image is not None:
+            options |= {"image": image.image, "user": image.user}
         return AsyncSandbox(policy=policy, limits=limits, config=config, **options)
 
+    async def find_place(self, tenant: Tenant, gpus: object, image: str | None, user: str | None) -> RunPlace:
+        """The devices and the image that a request names. Raises if the token, the policy or the store has no such."""
+        return {"gpus": check_access(tenant, gpus, self.policy), "image": await self.images.find(image, user)}
+
+    def check_policy(self, entry: SandboxEntry) -> None:
+        """Raises `HttpError` 409 for a fork of a sandbox that was made under another policy than the present one."""
+        if entry.policy_version != self.policy_version:
+            raise HttpError(409, "the server's policy has changed since the sandbox was made; create a new one")
+
     @asynccontextmanager
-    async def turn(self, tenant: Tenant, timeout: float | None = None) -> AsyncIterator[ProcessBackend]:
-        """A place in the queue, and the backend to use while one has it."""
+    async def run_slot(
+        self,
+        tenant: Tenant,
+        timeout: float | None = None,
+        gpus: Gpus | None = None,
+        image: ImageChoice | None = None,
+    ) -> AsyncIterator[ProcessBackend]:
+        """Wait for a slot in the queue, and yield the backend to use while holding it.
+
+        `gpus` and `image` are from `find_place`.
+        """
+        self.resources.check()
         patience = self.settings.queue_timeout if timeout is None else timeout
-        async with self.queue.place(tenant.id, max(1, tenant.runs), patience):
-            backend = self.backend
-            self._under_way[backend] = self._under_way.get(backend, 0) + 1
+        began = time.monotonic()
+        async with self.gpus.count_run(tenant, gpus), self._queue_slot(tenant, patience):
+            backend = await self._find_backend(gpus, image)
+            self._running[backend] = self._running.get(backend, 0) + 1
             try:
-                yield backend
+                with events.annotate(waited=time.monotonic() - began):
+                    yield backend
             finally:
-                self._under_way[backend] -= 1
+                self._running[backend] -= 1
+
+    async def _find_backend(self, gpus: Gpus | None, image: ImageChoice | None) -> ProcessBackend:
+        if image is not None:
+            backend, displaced = await self.images.backend(server_policy(self.policy), gpus, image)
+            for retired in displaced:
+                self._run_in_background(self._retire(retired))
+            return backend
+        return self.backend if gpus is None else self.gpus.backend(server_policy(self.policy), gpus)
+
+    async def start_process(self, tenant: Tenant, start: Callable[[], Awaitable[AsyncProcess]]) -> AsyncProcess:
+        """Start a process that outlives its request: it waits for a slot, and counts for its tenant until it ends.
+
+        Raises `HttpError` 429 if the token has as many processes as it may have runs.
+        """
+        live = self._processes[tenant.id]
+        live -= {process for process in live if not process.is_running}
+        if self.settings.tokens is not None and len(live) + self._starting[tenant.id] >= max(1, tenant.runs):
+            message = f"this token already has {max(1, tenant.runs)} processes; end one"
+            raise HttpError(429, message, headers={"Retry-After": "5"})
+        self._starting[tenant.id] += 1
+        try:
+            async with self.run_slot(tenant):
+                process = await start()
+        finally:
+            self._starting[tenant.id] -= 1
+        live.add(process)
+        return process
+
+    @asynccontextmanager
+    async def _queue_slot(self, tenant: Tenant, patience: float) -> AsyncIterator[None]:
+        """A slot of the queue, with events about the time in it."""
+        subject, is_waiting = secrets.token_hex(8), True
+        if events.listeners:
+            events.emit("queue.entered", subject, {})
+        try:
+            async with self.queue.slot(tenant.id, self._share(tenant), patience):
+                is_waiting = False
+                if events.listeners:
+                    events.emit("queue.left", subject, {})
+                yield
+        finally:
+            if is_waiting and events.listeners:
+                events.emit("queue.left", subject, {})
+
+    def _share(self, tenant: Tenant) -> int:
+        """Slots that the tenant may hold: where there are several tenants, one always leaves some to the others."""
+        slots = self._config.most_at_once
+        most = slots if self.settings.tokens is None else max(1, slots - max(1, slots // 8))
+        return max(1, min(tenant.runs, most))
 
     def reload(self) -> None:
-        """Tokens and policy as the files have them now. A file with a mistake in it changes nothing."""
+        """Read the token and policy files again. If one of them has an error, keep the present state."""
         try:
             tenants, policy = self._read_tenants(), self._read_policy()
         except SandboxError as error:
-            _log.error("reload: %s; going on as before", error)
+            _log.error("reload failed, keeping the previous state: %s", error)
             return
         self._tenants = tenants
         if policy != self.policy:
             old, self.policy = self.backend, policy
+            self.policy_version = self.sandboxes.policy_version = self.policy_version + 1
             self.backend = self._make_backend()
-            self._beside(self._retire(old))
+            for retired in (old, *self._take_others()):
+                self._run_in_background(self._retire(retired))
         if not self.settings.is_open:
-            self._beside(self._end_unknown({tenant.id for tenant in tenants}))
+            self._run_in_background(self._end_revoked({tenant.id for tenant in tenants}))
         _log.warning("reloaded")
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._retired.add(task)
-        task.add_done_callback(self._retired.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _end_unknown(self, known: set[str]) -> None:
-        """What stays of a token that was revoked: its sandboxes have secrets of their own, which would still work."""
-        gone = [held for held in self.held.all() if held.tenant_id not in known]
-        await asyncio.gather(*(self.held.remove(held) for held in gone), return_exceptions=True)
+    async def _end_revoked(self, tenants: set[str]) -> None:
+        """End the requests of revoked tokens, and remove their sandboxes: those have secrets that would still work."""
+        for task in [task for tenant, tasks in self.revocable.items() if tenant not in tenants for task in tasks]:
+            task.cancel()
+        revoked = [entry for entry in self.sandboxes.all() if entry.tenant_id not in tenants]
+        await asyncio.gather(*(self.sandboxes.remove(entry) for entry in revoked), return_exceptions=True)
         for forget in self.on_revoked:
-            await forget(known)
+            await forget(tenants)
 
     async def aclose(self) -> None:
-        """Ends all that runs, and whoever waits for it hears that it was us. May be called twice."""
+        """End everything that runs; clients that wait for it get an error about the host. Idempotent."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self.draining.set()
-        for task in self._retired:
+        for task in self._background:
             task.cancel()
-        await self.held.aclose()
-        for call in self.on_close:
-            await call()
-        for backend in {self.backend, *self._under_way}:
-            await backend.aclose()
+        await self._call_each(self.on_stop)
+        await self.sandboxes.aclose()
+        backends = [backend.aclose for backend in {self.backend, *self._running, *self._take_others()}]
+        await self._call_each([*self.on_close, *backends])
+        if self.saved is not None:
+            self.saved.close()
+
+    async def _call_each(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        for call in calls:
+            try:
+                await call()
+            except Exception:  # the others have to end too
+                _log.exception("an error while shutting down")
 
     async def _retire(self, backend: ProcessBackend) -> None:
-        """Closes it when the last run that it began has ended."""
-        while self._under_way.get(backend, 0):
+        """Close a replaced backend when its last run has ended."""
+        while self._running.get(backend, 0):
             await asyncio.sleep(0.2)
-        self._under_way.pop(backend, None)
+        self._running.pop(backend, None)
         await backend.aclose()
 
+    def _take_others(self) -> list[ProcessBackend]:
+        """The backends for GPUs and images, for the caller to close."""
+        return [*self.gpus.take_backends(), *self.images.take_backends()]
+
     def _make_backend(self) -> ProcessBackend:
-        return ProcessBackend.with_sandbox(self._config, policy=ceiling(self.policy))
+        """Without GPUs: a request has those that it names."""
+        return ProcessBackend.with_sandbox(self._config, policy=replace(server_policy(self.policy), gpus=None))
 
     def _read_policy(self) -> SandboxPolicy | None:
         return SandboxPolicy.from_file(self.settings.policy) if self.settings.policy else None
 
     def _read_tenants(self) -> tuple[Tenant, ...]:
-        if self.settings.tokens is not None:
-            return read_tokens(self.settings.tokens)
-        if self.settings.token is not None:
-            return (replace(EVERYBODY, sha256=hashed(self.settings.token)),)
-        return ()
+        return read_tenants(self.settings)
 
 
-def service_of(request: Any) -> Service:
+def local_tenant(settings: Settings) -> Tenant:
+    """The tenant of every client where no token file is used."""
+    return replace(LOCAL_TENANT, sandboxes=settings.sandboxes)
+
+
+def read_tenants(settings: Settings) -> tuple[Tenant, ...]:
+    """The tenants with a token; none if no token is required."""
+    if settings.tokens is not None:
+        return read_tokens(settings.tokens)
+    if settings.token is not None:
+        return (replace(local_tenant(settings), sha256=hash_token(settings.token)),)
+    return ()
+
+
+def get_service(request: Any) -> Service:
     found: Service = request.app.state.service
     return found
 
 
-def held_of(request: Any, tenant: Tenant) -> Held:
-    """The sandbox that the path names, if it is this tenant's."""
-    return service_of(request).held.find(tenant, request.path_params["id"])
+def get_entry(request: Any, tenant: Tenant) -> SandboxEntry:
+    """The sandbox named in the path. Raises `SandboxNotFound` if it does not belong to the tenant."""
+    return get_service(request).sandboxes.find(tenant, request.path_params["id"])

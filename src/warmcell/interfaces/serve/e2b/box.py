@@ -1,189 +1,139 @@
-"""What E2B's clients call a sandbox: one of ours, with a home, secrets of its own, and files as the guest sees them."""
+"""Box: what E2B's protocol keeps with a sandbox: its secrets, commands, watchers and files."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
-import json
 import secrets
 import signal
 import time
-from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable
+from base64 import b64encode
+from collections.abc import Callable
 from contextlib import suppress
-from importlib.resources import files as package_files
+from dataclasses import dataclass, field
 from typing import Any
 
-from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b.connect import RpcError
-from warmcell.interfaces.serve.e2b.starts import Starts
-from warmcell.interfaces.serve.held_sandboxes import Held
+from warmcell.interfaces.serve.e2b.guest_files import GuestFiles
+from warmcell.interfaces.serve.e2b.starts import starts_of
+from warmcell.interfaces.serve.image_access import ImageChoice
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.service import Service
 from warmcell.policy.places import USER_HOME
 from warmcell.sandbox.processes import AsyncProcess
 
 HOME = USER_HOME
+#: The home of E2B's user `root`, which is the same user here and has the same home.
+ROOT_HOME = "/root"
 USERS = ("user", "root", "")
-CHUNK = 192 * 1024
-MAX_LINE = 2 << 20
-FILE_SECONDS = 30.0
-_CODES = {
-    "ENOENT": "not_found",
-    "ENOTDIR": "invalid_argument",
-    "EEXIST": "already_exists",
-    "EACCES": "permission_denied",
-    "EPERM": "permission_denied",
-    "ENOSPC": "resource_exhausted",
-    "EDQUOT": "resource_exhausted",
-}
+#: Where an image has its interpreter.
+_IMAGE_PATH = "/usr/local/bin:/usr/bin:/bin"
+#: How long a pause or a resume may take.
+SIGNAL_SECONDS = 20.0
 
 
-class FileError(RpcError):
-    """What the guest's side said about a file."""
+@dataclass(slots=True)
+class Command:
+    """A process that a client started."""
 
-    def __init__(self, errno: str, message: str) -> None:
-        super().__init__(_CODES.get(errno, "invalid_argument"), message)
-        self.errno = errno
-
-
-class GuestFiles:
-    """A program in the cage that does the work (`guest/file_server.py`), started when it is first needed.
-
-    One request at a time, lines of bounded length. A guest may kill or forge it: it then harms its own sandbox.
-    """
-
-    def __init__(self, held: Held) -> None:
-        self._held = held
-        self._turn = asyncio.Lock()
-        self._process: AsyncProcess | None = None
-        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._reading: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    async def ask(self, op: str, **asked: Any) -> dict[str, Any]:
-        async with self._turn:
-            try:
-                async with asyncio.timeout(FILE_SECONDS):
-                    found = await self._answer(json.dumps({"op": op, **asked}).encode() + b"\n")
-            except TimeoutError:
-                await self.close()
-                raise RpcError("deadline_exceeded", f"no answer about files within {FILE_SECONDS:g} s") from None
-        if isinstance(found.get("errno"), str):
-            raise FileError(found["errno"], str(found.get("message"))[:500])
-        return found
-
-    async def _answer(self, line: bytes) -> dict[str, Any]:
-        if self._process is None or not self._process.is_running:
-            await self._start()
-        assert self._process is not None
-        await self._process.write(line)
-        try:
-            found = json.loads(await self._lines.get() or b"null")
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            await self.close()
-            raise RpcError("internal", "what looks after files in the sandbox has ended")
-        return found
-
-    async def _start(self) -> None:
-        await self.close()
-        source = package_files("warmcell.guest").joinpath("file_server.py").read_text()
-        self._process = await self._held.sandbox.spawn(["python3", "-I", "-S", "-c", source], cwd=HOME)
-        self._lines = asyncio.Queue()
-        self._reading = asyncio.ensure_future(self._read(self._process, self._lines))
-
-    async def _read(self, process: AsyncProcess, lines: asyncio.Queue[bytes | None]) -> None:
-        """Each byte is looked at once, and what nobody asked for is the end: a guest decides what comes here."""
-        kept = bytearray()
-        with suppress(SandboxError):
-            async for event in process.output():
-                first, *more = event.data.split(b"\n", 2) if event.stream == "stdout" else [b""]
-                kept += first
-                if len(kept) > MAX_LINE or len(more) > 1 or (more and lines.qsize()):
-                    break
-                if more:
-                    lines.put_nowait(bytes(kept))
-                    kept = bytearray(more[0])
-        lines.put_nowait(None)
-
-    async def close(self) -> None:
-        reading, self._reading = self._reading, None
-        process, self._process = self._process, None
-        if reading is not None:
-            reading.cancel()
-        if process is not None:
-            with suppress(SandboxError):
-                await process.kill()
-
-    async def chunks(self, path: str) -> AsyncIterator[bytes]:
-        offset = 0
-        while chunk := b64decode((await self.ask("read", path=path, offset=offset))["data"]):
-            offset += len(chunk)
-            yield chunk
-
-    async def write(self, path: str, data: bytes, metadata: dict[str, str]) -> dict[str, Any]:
-        for offset in range(0, len(data) or 1, CHUNK):
-            chunk = b64encode(data[offset : offset + CHUNK]).decode()
-            await self.ask("write", path=path, offset=offset, data=chunk)
-        return (await self.ask("finish", path=path, metadata=metadata))["entry"]  # type: ignore[no-any-return]
+    config: dict[str, Any]
+    tag: str | None
+    process: AsyncProcess
+    is_terminal: bool
+    #: Held by the client that writes to its stdin.
+    input_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Box:
-    """Kept in `held.extras["e2b"]`."""
+    """Kept in the `state` of its `SandboxEntry`."""
 
-    def __init__(self, held: Held, asked: dict[str, Any], starts: Starts) -> None:
-        self.starts = starts
-        self.on_first_start: Callable[[], None] = _nothing
-        self.held, self.template = held, str(asked.get("templateID") or "base")
+    def __init__(self, entry: SandboxEntry, asked: Any, service: Service, image: ImageChoice | None = None) -> None:
+        #: The image of its template, and where commands start.
+        self.image = image
+        workdir = "/" if image is None else image.image.config.workdir
+        self.directory = HOME if workdir == "/" else workdir
+        #: The client's request. A fork is made from the same one.
+        self.entry, self.asked, self.service = entry, asked, service
+        self.starts = starts_of(service)
+        #: Called when its first command has started.
+        self.on_first_start: Callable[[], None] = lambda: None
+        self.template = asked.templateID or "base"
         self.token, self.traffic_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self.auto_pause = asked.get("autoPause") is True
-        self.auto_resume = isinstance(asked.get("autoResume"), dict) and asked["autoResume"].get("enabled") is True
+        self.auto_pause = asked.autoPause is True
+        self.auto_resume = (asked.autoResume or {}).get("enabled") is True
         self.is_paused = False
-        self.files = GuestFiles(held)
-        #: By pid: what was asked for, and the process.
-        self.started: dict[int, tuple[dict[str, Any], str | None, AsyncProcess]] = {}
+        #: Whether contexts of the code interpreter have started.
+        self.has_interpreters = False
+        self.files = GuestFiles(entry, service.search_path if image is None else lambda: _IMAGE_PATH)
+        #: By pid: those that run.
+        self.commands: dict[int, Command] = {}
         self.watchers: dict[str, Any] = {}
-        self.extras: dict[str, Any] = {}
-        #: As its client asked for it; a fork is made in the same way.
-        self.asked: Any = None
 
-    def knows(self, token: str | None) -> bool:
+    def has_token(self, token: str | None) -> bool:
         return hmac.compare_digest((token or "").encode(), self.token.encode())
 
-    def signed(self, path: str, operation: str, user: str, expiration: str | None) -> str:
-        """What a URL of ours is signed with; see the SDKs' own `get_signature`."""
+    def sign(self, path: str, operation: str, user: str, expiration: str | None) -> str:
+        """The signature of a URL, as the SDKs' `get_signature` computes it.
+
+        It joins its fields with colons. Only the path may contain one: the caller checks the others.
+        """
         text = f"{path}:{operation}:{user}:{self.token}" + (f":{expiration}" if expiration else "")
         return "v1_" + b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
 
     async def pause(self) -> None:
-        """What was started stands still, and keeps its memory."""
+        """Stop everything that runs; its memory is kept."""
         self.is_paused = True
-        await self._signal_all(signal.SIGSTOP)
+        try:
+            await self._signal_all(signal.SIGSTOP)
+        except BaseException:
+            self.is_paused = False
+            raise
 
     async def resume(self) -> None:
         await self._signal_all(signal.SIGCONT)
         self.is_paused = False
 
     async def _signal_all(self, number: int) -> None:
-        for _, _, process in list(self.started.values()):
-            if process.is_running:
-                await process.signal(number)
+        try:
+            async with asyncio.timeout(SIGNAL_SECONDS):
+                for command in self.running_commands():
+                    await command.process.signal(number)
+                if self.has_interpreters:
+                    await self.files.ask("signal", signal=int(number))
+        except (TimeoutError, RpcError) as error:
+            raise HttpError(504, f"cannot pause or resume the sandbox: {str(error) or 'timed out'}") from None
 
-    def running(self) -> list[tuple[int, dict[str, Any], str | None]]:
-        self.started = {pid: item for pid, item in self.started.items() if item[2].is_running}
-        return [(pid, config, tag) for pid, (config, tag, _) in self.started.items()]
+    def describe(self) -> dict[str, Any]:
+        """For the next server."""
+        plain = {"asked": self.asked.model_dump(), "token": self.token, "traffic_token": self.traffic_token}
+        return {**plain, "is_paused": self.is_paused, "is_kept_after_expiry": self.auto_pause or self.is_paused}
+
+    def count_running(self) -> dict[str, int]:
+        return {"processes": len(self.running_commands()), "code contexts": int(self.has_interpreters)}
+
+    def add_command(self, command: Command) -> None:
+        """Keep it until it ends, whether or not a client follows it."""
+        loop, pid = asyncio.get_running_loop(), command.process.pid
+
+        def forget() -> None:
+            if self.commands.get(pid) is command:
+                del self.commands[pid]
+
+        def on_end(_: object) -> None:  # in a thread of the sandbox's
+            with suppress(RuntimeError):  # the server's event loop has ended
+                loop.call_soon_threadsafe(forget)
+
+        self.commands[pid] = command
+        command.process.local.exit_future.add_done_callback(on_end)
+
+    def running_commands(self) -> list[Command]:
+        return [command for command in self.commands.values() if command.process.is_running]
 
 
-def _nothing() -> None:
-    """Nobody waits for its first program."""
-
-
-def box_of(held: Held | None) -> Box | None:
-    return None if held is None else held.extras.get("e2b")
+def find_box(entry: SandboxEntry | None) -> Box | None:
+    return None if entry is None else entry.state.find(Box)
 
 
 def rfc3339(seconds: float, nanoseconds: int = 0) -> str:

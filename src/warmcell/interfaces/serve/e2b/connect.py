@@ -1,4 +1,4 @@
-"""The Connect protocol, as far as E2B's clients use it: JSON, alone or in envelopes of five bytes and a message."""
+"""The part of the Connect protocol that E2B's clients use: JSON, alone or in envelopes of five bytes and a message."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
-from warmcell.interfaces.serve.exchange import Refused, answer, read_body, status_of, told, whole_number
-from warmcell.interfaces.serve.service import service_of
+from warmcell.interfaces.serve.requests import read_body
+from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
+from warmcell.interfaces.serve.service import get_service
 
 CONNECT = "application/connect+json"
 END_OF_STREAM = 0x02
 _LOOK_SECONDS = 0.05
+#: Flags and length.
+_HEADER_SIZE = 5
+MAX_MESSAGES = 4096
 STATUSES = {
     "canceled": 408,
     "invalid_argument": 400,
@@ -34,7 +38,7 @@ STATUSES = {
 }
 
 
-#: What was decided by the words of HTTP, in those of this protocol; the rest is the caller's mistake.
+#: By HTTP status: the code of the protocol.
 _CODES = {
     401: "unauthenticated",
     403: "permission_denied",
@@ -49,7 +53,7 @@ _CODES = {
 
 
 class RpcError(Exception):
-    """An answer that is no success, by one of the protocol's own words."""
+    """An error answer, with a code of the protocol."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -61,33 +65,43 @@ def as_rpc_error(error: Exception) -> RpcError:
         return error
     if isinstance(error, SandboxDestroyed):
         return RpcError("unavailable", "the sandbox was killed")
-    if isinstance(error, Refused):
+    if isinstance(error, HttpError):
         return RpcError(_CODES.get(error.status, "internal"), error.message)
     if isinstance(error, SandboxError):
-        return RpcError(_CODES.get(status_of(error), "invalid_argument"), told(error))
-    return RpcError("internal", f"the server failed inside ({type(error).__name__})")
+        return RpcError(_CODES.get(status_of(error), "invalid_argument"), public_message(error))
+    return RpcError("internal", f"internal error ({type(error).__name__})")
 
 
 def rpc_refusal(error: RpcError) -> Response:
-    return answer({"code": error.code, "message": error.message}, STATUSES[error.code])
+    return json_response({"code": error.code, "message": error.message}, STATUSES[error.code])
 
 
 async def unary_message(request: Request) -> dict[str, Any]:
-    return _object(await read_body(request, service_of(request).settings.max_body))
+    return _object(await read_body(request, get_service(request).settings.max_body))
 
 
 async def stream_messages(request: Request) -> list[dict[str, Any]]:
-    """What a client sent on its stream, whole: one message, and for `StreamInput` many."""
-    body, found = await read_body(request, service_of(request).settings.max_body), []
-    while body:
-        flags, size = body[0], int.from_bytes(body[1:5], "big")
-        if len(body) < 5 + size:
+    """Everything that a client sent on its stream: one message, for `StreamInput` many."""
+    return parse_envelopes(await read_body(request, get_service(request).settings.max_body))
+
+
+def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
+    """Linear in the size of the body. Raises `RpcError` for more than `MAX_MESSAGES` envelopes."""
+    found: list[dict[str, Any]] = []
+    start = envelopes = 0
+    while start < len(body):
+        envelopes += 1
+        if envelopes > MAX_MESSAGES:
+            raise RpcError("invalid_argument", f"the stream has more than {MAX_MESSAGES} messages")
+        flags, first = body[start], start + _HEADER_SIZE
+        end = first + int.from_bytes(body[start + 1 : first], "big")
+        if max(first, end) > len(body):
             raise RpcError("invalid_argument", "the stream ends inside a message")
         if flags & ~END_OF_STREAM:
-            raise RpcError("unimplemented", "compressed messages are not read")
+            raise RpcError("unimplemented", "compressed messages are not supported")
         if not flags & END_OF_STREAM:
-            found.append(_object(body[5 : 5 + size]))
-        body = body[5 + size :]
+            found.append(_object(body[first:end]))
+        start = end
     return found
 
 
@@ -97,7 +111,7 @@ def _object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise RpcError("invalid_argument", "the message is not JSON") from None
     if not isinstance(found, dict):
-        raise RpcError("invalid_argument", "the message is no object")
+        raise RpcError("invalid_argument", "the message is not an object")
     return found
 
 
@@ -107,21 +121,21 @@ def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
 
 
 class LastMessages(list[Mapping[str, Any]]):
-    """After which there are no more: they go together with the end of the stream."""
+    """The last messages, sent together with the end of the stream."""
 
 
 class MessageStream(Response):
-    """Always a 200; how it went is in the last envelope. `begun` gives messages, several at a time."""
+    """Always a 200; the last envelope has the error, if any. `starting` yields batches of messages."""
 
     media_type = CONNECT
 
-    def __init__(self, begun: Awaitable[AsyncIterator[Sequence[Mapping[str, Any]]]]) -> None:
+    def __init__(self, starting: Awaitable[AsyncIterator[Sequence[Mapping[str, Any]]]]) -> None:
         super().__init__()
         del self.headers["content-length"]
-        self._begun = begun
+        self._starting = starting
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Whether its client has gone is looked for only where it takes longer than most do."""
+        """Watches for a disconnect only if the answer takes longer than most."""
         loop, watching = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 
         async def end_without_client() -> None:
@@ -131,7 +145,7 @@ class MessageStream(Response):
 
         looking = loop.call_later(_LOOK_SECONDS, lambda: watching.append(loop.create_task(end_without_client())))
         try:
-            with suppress(TimeoutError):  # nobody is there to hear more
+            with suppress(TimeoutError):  # the client has gone
                 async with asyncio.timeout(None) as patience:
                     await self._send(send)
         finally:
@@ -140,14 +154,14 @@ class MessageStream(Response):
                 task.cancel()
 
     async def _send(self, send: Any) -> None:
-        """The head goes with the first of it."""
+        """Sends the head together with the first batch."""
         last: dict[str, Any] = {}
-        data, is_begun = b"", False
+        data, has_head = b"", False
         try:
-            async with aclosing(await self._begun) as batches:  # type: ignore[type-var]
+            async with aclosing(await self._starting) as batches:  # type: ignore[type-var]
                 async for batch in batches:
-                    if not is_begun:
-                        is_begun = True
+                    if not has_head:
+                        has_head = True
                         await self._send_head(send)
                     data = b"".join(map(envelope, batch))
                     if isinstance(batch, LastMessages):
@@ -155,9 +169,9 @@ class MessageStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     data = b""
         except Exception as error:
-            told = as_rpc_error(error)
-            last = {"error": {"code": told.code, "message": told.message}}
-        if not is_begun:
+            refused = as_rpc_error(error)
+            last = {"error": {"code": refused.code, "message": refused.message}}
+        if not has_head:
             await self._send_head(send)
         await send({"type": "http.response.body", "body": data + envelope(last, END_OF_STREAM)})
 
@@ -167,7 +181,7 @@ class MessageStream(Response):
 
 def seconds_of(request: Request) -> float | None:
     """`Connect-Timeout-Ms`: how long the whole call may take."""
-    milliseconds = whole_number(request.headers.get("connect-timeout-ms", ""), most_digits=11)
+    milliseconds = parse_whole_number(request.headers.get("connect-timeout-ms", ""), max_digits=11)
     return milliseconds / 1000 if milliseconds else None
 
 

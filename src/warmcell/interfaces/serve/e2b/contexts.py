@@ -1,23 +1,23 @@
-"""The contexts of E2B's code interpreter: sessions of ours, with a directory and variables for single cells."""
+"""The contexts of E2B's code interpreter: sessions with a directory, and variables for single cells."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
-from warmcell.core.errors import SessionEnded
+from warmcell.core.errors import MemoryExceeded, SessionEnded
 from warmcell.core.records import replace
-from warmcell.core.types import MAX_TIMEOUT
-from warmcell.interfaces.serve.e2b.box import HOME, Box, FileError
-from warmcell.interfaces.serve.exchange import Refused
+from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box
+from warmcell.interfaces.serve.e2b.guest_files import FileError
+from warmcell.interfaces.serve.responses import HttpError
 from warmcell.sandbox.session import AsyncSession
 from warmcell.sessions.cell_results import CellResult
 
 MAX_CONTEXTS = 32
-#: By what clients call them, ours.
+#: Our language by the client's name for it.
 LANGUAGES = {
     "python": "python",
     "python3": "python",
@@ -28,24 +28,24 @@ LANGUAGES = {
     "deno": "typescript",
     "bash": "command",
 }
-#: What runs TypeScript there is another program than Node, with other names. These are the ones that E2B's own server
-#: uses; only in contexts of that name, since programs take the first for the sign that they run in Deno.
+#: E2B runs TypeScript in Deno, we run it in Node. These are Deno's names that E2B's server uses. Only contexts called
+#: "deno" have them: programs take `Deno` as the sign that they run in Deno.
 DENO = """globalThis.Deno = {env: {
     get: (name) => process.env[name], has: (name) => name in process.env, toObject: () => ({...process.env}),
     set: (name, value) => { process.env[name] = value }, delete: (name) => { delete process.env[name] },
 }, cwd: () => process.cwd(), chdir: (path) => process.chdir(path)}; undefined"""
-#: Those that clients find before they have used any.
+#: Contexts that exist from the start.
 DEFAULTS = ("python", "javascript")
 _OWN_CELL_SECONDS = 60
 
 
 class Context:
-    """What its client said about it, and a session, which begins when it is first needed. Cells of one come one after
-    the other, and are counted here: a session also counts the cells that are ours.
+    """A session, started when it is first needed. Runs one cell at a time and counts the client's: the session also
+    counts those that prepare it.
     """
 
     def __init__(self, box: Box, language: str, cwd: str) -> None:
-        self.id, self.language, self.cwd = secrets.token_hex(16), language, cwd
+        self.id, self.language, self.cwd = secrets.token_hex(16), language, HOME if cwd == ROOT_HOME else cwd
         self._box, self._count = box, 0
         self._session: AsyncSession | None = None
         self._starting, self._turn = asyncio.Lock(), asyncio.Lock()
@@ -54,21 +54,24 @@ class Context:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
     async def start(self) -> AsyncSession:
-        """Once; whoever comes later gets the same."""
+        """Start the session, or return the one that was started."""
         async with self._starting:
             if self._session is None:
                 is_at_home = self.cwd == HOME or self.cwd.startswith(f"{HOME}/")
                 await self._make_directory()
-                began = await self._box.held.sandbox.session(
-                    LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME
-                )
-                await self._prepare(began)
-                self._session = began
+                self._box.has_interpreters = True
+                async with self._slot():
+                    session = await self._box.entry.sandbox.session(
+                        LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME
+                    )
+                await self._prepare(session)
+                self._session = session
             return self._session
 
     async def restart(self) -> None:
         if self._session is not None:
-            await self._session.restart()
+            async with self._slot():
+                await self._session.restart()
             await self._prepare(self._session)
         self._count = 0
 
@@ -83,41 +86,46 @@ class Context:
         async with self._turn:
             self._count += 1
             try:
-                result = await self._run_with(session, code, env, listeners)
-            except SessionEnded:
+                async with self._slot():
+                    result = await self._run_with(session, code, env, listeners)
+            except (SessionEnded, MemoryExceeded):
                 await self.restart()
                 raise
         return replace(result, execution_count=self._count)
 
+    def _slot(self) -> AbstractAsyncContextManager[object]:
+        return self._box.service.run_slot(self._box.entry.tenant)
+
     async def _run_with(
         self, session: AsyncSession, code: str, env: dict[str, str], listeners: dict[str, Any]
     ) -> CellResult:
+        seconds = self._box.service.settings.max_timeout
         if not env:
-            return await session.run(code, timeout=MAX_TIMEOUT, **listeners)
+            return await session.run(code, timeout=seconds, **listeners)
         own = LANGUAGES[self.language]
-        await session.run(_setting(own, env), timeout=_OWN_CELL_SECONDS)
+        await session.run(_set_variables(own, env), timeout=_OWN_CELL_SECONDS)
         try:
-            return await session.run(code, timeout=MAX_TIMEOUT, **listeners)
+            return await session.run(code, timeout=seconds, **listeners)
         finally:
-            with suppress(SessionEnded):  # and the variables with it
-                await asyncio.shield(session.run(_undoing(own, env), timeout=_OWN_CELL_SECONDS))
+            with suppress(SessionEnded):  # its variables ended with it
+                await asyncio.shield(session.run(_restore_variables(own, env), timeout=_OWN_CELL_SECONDS))
 
     async def _make_directory(self) -> None:
-        """As there: a directory that is not there is no mistake."""
+        """Make a missing directory, as E2B does."""
         if self.cwd == HOME:
             return
         try:
             await self._box.files.ask("mkdir", path=self.cwd)
         except FileError as error:
             if error.errno != "EEXIST":
-                raise Refused(400, f"cwd '{self.cwd[:200]}': {error.message}") from None
+                raise HttpError(400, f"cwd '{self.cwd[:200]}': {error.message}") from None
 
     async def _prepare(self, session: AsyncSession) -> None:
-        """A session begins in the work directory; what lies outside of it only the guest can enter."""
+        """A session starts in the home; a directory outside of it only the guest can enter."""
         if self.language == "deno":
             await session.run(DENO, timeout=_OWN_CELL_SECONDS)
         if not self.cwd.startswith(HOME):
-            await session.run(_moving(LANGUAGES[self.language], self.cwd), timeout=_OWN_CELL_SECONDS)
+            await session.run(_change_directory(LANGUAGES[self.language], self.cwd), timeout=_OWN_CELL_SECONDS)
 
 
 class Contexts:
@@ -139,15 +147,15 @@ class Contexts:
             raise
         return made
 
-    def chosen(self, identity: str | None, language: str | None) -> Context:
+    def choose(self, identity: str | None, language: str | None) -> Context:
         if identity is not None and language is not None:
-            raise Refused(400, "only one of context_id or language can be provided")
+            raise HttpError(400, "only one of context_id or language can be provided")
         return self._default(language or "python") if identity is None else self.find(identity)
 
     def find(self, identity: str) -> Context:
         found = self._all.get(identity)
         if found is None:
-            raise Refused(404, f"Context {identity[:80]} not found")
+            raise HttpError(404, f"Context {identity[:80]} not found")
         return found
 
     def every(self) -> list[Context]:
@@ -167,34 +175,34 @@ class Contexts:
 
     def _add(self, language: str, cwd: str) -> Context:
         if language.lower() not in LANGUAGES:
-            raise Refused(400, f"there are no cells in {language[:40]} here, only in {', '.join(LANGUAGES)}")
+            raise HttpError(400, f"unsupported language {language[:40]}: use one of {', '.join(LANGUAGES)}")
         if len(self._all) >= MAX_CONTEXTS:
-            raise Refused(429, f"there are {MAX_CONTEXTS} contexts already")
+            raise HttpError(429, f"the sandbox already has {MAX_CONTEXTS} contexts; remove one")
         made = Context(self._box, language.lower(), cwd)
         self._all[made.id] = made
         return made
 
 
-def _moving(language: str, path: str) -> str:
+def _change_directory(language: str, path: str) -> str:
     if language == "python":
         return f"__import__('os').chdir({path!r})"
-    return f"cd -- {_quoted(path)}" if language == "command" else f"process.chdir({json.dumps(path)})"
+    return f"cd -- {_quote(path)}" if language == "command" else f"process.chdir({json.dumps(path)})"
 
 
-def _setting(language: str, env: dict[str, str]) -> str:
+def _set_variables(language: str, env: dict[str, str]) -> str:
     plain = json.dumps(env)
     if language == "python":
         keep = "__import__('builtins').__dict__.__setitem__('_warmcell_env', dict(__import__('os').environ))"
         return f"{keep}\n__import__('os').environ.update(__import__('json').loads({plain!r}))"
     if language == "command":
         return "\n".join(
-            f"[ -z ${{{name}+x}} ] || _warmcell_{name}=${name}\nexport {name}={_quoted(value)}"
+            f"[ -z ${{{name}+x}} ] || _warmcell_{name}=${name}\nexport {name}={_quote(value)}"
             for name, value in env.items()
         )
     return f"globalThis._warmcell_env = {{...process.env}}; Object.assign(process.env, {plain}); undefined"
 
 
-def _undoing(language: str, env: dict[str, str]) -> str:
+def _restore_variables(language: str, env: dict[str, str]) -> str:
     if language == "python":
         return (
             f"for _warmcell_name in {list(env)!r}:\n"
@@ -215,5 +223,5 @@ def _undoing(language: str, env: dict[str, str]) -> str:
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"

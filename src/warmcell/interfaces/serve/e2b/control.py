@@ -1,71 +1,48 @@
-"""E2B's control plane: sandboxes are made, found, paused, prolonged and killed here."""
+"""E2B's control plane: make, find, pause, prolong and kill sandboxes."""
 
 from __future__ import annotations
 
 import os
 import time
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import SandboxError
-from warmcell.core.types import check_env
-from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b import templates
-from warmcell.interfaces.serve.e2b.box import Box, box_of, rfc3339
-from warmcell.interfaces.serve.e2b.metrics import metrics_of
-from warmcell.interfaces.serve.e2b.snapshots import copied, snapshots_of
-from warmcell.interfaces.serve.e2b.spares import Housed, spares_of
-from warmcell.interfaces.serve.e2b.starts import starts_of
-from warmcell.interfaces.serve.exchange import (
-    Refused,
-    answer,
-    parsed,
-    read_body,
-    refusal,
-    status_of,
-    told,
-    whole_number,
+from warmcell.interfaces.serve.e2b.box import Box, find_box, rfc3339
+from warmcell.interfaces.serve.e2b.creation import (
+    Create,
+    Network,
+    make_prepared,
+    narrow,
+    parse_seconds,
+    prepare,
+    register,
 )
-from warmcell.interfaces.serve.held_sandboxes import Held, SandboxNotFound
-from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.e2b.metrics import metrics_of
+from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
+from warmcell.interfaces.serve.e2b.snapshots import copy_home, snapshots_of
+from warmcell.interfaces.serve.e2b.starts import starts_of
+from warmcell.interfaces.serve.requests import parse_model, read_body
+from warmcell.interfaces.serve.responses import (
+    HttpError,
+    json_response,
+    parse_whole_number,
+)
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxNotFound
+from warmcell.interfaces.serve.saved_sandboxes import save_now, save_sandbox
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.lifetime.threads import in_thread
-from warmcell.workspace.private_directory import PrivateDirectory
 
 ENVD_VERSION = "0.6.4"
 DEFAULT_SECONDS = 300
 PAGE = 100
-
-
-class Network(BaseModel):
-    allowOut: list[str] | None = None  # noqa: N815
-    denyOut: list[str] | None = None  # noqa: N815
-    allow_internet_access: bool | None = None
-
-
-class Create(BaseModel):
-    """What we do not have (internet, volumes) is taken as it comes and not given: docs/server.md says so.
-
-    Less network than the server's policy has is none: rules of one sandbox alone could not be kept.
-    """
-
-    templateID: str = "base"  # noqa: N815
-    timeout: int = 15
-    metadata: dict[str, str] | None = None
-    envVars: dict[str, str] | None = None  # noqa: N815
-    autoPause: bool | None = None  # noqa: N815
-    autoResume: dict[str, Any] | None = None  # noqa: N815
-    allow_internet_access: bool | None = None
-    network: Network | None = None
-
-    @property
-    def is_offline(self) -> bool:
-        return self.allow_internet_access is False or (self.network is not None and bool(self.network.denyOut))
+T = TypeVar("T")
 
 
 class Timeout(BaseModel):
@@ -82,213 +59,187 @@ class Named(BaseModel):
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
-    service = service_of(request)
-    body = parsed(await read_body(request, service.settings.max_body), Create)
-    turn = await starts_of(service).new_sandbox(tenant.id)
+    service = get_service(request)
+    body = parse_model(await read_body(request, service.settings.max_body), Create)
+    slot = await starts_of(service).new_sandbox(tenant.id)
     try:
-        held = await _made(service, tenant, body, await _found(service, tenant, body))
+        entry = await register(service, tenant, body, await prepare(service, tenant, body))
     except BaseException:
-        turn.end()
+        slot.end()
         raise
-    _box(held).on_first_start = turn.end
-    return answer(_handle(held), 201)
-
-
-async def _found(service: Service, tenant: Tenant, body: Create) -> Housed:
-    """One that was made ahead, or a new one."""
-    snapshot = templates.snapshot_for(service, tenant, body.templateID)
-    _seconds(body.timeout, tenant)
-    service.held.check_room(tenant)
-    if snapshot is None and not body.envVars and not (body.is_offline and service.has_network):
-        spare = spares_of(service).take(tenant)
-        if spare is not None:
-            return spare
-    with service.held.place(tenant):
-        home = PrivateDirectory("work") if snapshot is None else await copied(snapshot.home.path, tenant)
-    return _housed(service, tenant, body, home)
-
-
-def _housed(service: Service, tenant: Tenant, body: Create, home: PrivateDirectory) -> Housed:
-    try:
-        env = dict(check_env(body.envVars or {}, "envVars"))
-    except BaseException:
-        home.close()
-        raise
-    return Housed(service, tenant, home, env, is_offline=body.is_offline)
-
-
-async def _made(service: Service, tenant: Tenant, body: Create, housed: Housed) -> Held:
-    try:
-        seconds = _seconds(body.timeout, tenant)
-        held = service.held.add(lambda: housed.sandbox, tenant, seconds, body.metadata or {})
-    except BaseException:
-        await housed.destroy()
-        raise
-    held.on_close.append(lambda: in_thread(housed.home.close))
-    box = held.extras["e2b"] = Box(held, body.model_dump(), starts_of(service))
-    box.asked = body
-    if box.auto_pause:
-        held.on_expiry = box.pause
-    return held
-
-
-def _seconds(seconds: int, tenant: Tenant) -> float:
-    if seconds < 0:
-        raise Refused(400, "Timeout cannot be negative")
-    if seconds > tenant.lifetime:
-        raise Refused(400, f"Timeout cannot be greater than {tenant.lifetime // 3600} hours")
-    return float(max(seconds, 1))
+    _box(entry).on_first_start = slot.end
+    return json_response(_handle(entry), 201)
 
 
 async def connect(request: Request, tenant: Tenant) -> Response:
-    service, held = service_of(request), _held(request, tenant)
-    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Timeout)
-    box, seconds = _box(held), _seconds(body.timeout, tenant)
+    service, entry = get_service(request), _entry(request, tenant)
+    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Timeout)
+    box, seconds = _box(entry), parse_seconds(body.timeout, tenant)
     was_paused = box.is_paused
     if was_paused:
         await box.resume()
-    if was_paused or held.expires < time.time() + seconds:
-        service.held.prolong(held, seconds, tenant)
-    return answer(_handle(held), 201 if was_paused else 200)
+        save_sandbox(service, entry)
+    if was_paused or entry.expires < time.time() + seconds:
+        service.sandboxes.prolong(entry, seconds, tenant)
+    return json_response(_handle(entry), 201 if was_paused else 200)
 
 
 async def kill(request: Request, tenant: Tenant) -> Response:
-    held = _held(request, tenant)
-    await service_of(request).held.remove(held)
+    entry = _entry(request, tenant)
+    await get_service(request).sandboxes.remove(entry)
     return Response(status_code=204)
 
 
 async def info(request: Request, tenant: Tenant) -> Response:
-    return answer(_info(_held(request, tenant)))
+    return json_response(_info(_entry(request, tenant)))
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
     asked = request.query_params
-    found = [held for held in service_of(request).held.of(tenant) if box_of(held) is not None]
-    # Clients quote the pairs, and then the whole once more.
+    found = [entry for entry in get_service(request).sandboxes.of(tenant) if find_box(entry) is not None]
+    # Clients quote the pairs, then the whole once more.
     wanted = dict(parse_qsl(asked.get("metadata", ""))) or dict(parse_qsl(unquote(asked.get("metadata", ""))))
     states = set(",".join(asked.getlist("state")).split(",")) - {""} or {"running", "paused"}
-    found = [held for held in found if wanted.items() <= held.metadata.items() and _state(held) in states]
+    found = [entry for entry in found if wanted.items() <= entry.metadata.items() and _state(entry) in states]
     if after := asked.get("startedAfter"):
-        found = [held for held in found if held.created >= _moment(after)]
+        found = [entry for entry in found if entry.created >= _moment(after)]
     if template := asked.get("template"):
-        found = [held for held in found if _box(held).template == template]
-    found.sort(key=lambda held: held.created, reverse=asked.get("order") != "asc")
+        found = [entry for entry in found if _box(entry).template == template]
+    found.sort(key=lambda entry: entry.created, reverse=asked.get("order") != "asc")
+    shown, headers = page_of(request, found)
+    return json_response([_info(entry) for entry in shown], headers=headers)
+
+
+def page_of(request: Request, found: list[T]) -> tuple[list[T], dict[str, str]]:
+    """The page that the request asks for, and the header that names the next one. Raises `HttpError` 400."""
     begin, most = _whole(request, "nextToken") or 0, _whole(request, "limit")
     limit = PAGE if most is None else min(PAGE, most)
     headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
-    return answer([_info(held) for held in found[begin : begin + limit]], headers=headers)
+    return found[begin : begin + limit], headers
 
 
 async def set_timeout(request: Request, tenant: Tenant) -> Response:
-    service, held = service_of(request), _held(request, tenant)
-    body = parsed(await read_body(request, service.settings.max_body), Timeout)
-    service.held.prolong(held, _seconds(body.timeout, tenant), tenant)
+    service, entry = get_service(request), _entry(request, tenant)
+    body = parse_model(await read_body(request, service.settings.max_body), Timeout)
+    service.sandboxes.prolong(entry, parse_seconds(body.timeout, tenant), tenant)
     return Response(status_code=204)
 
 
 async def pause(request: Request, tenant: Tenant) -> Response:
-    held = _held(request, tenant)
-    await read_body(request, service_of(request).settings.max_body)
-    if _box(held).is_paused:
-        raise Refused(409, "the sandbox is paused already")
-    await _box(held).pause()
-    service_of(request).held.prolong(held, tenant.lifetime, tenant)
+    entry = _entry(request, tenant)
+    await read_body(request, get_service(request).settings.max_body)
+    if _box(entry).is_paused:
+        raise HttpError(409, "the sandbox is already paused")
+    await _box(entry).pause()
+    get_service(request).sandboxes.prolong(entry, tenant.lifetime, tenant)
+    await save_now(get_service(request), entry)
     return Response(status_code=204)
 
 
 async def resume(request: Request, tenant: Tenant) -> Response:
-    held = _held(request, tenant)
-    if not _box(held).is_paused:
-        raise Refused(409, "the sandbox is not paused")
+    entry = _entry(request, tenant)
+    if not _box(entry).is_paused:
+        raise HttpError(409, "the sandbox is not paused")
     return await connect(request, tenant)
 
 
 async def metrics(request: Request, tenant: Tenant) -> Response:
     begin, end = _whole(request, "start"), _whole(request, "end")
-    return answer(await metrics_of(_box(_held(request, tenant)), begin, end))
+    return json_response(await metrics_of(_box(_entry(request, tenant)), begin, end))
 
 
 async def fork(request: Request, tenant: Tenant) -> Response:
-    """New sandboxes with the same files. What runs is not in them."""
-    service, held = service_of(request), _held(request, tenant)
-    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Fork)
+    """New sandboxes with the same files, without the processes."""
+    service, entry = get_service(request), _entry(request, tenant)
+    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Fork)
+    _refuse_image(entry)
     forks: list[dict[str, Any]] = []
     for _ in range(body.count):
         try:
-            asked = _box(held).asked.model_copy(update={"timeout": body.timeout, "metadata": held.metadata})
-            with service.held.place(tenant):
-                home = await copied(held.sandbox.work_dir, tenant)
+            asked = _box(entry).asked.model_copy(update={"timeout": body.timeout, "metadata": entry.metadata})
+            with service.sandboxes.reserve(tenant):
+                home = await copy_home(service, entry.sandbox.work_dir, tenant)
             forks.append(
-                {"sandbox": _handle(await _made(service, tenant, asked, _housed(service, tenant, asked, home)))}
+                {
+                    "sandbox": _handle(
+                        await register(service, tenant, asked, await make_prepared(service, tenant, asked, home))
+                    )
+                }
             )
-        except Refused as error:
+        except HttpError as error:
             forks.append({"error": {"code": error.status, "message": error.message}})
-    return answer(forks, 201)
+    return json_response(forks, 201)
+
+
+def _refuse_image(entry: SandboxEntry) -> None:
+    if _box(entry).image is not None:
+        raise HttpError(501, "a sandbox of a built template cannot be copied: its changes to the image would be lost")
 
 
 async def take_snapshot(request: Request, tenant: Tenant) -> Response:
-    service, held = service_of(request), _held(request, tenant)
-    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Named)
-    made = await snapshots_of(service).take(tenant, held.id, held.sandbox.work_dir, body.name)
-    return answer(made.plain(), 201)
+    service, entry = get_service(request), _entry(request, tenant)
+    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Named)
+    _refuse_image(entry)
+    if body.name in templates.TEMPLATES:
+        raise HttpError(403, f"the name '{body.name}' is reserved")
+    made = await snapshots_of(service).take(tenant, entry.id, entry.sandbox.work_dir, body.name)
+    return json_response(made.plain(), 201)
 
 
 async def every_snapshot(request: Request, tenant: Tenant) -> Response:
     source, name = request.query_params.get("sandboxID"), request.query_params.get("name")
-    found = snapshots_of(service_of(request)).of(tenant)
+    found = snapshots_of(get_service(request)).of(tenant)
     kept = [item for item in found if source in (None, item.source) and (not name or name in (item.id, *item.names))]
-    return answer([item.plain() for item in kept])
+    return json_response([item.plain() for item in kept])
 
 
 async def set_network(request: Request, tenant: Tenant) -> Response:
-    """What holds already is granted: the network of a cage that stands cannot be changed."""
-    service, held = service_of(request), _held(request, tenant)
-    body = parsed(await read_body(request, service.settings.max_body) or b"{}", Network)
-    has_network = service.has_network and not _box(held).asked.is_offline
-    closes = bool(body.denyOut) or body.allow_internet_access is False
-    if (closes and has_network) or (body.allowOut and not has_network):
-        raise Refused(501, "the network of a sandbox is what it was made with, within this server's policy")
+    """Replaces the narrowing of the server's policy; connections that are no longer allowed are closed."""
+    service, entry = get_service(request), _entry(request, tenant)
+    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Network)
+    await narrow(entry, service, body)
+    box = _box(entry)
+    box.asked = box.asked.model_copy(update={"network": body})  # for forks
     return Response(status_code=204)
 
 
 def _whole(request: Request, name: str) -> int | None:
     text = request.query_params.get(name, "")
-    number = whole_number(text)
+    number = parse_whole_number(text)
     if text and number is None:
-        raise Refused(400, f"{name} must be a whole number")
+        raise HttpError(400, f"{name} must be a whole number")
     return number
 
 
 def _moment(text: str) -> float:
-    try:  # a plus sign that was not quoted has become a space; what they were told is cut to microseconds
+    try:  # an unquoted plus sign arrives as a space; clients cut times to microseconds
         return datetime.fromisoformat(text.replace(" ", "+")).timestamp() - 1e-6
     except ValueError:
-        raise Refused(400, "startedAfter is no moment") from None
+        raise HttpError(400, "startedAfter is not a timestamp") from None
 
 
-def _held(request: Request, tenant: Tenant) -> Held:
-    held = service_of(request).held.find(tenant, request.path_params["id"])
-    if box_of(held) is None:
-        raise SandboxNotFound("there is no such sandbox")
-    return held
+def _entry(request: Request, tenant: Tenant) -> SandboxEntry:
+    entry = get_service(request).sandboxes.find(tenant, request.path_params["id"])
+    if find_box(entry) is None:
+        raise SandboxNotFound("sandbox not found")
+    return entry
 
 
-def _box(held: Held) -> Box:
-    box = box_of(held)
+def _box(entry: SandboxEntry) -> Box:
+    box = find_box(entry)
     assert box is not None
     return box
 
 
-def _state(held: Held) -> str:
-    return "paused" if _box(held).is_paused else "running"
+def _state(entry: SandboxEntry) -> str:
+    return "paused" if _box(entry).is_paused else "running"
 
 
-def _handle(held: Held) -> dict[str, Any]:
-    box = _box(held)
+def _handle(entry: SandboxEntry) -> dict[str, Any]:
+    box = _box(entry)
     return {
         "templateID": box.template,
-        "sandboxID": held.id,
+        "sandboxID": entry.id,
         "clientID": "warmcell",
         "alias": box.template,
         "envdVersion": ENVD_VERSION,
@@ -298,31 +249,20 @@ def _handle(held: Held) -> dict[str, Any]:
     }
 
 
-def _info(held: Held) -> dict[str, Any]:
-    times = {"startedAt": rfc3339(held.created), "endAt": rfc3339(held.expires)}
-    limits = held.sandbox.limits
+def _info(entry: SandboxEntry) -> dict[str, Any]:
+    times = {"startedAt": rfc3339(entry.created), "endAt": rfc3339(entry.expires)}
+    limits = entry.sandbox.limits
     sizes = {"cpuCount": os.cpu_count() or 1, "memoryMB": limits.memory_mb, "diskSizeMB": limits.disk_mb}
-    shown = {key: value for key, value in _handle(held).items() if key not in ("trafficAccessToken",)}
-    return {**shown, **times, **sizes, "metadata": held.metadata, "state": _state(held)}
-
-
-def e2b_refusal(error: Exception) -> Response:
-    status, message, headers = 500, str(error), {}
-    if isinstance(error, Refused):
-        status, message, headers = error.status, error.message, error.headers
-    elif isinstance(error, SandboxError):
-        status, message = status_of(error), told(error)
-        status = 400 if status == 422 else status
-    else:
-        return refusal(error)
-    return answer({"code": status, "message": message}, status, headers)
+    shown = {key: value for key, value in _handle(entry).items() if key not in ("trafficAccessToken",)}
+    mounts = [mount.model_dump() for mount in _box(entry).asked.volumeMounts or ()]
+    return {**shown, **times, **sizes, "metadata": entry.metadata, "state": _state(entry), "volumeMounts": mounts}
 
 
 def routes() -> list[Any]:
     made: list[Any] = []
 
     def add(method: str, path: str, handler: Any) -> None:
-        made.append(door(method, path, handler, "sandbox", e2b_refusal))
+        made.append(route(method, path, handler, "sandbox", e2b_refusal))
 
     for prefix in ("", "/v2"):
         add("POST", f"{prefix}/sandboxes", create)
@@ -339,7 +279,17 @@ def routes() -> list[Any]:
     add("GET", "/snapshots", every_snapshot)
     add("GET", "/templates/aliases/{name:path}", templates.look_up)
     for path in ("/templates", "/v2/templates", "/v3/templates"):
-        add("POST", path, templates.build)
-    add("DELETE", "/templates/{id:path}", templates.remove)
+        add("POST", path, templates.request_build)
+        add("GET", path, templates.every)
+    add("POST", "/templates/tags", templates.assign_tags)
+    add("DELETE", "/templates/tags", templates.remove_tags)
+    made.append(route("PUT", "/templates/uploads/{owner}/{hash}", templates.upload, None, e2b_refusal))
+    at, build = "/templates/{id:path}", "/builds/{build}"
+    add("GET", f"{at}/tags", templates.tags_of)
+    add("GET", f"{at}/files/{{hash}}", templates.upload_link)
+    add("GET", f"{at}{build}/status", templates.status)
+    add("POST", f"/v2{at}{build}", templates.start_build)
+    add("GET", at, templates.one)
+    add("DELETE", at, templates.remove)
     add("PUT", "/sandboxes/{id}/network", set_network)
     return made

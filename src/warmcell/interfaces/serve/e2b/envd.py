@@ -1,4 +1,4 @@
-"""What E2B's clients find inside a sandbox, and here beside it: files by HTTP, processes and file system by Connect."""
+"""E2B's envd, served for the sandbox instead of inside it: files by HTTP, processes and the file system by Connect."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.serve.doors import door
 from warmcell.interfaces.serve.e2b import filesystem, process
-from warmcell.interfaces.serve.e2b.box import USERS, Box, FileError, box_of
+from warmcell.interfaces.serve.e2b.box import USERS, Box, find_box
 from warmcell.interfaces.serve.e2b.connect import (
     STATUSES,
     MessageStream,
@@ -29,28 +28,32 @@ from warmcell.interfaces.serve.e2b.connect import (
     stream_messages,
     unary_message,
 )
-from warmcell.interfaces.serve.exchange import (
-    ClientGone,
-    Refused,
-    answer,
-    read_body,
-    refusal,
-    while_connected,
-    whole_number,
+from warmcell.interfaces.serve.e2b.guest_files import FileError
+from warmcell.interfaces.serve.requests import read_body, while_connected
+from warmcell.interfaces.serve.responses import (
+    ClientDisconnected,
+    HttpError,
+    error_response,
+    json_response,
+    parse_whole_number,
 )
-from warmcell.interfaces.serve.held_sandboxes import ASKS_ONLY, MAYBE_ELSEWHERE
-from warmcell.interfaces.serve.service import service_of
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
 
 _log = logging.getLogger("warmcell.serve")
 MAX_FILE = 64 << 20
-#: Of a file that is read, before it is decided that it is a large one.
+#: The kernel's PATH_MAX.
+MAX_PATH = 4096
+#: Files up to this size are sent whole, larger ones as they are read.
 READ_AHEAD = 1 << 20
 Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 class NoSandbox(Exception):
-    """It was killed, paused or never there, or the secret is another's: one answer for all."""
+    """It was killed, is paused, never existed, or the secret is wrong: a client cannot tell which."""
 
     def __init__(self, identity: str) -> None:
         super().__init__(identity)
@@ -58,23 +61,23 @@ class NoSandbox(Exception):
 
 
 async def box_for(request: Request) -> Box:
-    """The sandbox that the headers name, for whoever has its secret."""
+    """The sandbox that the headers name, if the request has its token."""
     identity = request.headers.get("e2b-sandbox-id", "")[:200]
-    box = box_of(service_of(request).held.find_any(identity))
-    if box is None or not box.knows(request.headers.get("x-access-token")):
+    box = find_box(get_service(request).sandboxes.find_any(identity))
+    if box is None or not box.has_token(request.headers.get("x-access-token")):
         raise NoSandbox(identity)
-    return await awake(box)
+    return await wake(box)
 
 
 def owner_of(request: Request) -> Tenant | None:
-    """Whose sandbox it is, for who has one of its secrets: what is done with it counts as its tenant's doing."""
-    box = box_of(service_of(request).held.find_any(request.headers.get("e2b-sandbox-id", "")[:200]))
+    """The tenant that a request with one of the sandbox's secrets counts for."""
+    box = find_box(get_service(request).sandboxes.find_any(request.headers.get("e2b-sandbox-id", "")[:200]))
     if box is None and "signature" in request.query_params:
         box = _signed_box(request, "read" if request.method == "GET" else "write")
-        return None if box is None else box.held.tenant
-    if box is None or not (box.knows(request.headers.get("x-access-token")) or _has_traffic_token(request, box)):
+        return None if box is None else box.entry.tenant
+    if box is None or not (box.has_token(request.headers.get("x-access-token")) or _has_traffic_token(request, box)):
         return None
-    return box.held.tenant
+    return box.entry.tenant
 
 
 def _has_traffic_token(request: Request, box: Box) -> bool:
@@ -82,16 +85,16 @@ def _has_traffic_token(request: Request, box: Box) -> bool:
     return hmac.compare_digest(presented, box.traffic_token.encode())
 
 
-async def awake(box: Box) -> Box:
+async def wake(box: Box) -> Box:
     if box.is_paused:
         if not box.auto_resume:
-            raise NoSandbox(box.held.id)
+            raise NoSandbox(box.entry.id)
         await box.resume()
     return box
 
 
 def _user(request: Request) -> str:
-    """Whoever is named is the one user that there is; a name that nobody has is refused."""
+    """The name of the user. All names stand for the only user of a sandbox; unknown ones are refused."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     name = (request.query_params.get("username") or "") if request.scope["query_string"] else ""
     if kind.lower() == "basic" and not name:
@@ -100,32 +103,36 @@ def _user(request: Request) -> str:
         except ValueError:
             name = "?"
     if name not in USERS:
-        raise RpcError("unauthenticated", f"there is no user '{name[:40]}'")
+        raise RpcError("unauthenticated", f"unknown user '{name[:40]}'")
     return name
 
 
 async def health(request: Request, tenant: Tenant) -> Response:
+    """SDKs send the sandbox's token. Without it a sandbox that exists has the same answer as one that does not."""
     identity = request.headers.get("e2b-sandbox-id", "")[:200]
-    box = box_of(service_of(request).held.find_any(identity))
-    if box is None or box.is_paused:
+    box = find_box(get_service(request).sandboxes.find_any(identity))
+    if box is None or box.is_paused or not box.has_token(request.headers.get("x-access-token")):
         raise NoSandbox(identity)
     return Response(status_code=204)
 
 
 async def read(request: Request, tenant: Tenant) -> Response:
     box, path = await _file_box(request, "read")
-    if ASKS_ONLY in request.headers:
+    if PROBE_ONLY in request.headers:
         return Response(status_code=204)
-    chunks = box.files.chunks(path)
+    return await while_connected(request, _read(box.files.chunks(path)))
+
+
+async def _read(chunks: AsyncIterator[bytes]) -> Response:
     data = bytearray()
     async for chunk in chunks:
         data += chunk
-        if len(data) > READ_AHEAD:  # a large one goes out as it comes: nobody here needs the whole of it
-            return StreamingResponse(_rest(bytes(data), chunks), media_type="application/octet-stream")
+        if len(data) > READ_AHEAD:
+            return StreamingResponse(_prepend(bytes(data), chunks), media_type="application/octet-stream")
     return Response(bytes(data), media_type="application/octet-stream")
 
 
-async def _rest(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _prepend(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield first
     async for chunk in chunks:
         yield chunk
@@ -133,25 +140,32 @@ async def _rest(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 async def write(request: Request, tenant: Tenant) -> Response:
     box, path = await _file_box(request, "write")
-    if ASKS_ONLY in request.headers:
+    if PROBE_ONLY in request.headers:
         return Response(status_code=204)
     metadata = {
         name.removeprefix("x-metadata-"): value
         for name, value in request.headers.items()
         if name.startswith("x-metadata-")
     }
-    body = await read_body(request, MAX_FILE + (1 << 20))
+    parts = await _parts(request, path, await read_body(request, MAX_FILE + (1 << 20)))
+    return json_response(await while_connected(request, _write(box, parts, metadata)))
+
+
+async def _write(box: Box, parts: list[tuple[str, bytes]], metadata: dict[str, str]) -> list[dict[str, Any]]:
     written = []
-    for name, data in await _parts(request, path, body):
+    for name, data in parts:
         entry = await box.files.write(name, data, metadata)
         row = {"path": entry["path"], "name": entry["name"], "type": "file"}
         written.append(row | ({"metadata": entry["metadata"]} if entry.get("metadata") else {}))
-    return answer(written)
+    return written
 
 
-async def _parts(request: Request, path: str, body: bytes) -> list[tuple[str, bytes]]:
+async def _parts(request: Request, path: str, packed: bytes) -> list[tuple[str, bytes]]:
+    """The names and contents of the files in a body. Decompressed bytes count as bytes of the request too."""
+    body = packed
     if request.headers.get("content-encoding", "").lower() == "gzip":
-        body = _unpacked(body)
+        body = await in_thread(lambda: _decompress(packed))
+        request.app.state.bodies.take(request.scope, len(body))
     if not request.headers.get("content-type", "").startswith("multipart/"):
         return [(path, body)]
 
@@ -161,30 +175,30 @@ async def _parts(request: Request, path: str, body: bytes) -> list[tuple[str, by
     try:
         form = await MultiPartParser(request.headers, stream(), max_files=1000, max_part_size=MAX_FILE).parse()
     except MultiPartException as error:
-        raise RpcError("invalid_argument", f"the body is no form: {error.message}") from None
+        raise RpcError("invalid_argument", f"the body is not a form: {error.message}") from None
     found = []
     for part in form.getlist("file"):
         if isinstance(part, UploadFile):
             found.append((path or part.filename or "", await part.read()))
     if any(not name for name, _ in found):
-        raise RpcError("invalid_argument", "path is needed")
+        raise RpcError("invalid_argument", "path is required")
     return found
 
 
-def _unpacked(body: bytes) -> bytes:
-    """No more than a file may have, however much it says that it holds."""
-    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+def _decompress(body: bytes) -> bytes:
+    """Raises 413 if a file would be larger than `MAX_FILE`."""
+    decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
-        data = unpacker.decompress(body, MAX_FILE + 1)
+        data = decompressor.decompress(body, MAX_FILE + 1)
     except zlib.error:
         raise RpcError("invalid_argument", "the body is not gzip") from None
     if len(data) > MAX_FILE:
-        raise Refused(413, f"the file is larger than {MAX_FILE} bytes")
+        raise HttpError(413, f"the file is larger than {MAX_FILE} bytes")
     return data
 
 
 async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
-    """By the sandbox's secret, or by a URL that was signed with it: such a one names no sandbox."""
+    """The sandbox by its token, or by a URL that was signed with it, which does not name the sandbox."""
     path, signature = request.query_params.get("path", ""), request.query_params.get("signature")
     if signature is None or request.headers.get("x-access-token"):
         box = await box_for(request)
@@ -192,56 +206,61 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
         return box, path
     found = _signed_box(request, operation)
     if found is None:
-        raise Refused(401, "invalid signature", headers={MAYBE_ELSEWHERE: "1"})
+        raise HttpError(401, "invalid signature", headers={MAYBE_ELSEWHERE: "1"})
     expiration = request.query_params.get("signature_expiration")
-    if expiration is not None and (whole_number(expiration) or 0) < time.time():
-        raise Refused(401, "signature is already expired")
-    return await awake(found), path
+    if expiration is not None and (parse_whole_number(expiration) or 0) < time.time():
+        raise HttpError(401, "signature is already expired")
+    return await wake(found), path
 
 
 def _signed_box(request: Request, operation: str) -> Box | None:
-    """All of them are tried, so that time tells nothing."""
+    """Tries all sandboxes, so that timing reveals nothing. User and expiration contain no colon: see `Box.sign`."""
     asked, found = request.query_params, None
     path, user, expiration = asked.get("path", ""), asked.get("username") or "", asked.get("signature_expiration")
     presented = asked.get("signature", "").encode("ascii", "replace").decode()
-    for held in service_of(request).held.all():
-        box = box_of(held)
-        if box is not None and hmac.compare_digest(box.signed(path, operation, user, expiration), presented):
+    if user not in USERS or (expiration and parse_whole_number(expiration) is None):
+        return None
+    if len(path) > MAX_PATH:  # hashing it for every sandbox would be expensive, and it can be sent without a token
+        return None
+    for entry in get_service(request).sandboxes.all():
+        box = find_box(entry)
+        if box is not None and hmac.compare_digest(box.sign(path, operation, user, expiration), presented):
             found = box
     return found
 
 
 def envd_refusal(error: Exception) -> Response:
-    if isinstance(error, Refused):
-        return answer({"code": error.status, "message": error.message}, error.status, error.headers)
+    if isinstance(error, HttpError):
+        return json_response({"code": error.status, "message": error.message}, error.status, error.headers)
     if isinstance(error, FileError) and error.errno in ("ENOSPC", "EDQUOT"):
-        return answer({"code": 507, "message": error.message}, 507)
-    told = as_rpc_error(error)
-    return answer({"code": STATUSES[told.code], "message": told.message}, STATUSES[told.code])
+        return json_response({"code": 507, "message": error.message}, 507)
+    refused = as_rpc_error(error)
+    return json_response({"code": STATUSES[refused.code], "message": refused.message}, STATUSES[refused.code])
 
 
-def _not_there(error: NoSandbox) -> Response:
-    return answer({"sandboxId": error.identity, "message": "The sandbox was not found", "code": 502}, 502)
+def missing_sandbox(identity: str, reason: str = "") -> Response:
+    message = "The sandbox was not found" + (f": {reason}" if reason else "")
+    return json_response({"sandboxId": identity, "message": message, "code": 502}, 502)
 
 
-def guarded(handler: Callable[[Request, Tenant], Awaitable[Response]], render: Callable[[Any], Response]) -> Any:
-    """What these clients hang everything on: a sandbox that is not there is exactly this 502."""
+def with_refusals(handler: Callable[[Request, Tenant], Awaitable[Response]], render: Callable[[Any], Response]) -> Any:
+    """Renders errors. The SDKs recognise a missing sandbox by exactly this 502."""
 
     async def endpoint(request: Request, tenant: Tenant) -> Response:
         try:
             return await handler(request, tenant)
         except NoSandbox as error:
-            return _not_there(error)
-        except ClientGone as error:
-            return refusal(error)
-        except (RpcError, SandboxError, Refused) as error:
+            return missing_sandbox(error.identity)
+        except ClientDisconnected as error:
+            return error_response(error)
+        except (RpcError, SandboxError, HttpError) as error:
             return render(error)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            # The message's own shape: these clients' messages are read field by field.
-            _log.info("a message that is none: %s", error)
-            return render(RpcError("invalid_argument", "the message has another shape"))
+            # Messages are read field by field, without a schema.
+            _log.info("malformed message: %s", error)
+            return render(RpcError("invalid_argument", "the message is malformed"))
 
-    endpoint.refuse = render  # type: ignore[attr-defined]
+    endpoint.render_error = render  # type: ignore[attr-defined]
     return endpoint
 
 
@@ -250,9 +269,9 @@ def unary(call: Unary) -> Any:
         box = await box_for(request)
         _user(request)
         message = await unary_message(request)
-        return answer(await while_connected(request, call(box, message)))  # type: ignore[arg-type]
+        return json_response(await while_connected(request, call(box, message)))  # type: ignore[arg-type]
 
-    return guarded(handler, lambda error: rpc_refusal(as_rpc_error(error)))
+    return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
 
 
 def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
@@ -261,14 +280,14 @@ def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
         _user(request)
         messages = await stream_messages(request)
         if not messages:
-            raise RpcError("invalid_argument", "a message is needed")
+            raise RpcError("invalid_argument", "a message is required")
         more = (seconds_of(request),) if with_seconds else ()
         return MessageStream(begin(box, messages[0], *more))
 
-    return guarded(handler, _told_in_stream)
+    return with_refusals(handler, _stream_refusal)
 
 
-def _told_in_stream(error: Exception) -> Response:
+def _stream_refusal(error: Exception) -> Response:
     async def fail() -> Any:
         raise as_rpc_error(error)
 
@@ -289,7 +308,7 @@ async def stream_input(request: Request, tenant: Tenant) -> Response:
 
 
 UNARY = {
-    "process.Process/List": process.listed,
+    "process.Process/List": process.list_commands,
     "process.Process/Update": process.update,
     "process.Process/SendInput": process.send_input,
     "process.Process/SendSignal": process.send_signal,
@@ -307,20 +326,20 @@ ENDS = frozenset({"process.Process/SendSignal"})
 
 
 def routes() -> list[Any]:
-    """Their secret is the sandbox's, not the tenant's: hence an owner here, and no scope."""
+    """Requests carry the sandbox's token, not the tenant's: hence `owner_of`, and no scope."""
     streams = {
         "process.Process/Start": stream(process.start, with_seconds=True),
         "process.Process/Connect": stream(process.attach),
-        "process.Process/StreamInput": guarded(stream_input, _told_in_stream),
+        "process.Process/StreamInput": with_refusals(stream_input, _stream_refusal),
         "filesystem.Filesystem/WatchDir": stream(filesystem.watch_dir),
     }
     calls = {name: unary(call) for name, call in UNARY.items()} | streams
     return [
-        door("GET", "/health", guarded(health, envd_refusal), None),
-        door("GET", "/files", guarded(read, envd_refusal), None, envd_refusal, owner_of),
-        door("POST", "/files", guarded(write, envd_refusal), None, envd_refusal, owner_of),
+        route("GET", "/health", with_refusals(health, envd_refusal), None),
+        route("GET", "/files", with_refusals(read, envd_refusal), None, envd_refusal, owner_of),
+        route("POST", "/files", with_refusals(write, envd_refusal), None, envd_refusal, owner_of),
         *(
-            door("POST", f"/{name}", call, None, call.refuse, owner_of, ends_something=name in ENDS)
+            route("POST", f"/{name}", call, None, call.render_error, owner_of, ends_something=name in ENDS)
             for name, call in calls.items()
         ),
     ]

@@ -1,24 +1,25 @@
-"""E2B's file system calls: what is there, moved, made, removed, watched."""
+"""E2B's file system calls: stat, list, make, move, remove and watch."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from typing import Any
 
-from warmcell.core.errors import SandboxError
-from warmcell.interfaces.serve.e2b.box import Box, FileError, rfc3339
+from warmcell.interfaces.serve.e2b.box import Box, rfc3339
 from warmcell.interfaces.serve.e2b.connect import RpcError
+from warmcell.interfaces.serve.e2b.guest_files import FileError
 
 Message = Mapping[str, Any]
 LOOK_SECONDS = 0.15
 KEEPALIVE_LOOKS = 150
 MAX_WATCHERS = 16
 MAX_ENTRIES = 100_000
-#: No path has more levels: one of them takes at least two characters.
+#: A path has at most 4096 characters, and each level takes two.
 MAX_DEPTH = 2048
+#: Of one answer to a client, whose pages a guest controls.
+MAX_BYTES, MAX_EVENTS = 32 << 20, 10_000
 
 
 async def stat(box: Box, asked: dict[str, Any]) -> Message:
@@ -41,65 +42,67 @@ async def remove(box: Box, asked: dict[str, Any]) -> Message:
 
 async def list_dir(box: Box, asked: dict[str, Any]) -> Message:
     found: list[dict[str, Any]] = []
-    depth, offset = min(MAX_DEPTH, max(1, int(asked.get("depth") or 1))), 0
-    while max(offset, len(found)) <= MAX_ENTRIES:  # it is a guest who says how many there are
+    depth, offset, size = min(MAX_DEPTH, max(1, int(asked.get("depth") or 1))), 0, 0
+    while True:
         page = await box.files.ask("list", path=_path(asked), depth=depth, offset=offset)
-        found += page["entries"]
+        found += [entry(item) for item in page["entries"]]
+        size += len(repr(page))
+        if max(offset, len(found)) > MAX_ENTRIES or size > MAX_BYTES:
+            raise RpcError("failed_precondition", f"more than {MAX_ENTRIES} entries or {MAX_BYTES} bytes: list less")
         if page["more"] is not True or page["next"] <= offset:
-            break
+            return {"entries": found}
         offset = page["next"]
-    else:
-        raise RpcError("failed_precondition", f"there are more than {MAX_ENTRIES} entries; ask for a smaller depth")
-    return {"entries": [entry(item) for item in found]}
 
 
 def entry(found: dict[str, Any]) -> dict[str, Any]:
     names = ("name", "type", "path", "mode", "permissions", "owner", "group")
-    shown = {name: found.get(name) for name in names}
-    shown |= {"size": str(found.get("size", 0)), "metadata": found.get("metadata") or {}}
-    shown["modifiedTime"] = rfc3339(int(found.get("seconds", 0)), int(found.get("nanoseconds", 0)))
-    return shown | ({"symlinkTarget": found["target"]} if "target" in found else {})
+    plain = {name: found.get(name) for name in names}
+    plain |= {"size": str(found.get("size", 0)), "metadata": found.get("metadata") or {}}
+    plain["modifiedTime"] = rfc3339(int(found.get("seconds", 0)), int(found.get("nanoseconds", 0)))
+    return plain | ({"symlinkTarget": found["target"]} if "target" in found else {})
 
 
 class Watcher:
-    """The kernel tells the guest's side what happens, in order; here it is asked for again and again."""
+    """Polls the file service, which collects the events of inotify in order."""
 
     def __init__(self, box: Box, asked: dict[str, Any]) -> None:
         self._box, self.path, self.id = box, _path(asked), secrets.token_hex(8)
         self._is_recursive, self._with_entry = asked.get("recursive") is True, asked.get("includeEntry") is True
 
-    async def begin(self) -> None:
-        """Counted before it is there: several may come at once."""
+    async def start(self) -> None:
         if len(self._box.watchers) >= MAX_WATCHERS:
-            raise RpcError("resource_exhausted", f"there are {MAX_WATCHERS} watchers already")
-        self._box.watchers[self.id] = self
+            raise RpcError("resource_exhausted", f"the sandbox already has {MAX_WATCHERS} watchers; remove one")
+        self._box.watchers[self.id] = self  # before the wait: several may start at once
         try:
-            await self._box.files.ask("watch", id=self.id, path=self.path, recursive=self._is_recursive)
+            await self._box.files.ask("watch", watcher=self.id, path=self.path, recursive=self._is_recursive)
         except BaseException as error:
             del self._box.watchers[self.id]
             if not isinstance(error, FileError):
+                self._box.files.free_later("unwatch", watcher=self.id)  # it may have begun
                 raise
             if error.errno == "ENOTDIR":
-                await self._box.files.ask("stat", path=self.path)  # says that it is not there, where it is not
+                await self._box.files.ask("stat", path=self.path)  # raises not_found if it does not exist
             raise RpcError(error.code, error.message) from None
 
     async def take(self) -> list[dict[str, Any]]:
-        """What has happened since the last time."""
+        """The events since the last call. After `MAX_EVENTS` the rest waits for the next one."""
         found: list[dict[str, Any]] = []
-        has_more = True
-        while has_more:
-            page = await self._box.files.ask("events", id=self.id)
+        has_more, size = True, 0
+        while has_more and len(found) < MAX_EVENTS and size < MAX_BYTES:
+            page = await self._box.files.ask("events", watcher=self.id)
             found += [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in page["events"]]
+            size += len(repr(page))
             has_more = page["more"] is True and bool(page["events"])
         if self._with_entry:
             for event in found:
                 await self._add_entry(event)
         return found
 
-    async def end(self) -> None:
+    def end(self) -> None:
+        """Without waiting for the guest, which may be stopped."""
         self._box.watchers.pop(self.id, None)
         if not self._box.is_paused:
-            await self._box.files.ask("unwatch", id=self.id)
+            self._box.files.free_later("unwatch", watcher=self.id)
 
     async def _add_entry(self, event: dict[str, Any]) -> None:
         try:
@@ -111,11 +114,11 @@ class Watcher:
 
 async def watch_dir(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
     watcher = Watcher(box, asked)
-    await watcher.begin()
-    return _watched(watcher)
+    await watcher.start()
+    return _poll(watcher)
 
 
-async def _watched(watcher: Watcher) -> AsyncIterator[list[Message]]:
+async def _poll(watcher: Watcher) -> AsyncIterator[list[Message]]:
     try:
         yield [{"start": {}}]
         looks = 0
@@ -127,13 +130,12 @@ async def _watched(watcher: Watcher) -> AsyncIterator[list[Message]]:
             if looks % KEEPALIVE_LOOKS == 0:
                 yield [{"keepalive": {}}]
     finally:
-        with suppress(RpcError, SandboxError):  # it has ended with all that was watched in it
-            await watcher.end()
+        watcher.end()
 
 
 async def create_watcher(box: Box, asked: dict[str, Any]) -> Message:
     watcher = Watcher(box, asked)
-    await watcher.begin()
+    await watcher.start()
     return {"watcherId": watcher.id}
 
 
@@ -142,19 +144,19 @@ async def watcher_events(box: Box, asked: dict[str, Any]) -> Message:
 
 
 async def remove_watcher(box: Box, asked: dict[str, Any]) -> Message:
-    await _watcher(box, asked).end()
+    _watcher(box, asked).end()
     return {}
 
 
 def _watcher(box: Box, asked: dict[str, Any]) -> Watcher:
     found: Watcher | None = box.watchers.get(str(asked.get("watcherId")))
     if found is None:
-        raise RpcError("not_found", "there is no such watcher")
+        raise RpcError("not_found", "watcher not found")
     return found
 
 
 def _path(asked: dict[str, Any], name: str = "path") -> str:
     found = asked.get(name)
     if not isinstance(found, str) or "\0" in found:
-        raise RpcError("invalid_argument", f"{name} is needed")
+        raise RpcError("invalid_argument", f"{name} is required")
     return found

@@ -1,4 +1,4 @@
-"""E2B's code interpreter: cells that remember, in contexts, on our sessions."""
+"""E2B's code interpreter: cells in contexts, which are sessions."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.core.types import check_env
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.e2b.box import box_of
+from warmcell.interfaces.serve.e2b.box import find_box
 from warmcell.interfaces.serve.e2b.contexts import Context, Contexts
-from warmcell.interfaces.serve.e2b.envd import NoSandbox, awake, guarded, owner_of
-from warmcell.interfaces.serve.exchange import (
-    Refused,
-    answer,
-    parsed,
-    read_body,
-    refusal,
-    said_when,
+from warmcell.interfaces.serve.e2b.envd import NoSandbox, owner_of, wake, with_refusals
+from warmcell.interfaces.serve.requests import parse_model, read_body
+from warmcell.interfaces.serve.responses import (
+    HttpError,
+    error_response,
+    json_response,
+    public_message,
     status_of,
-    told,
+    with_retry_after,
 )
-from warmcell.interfaces.serve.service import service_of
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
@@ -49,7 +48,7 @@ _FIELDS = {
     "application/vnd.warmcell.table+json": "data",
     "application/vnd.warmcell.chart+json": "chart",
 }
-#: A list or a dict that a cell gave, which clients know as `json` too.
+#: A list or a dict that a cell evaluated to; clients get it as `json` too.
 _VALUE = "application/vnd.warmcell.value+json"
 
 
@@ -66,33 +65,30 @@ class Create(BaseModel):
 
 
 async def _contexts(request: Request) -> Contexts:
-    """By either of the sandbox's secrets: some calls bring the one, some the other."""
+    """Some calls carry the sandbox's token, others its traffic token."""
     identity = request.headers.get("e2b-sandbox-id", "")[:200]
-    box = box_of(service_of(request).held.find_any(identity))
+    box = find_box(get_service(request).sandboxes.find_any(identity))
     traffic = request.headers.get("e2b-traffic-access-token", "").encode()
     if box is None or not (
-        box.knows(request.headers.get("x-access-token")) or hmac.compare_digest(traffic, box.traffic_token.encode())
+        box.has_token(request.headers.get("x-access-token")) or hmac.compare_digest(traffic, box.traffic_token.encode())
     ):
         raise NoSandbox(identity)
-    await awake(box)
-    if "contexts" not in box.extras:
-        box.extras["contexts"] = Contexts(box)
-    found: Contexts = box.extras["contexts"]
-    return found
+    await wake(box)
+    return box.entry.state.get(Contexts, lambda: Contexts(box))
 
 
 async def execute(request: Request, tenant: Tenant) -> Response:
-    """Runs a cell; one JSON object for each line of the answer. A client that hangs up interrupts it."""
+    """Run a cell; the answer has one JSON object per line. A client that hangs up interrupts the cell."""
     contexts = await _contexts(request)
-    body = parsed(await read_body(request, service_of(request).settings.max_body), Execute)
-    context = contexts.chosen(body.context_id, body.language)
+    body = parse_model(await read_body(request, get_service(request).settings.max_body), Execute)
+    context = contexts.choose(body.context_id, body.language)
     env = dict(check_env(body.env_vars or {}, "env_vars"))
     await context.start()
     return CellStream(_lines(_run(context, body.code, env)), media_type="application/x-ndjson")
 
 
 class CellStream(StreamingResponse):
-    """Breaks off where the sandbox is killed meanwhile: by an answer without an end its client knows that."""
+    """Breaks off when the sandbox is killed: the SDK recognises that by an answer without its end."""
 
     async def stream_response(self, send: Any) -> None:
         with suppress(SandboxDestroyed):
@@ -105,13 +101,13 @@ async def _lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
 
 
 async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
-    heard: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
+    messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
 
     async def text(stream: str, what: str) -> None:
-        await heard.put({"type": stream, "text": what, "timestamp": time.time_ns() // 1000})
+        await messages.put({"type": stream, "text": what, "timestamp": time.time_ns() // 1000})
 
-    async def shown(display: DisplayData) -> None:
-        await heard.put(_result(display))
+    async def show(display: DisplayData) -> None:
+        await messages.put(_result(display))
 
     async def cell() -> CellResult:
         try:
@@ -120,17 +116,17 @@ async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterato
                 env,
                 on_stdout=lambda what: text("stdout", what),
                 on_stderr=lambda what: text("stderr", what),
-                on_display=shown,
+                on_display=show,
             )
         finally:
-            await heard.put(None)
+            await messages.put(None)
 
     running = asyncio.ensure_future(cell())
     try:
         while True:
             try:
                 async with asyncio.timeout(KEEPALIVE_SECONDS):
-                    message = await heard.get()
+                    message = await messages.get()
             except TimeoutError:
                 message = {"type": "keepalive"}
             if message is None:
@@ -140,9 +136,9 @@ async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterato
             yield message
     finally:
         running.cancel()
-        while not running.done():  # nobody hears it any more, and it must not wait for that
-            while not heard.empty():
-                heard.get_nowait()
+        while not running.done():  # a cell that waits for room in the queue could not end
+            while not messages.empty():
+                messages.get_nowait()
             await asyncio.wait([running], timeout=0.05)
         if not running.cancelled():
             running.exception()
@@ -154,7 +150,12 @@ async def _ending(running: asyncio.Future[CellResult]) -> list[dict[str, Any]]:
     except SandboxDestroyed:
         raise
     except SandboxError as error:
-        last = {"type": "error", "name": type(error).__name__, "value": told(error), "traceback": told(error)}
+        last = {
+            "type": "error",
+            "name": type(error).__name__,
+            "value": public_message(error),
+            "traceback": public_message(error),
+        }
         return [last, {"type": "end_of_execution"}]
     found: list[dict[str, Any]] = []
     if result.error is not None:
@@ -172,24 +173,24 @@ def _result(display: DisplayData) -> dict[str, Any]:
         if mime in _FIELDS:
             found[_FIELDS[mime]] = value
         elif mime == _VALUE:
-            if isinstance(value, dict):  # else it is too large or too deep
+            if isinstance(value, dict):  # otherwise it was too large or too deep
                 found.setdefault("json", value.get("value"))
         else:
             found["extra"][mime] = value
     text = found.get("text")
     if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] == "'":
-        found["text"] = text[1:-1]  # a string shows itself, not how it is written
+        found["text"] = text[1:-1]  # a string is shown without its quotes
     return found
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
     contexts = await _contexts(request)
-    body = parsed(await read_body(request, service_of(request).settings.max_body) or b"{}", Create)
-    return answer((await contexts.create(body.language, body.cwd)).plain())
+    body = parse_model(await read_body(request, get_service(request).settings.max_body) or b"{}", Create)
+    return json_response((await contexts.create(body.language, body.cwd)).plain())
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
-    return answer([context.plain() for context in (await _contexts(request)).every()])
+    return json_response([context.plain() for context in (await _contexts(request)).every()])
 
 
 async def remove(request: Request, tenant: Tenant) -> Response:
@@ -205,12 +206,14 @@ async def restart(request: Request, tenant: Tenant) -> Response:
 
 
 def plain_refusal(error: Exception) -> Response:
-    if isinstance(error, Refused):
-        return PlainTextResponse(error.message, error.status, said_when(error.status, error.headers))
+    if isinstance(error, HttpError):
+        return PlainTextResponse(error.message, error.status, with_retry_after(error.status, error.headers))
     if isinstance(error, SandboxError):
         status = status_of(error)
-        return PlainTextResponse(told(error), 400 if status == 422 else status, said_when(status, None))
-    return refusal(error)
+        return PlainTextResponse(
+            public_message(error), 400 if status == 422 else status, with_retry_after(status, None)
+        )
+    return error_response(error)
 
 
 def routes() -> list[Any]:
@@ -222,5 +225,6 @@ def routes() -> list[Any]:
         ("POST", "/contexts/{id}/restart", restart),
     )
     return [
-        door(method, path, guarded(call, plain_refusal), None, plain_refusal, owner_of) for method, path, call in calls
+        route(method, path, with_refusals(call, plain_refusal), None, plain_refusal, owner_of)
+        for method, path, call in calls
     ]

@@ -1,4 +1,4 @@
-"""What E2B's clients are told that a sandbox uses. Measured when somebody asks, in the cage, and kept for a while."""
+"""E2B's metrics of a sandbox, sampled in the cage when a client asks; the last samples are kept."""
 
 from __future__ import annotations
 
@@ -14,27 +14,35 @@ KEPT = 500
 _GRAIN = 1.0
 
 
+class Samples:
+    """Of one sandbox."""
+
+    def __init__(self, created: float) -> None:
+        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.last_time, self.last_cpu_seconds = created, 0.0
+
+
 async def metrics_of(box: Box, begin: float | None, end: float | None) -> list[dict[str, Any]]:
-    """Those of that time, oldest first. A paused sandbox uses what it used when it was paused."""
-    kept: deque[dict[str, Any]] = box.extras.setdefault("metrics", deque(maxlen=KEPT))
+    """The samples of that time, oldest first. A paused sandbox is not sampled."""
+    samples = box.entry.state.get(Samples, lambda: Samples(box.entry.created))
     is_about_now = end is None or end >= time.time() - 2 * _GRAIN
     if is_about_now and not box.is_paused:
-        kept.append(await _measured(box))
+        samples.kept.append(await _sample(box, samples))
     first, last = (begin or 0.0) - _GRAIN, (time.time() if end is None else end) + _GRAIN
-    return [sample for sample in kept if first <= sample["timestampUnix"] <= last]
+    return [sample for sample in samples.kept if first <= sample["timestampUnix"] <= last]
 
 
-async def _measured(box: Box) -> dict[str, Any]:
+async def _sample(box: Box, samples: Samples) -> dict[str, Any]:
     found = await box.files.ask("usage")
     now, seconds = time.time(), float(found["seconds"])
-    before, had = box.extras.get("measured", (box.held.created, 0.0))
-    box.extras["measured"] = (now, seconds)
-    limits = box.held.sandbox.limits
+    elapsed, used = now - samples.last_time, seconds - samples.last_cpu_seconds
+    samples.last_time, samples.last_cpu_seconds = now, seconds
+    limits = box.entry.sandbox.limits
     return {
         "timestamp": rfc3339(now),
         "timestampUnix": int(now),
         "cpuCount": os.cpu_count() or 1,
-        "cpuUsedPct": round(max(0.0, seconds - had) / max(now - before, 0.001) * 100, 2),
+        "cpuUsedPct": round(max(0.0, used) / max(elapsed, 0.001) * 100, 2),
         "memUsed": int(found["memory"]),
         "memTotal": (limits.memory_mb or 0) << 20,
         "memCache": 0,

@@ -1,4 +1,4 @@
-"""E2B's processes: started, streamed, fed, signalled. Each goes on when its client goes."""
+"""E2B's process calls: start, stream, write to stdin, signal. A process outlives the connection of its client."""
 
 from __future__ import annotations
 
@@ -8,71 +8,78 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
-from warmcell.interfaces.serve.e2b.box import HOME, Box, FileError
+from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box, Command
 from warmcell.interfaces.serve.e2b.connect import LastMessages, RpcError
-from warmcell.interfaces.serve.v1.processes import written
+from warmcell.interfaces.serve.e2b.guest_files import FileError
+from warmcell.interfaces.serve.process_input import write_to_process
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
 KEEPALIVE_SECONDS = 30.0
-#: Where a process is to begin in a directory that only the guest knows.
-_THERE = 'cd -- "$1" && shift && exec "$@"'
+#: A client that goes leaves at most this much unread stdin in the server's memory.
+_INPUT_CHUNK = 64 * 1024
+#: The fields of a request that `List` returns. Unknown ones, of any size, are not kept.
+_CONFIG = ("cmd", "args", "envs", "cwd")
+#: Starts a program in a directory outside of the home, which only the guest can resolve.
+_CD_AND_EXEC = 'cd -- "$1" && shift && exec "$@"'
 Message = Mapping[str, Any]
 
 
 async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> AsyncIterator[list[Message]]:
     config = _object(asked, "process")
     argv = [_text(config, "cmd"), *(str(word) for word in config.get("args") or [])]
-    cwd = await _directory(box, str(config.get("cwd") or HOME))
+    cwd = await _directory(box, str(config.get("cwd") or box.directory))
     if cwd != HOME and not cwd.startswith(f"{HOME}/"):
-        argv, cwd = ["/bin/sh", "-c", _THERE, "sh", cwd, *argv], HOME
+        argv, cwd = ["/bin/sh", "-c", _CD_AND_EXEC, "sh", cwd, *argv], HOME
     size = (asked.get("pty") or {}).get("size") if isinstance(asked.get("pty"), dict) else None
-    turn = await box.starts.turn(box.held.tenant_id)
+    slot = await box.starts.run_slot(box.entry.tenant_id)
     try:
-        process = await box.held.sandbox.spawn(
-            argv,
-            cwd=cwd,
-            env={str(key): str(value) for key, value in (config.get("envs") or {}).items()},
-            pty=_pty_size(size) if "pty" in asked and asked["pty"] is not None else None,
-            stdin=asked.get("stdin", True) is not False,
-            timeout=seconds,
+        process = await box.service.start_process(
+            box.entry.tenant,
+            lambda: box.entry.sandbox.spawn(
+                argv,
+                cwd=cwd,
+                env={str(key): str(value) for key, value in (config.get("envs") or {}).items()},
+                pty=_pty_size(size) if "pty" in asked and asked["pty"] is not None else None,
+                stdin=asked.get("stdin", True) is not False,
+                timeout=seconds,
+            ),
         )
     except BaseException:
-        turn.end()
+        slot.end()
         raise
     finally:
         box.on_first_start()
-    turn.end_soon()
-    tag = asked.get("tag")
-    box.started[process.pid] = (config, str(tag) if tag is not None else None, process)
-    return _events(box, process, "pty" if asked.get("pty") else None, turn.end)
+    slot.end_soon()
+    tag, kept = asked.get("tag"), {name: config[name] for name in _CONFIG if name in config}
+    command = Command(kept, None if tag is None else str(tag), process, bool(asked.get("pty")))
+    box.add_command(command)
+    return _events(command, slot.end)
 
 
 async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
-    process, is_terminal = _found(box, asked)
-    return _events(box, process, "pty" if is_terminal else None)
+    return _events(_find_command(box, asked))
 
 
-async def _events(
-    box: Box, process: AsyncProcess, channel: str | None, on_end: Callable[[], None] = lambda: None
-) -> AsyncIterator[list[Message]]:
-    """What has come since the last, together."""
-    if channel:
-        box.extras.setdefault("terminals", set()).add(process.pid)
-    with process.follow() as following:
+async def _events(command: Command, on_end: Callable[[], None] = lambda: None) -> AsyncIterator[list[Message]]:
+    """Each item is everything that arrived since the last one."""
+    process = command.process
+    with process.local.follow() as follower:
         yield [{"event": {"start": {"pid": process.pid}}}]
         is_last = False
         while not is_last:
-            events, is_last = await following.take(KEEPALIVE_SECONDS)
-            told: list[Message] = [_data(channel or event.stream, event.data) for event in events]
+            events, is_last = await follower.take(KEEPALIVE_SECONDS)
+            messages: list[Message] = [
+                _data("pty" if command.is_terminal else event.stream, event.data) for event in events
+            ]
             if not is_last:
-                yield told or [{"event": {"keepalive": {}}}]
+                yield messages or [{"event": {"keepalive": {}}}]
         on_end()
         try:
             end = {"event": {"end": _end(process)}}
         except RpcError:
-            yield told  # what it wrote until then
+            yield messages
             raise
-        yield LastMessages([*told, end])
+        yield LastMessages([*messages, end])
 
 
 def _data(channel: str, data: bytes) -> Message:
@@ -81,44 +88,49 @@ def _data(channel: str, data: bytes) -> Message:
 
 def _end(process: AsyncProcess) -> dict[str, Any]:
     try:
-        result = process.result()
+        result = process.local.result()
     except ExecutionTimeout as error:
         raise RpcError("deadline_exceeded", error.message) from None
     except SandboxError as error:
         raise RpcError("unavailable", error.message) from None
     if result.signal is not None:
-        said = f"signal: {_signal_name(result.signal)}"
-        return {"exitCode": -1, "exited": False, "status": said, "error": said}
-    said = f"exit status {result.exit_code}"
-    ended: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": said}
-    return ended | ({"error": said} if result.exit_code else {})
+        status = f"signal: {_signal_name(result.signal)}"
+        return {"exitCode": -1, "exited": False, "status": status, "error": status}
+    status = f"exit status {result.exit_code}"
+    end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": status}
+    return end | ({"error": status} if result.exit_code else {})
 
 
 def _signal_name(number: int) -> str:
     return {9: "killed", 15: "terminated", 2: "interrupt", 11: "segmentation fault"}.get(number, str(number))
 
 
-async def listed(box: Box, asked: dict[str, Any]) -> Message:
-    rows = ((pid, config, tag) for pid, config, tag in box.running())
-    return {"processes": [{"config": config, "pid": pid} | ({"tag": tag} if tag else {}) for pid, config, tag in rows]}
+async def list_commands(box: Box, asked: dict[str, Any]) -> Message:
+    rows = [
+        {"config": command.config, "pid": command.process.pid} | ({"tag": command.tag} if command.tag else {})
+        for command in box.running_commands()
+    ]
+    return {"processes": rows}
 
 
 async def update(box: Box, asked: dict[str, Any]) -> Message:
-    process, _ = _found(box, asked)
+    process = _find_command(box, asked).process
     size = _pty_size((asked.get("pty") or {}).get("size"))
     await process.resize(size.cols, size.rows)
     return {}
 
 
 async def send_input(box: Box, asked: dict[str, Any]) -> Message:
-    process, _ = _found(box, asked)
-    given = _object(asked, "input")
-    data = given.get("stdin") or given.get("pty") or ""
+    command = _find_command(box, asked)
+    fields = _object(asked, "input")
     try:
-        plain = b64decode(str(data))
+        data = b64decode(str(fields.get("stdin") or fields.get("pty") or ""))
     except ValueError:
         raise RpcError("invalid_argument", "the input is not base64") from None
-    await written(box.held, process, plain, is_patient=True)
+    async with command.input_turn:
+        for offset in range(0, len(data) or 1, _INPUT_CHUNK):
+            chunk = data[offset : offset + _INPUT_CHUNK]
+            await write_to_process(box.entry, command.process, chunk, wait=True)
     return {}
 
 
@@ -133,34 +145,34 @@ async def stream_input(box: Box, messages: list[dict[str, Any]]) -> Message:
 
 
 async def send_signal(box: Box, asked: dict[str, Any]) -> Message:
-    process, _ = _found(box, asked)
+    process = _find_command(box, asked).process
     if asked.get("signal") in ("SIGNAL_SIGKILL", 9):
         await process.kill()
     elif asked.get("signal") in ("SIGNAL_SIGTERM", 15):
         await process.signal(15)
     else:
-        raise RpcError("invalid_argument", "there is no such signal")
+        raise RpcError("invalid_argument", "unknown signal: use SIGNAL_SIGKILL or SIGNAL_SIGTERM")
     return {}
 
 
 async def close_stdin(box: Box, asked: dict[str, Any]) -> Message:
-    process, _ = _found(box, asked)
+    process = _find_command(box, asked).process
     await process.close_stdin()
     return {}
 
 
-def _found(box: Box, asked: dict[str, Any]) -> tuple[AsyncProcess, bool]:
+def _find_command(box: Box, asked: dict[str, Any]) -> Command:
     wanted = _object(asked, "process")
-    for pid, _, tag in box.running():
-        if wanted.get("pid") == pid or (wanted.get("tag") is not None and wanted.get("tag") == tag):
-            return box.started[pid][2], pid in box.extras.get("terminals", ())
-    raise RpcError("not_found", "there is no such process")
+    for command in box.running_commands():
+        if wanted.get("pid") == command.process.pid or (command.tag and wanted.get("tag") == command.tag):
+            return command
+    raise RpcError("not_found", "process not found")
 
 
 async def _directory(box: Box, path: str) -> str:
-    """An absolute one that is there, as the guest sees it. The home is a mount, which no guest can take away."""
-    if path == HOME:
-        return path
+    """The absolute path of an existing directory, as the guest sees it. The home always exists: it is a mount."""
+    if path in (HOME, ROOT_HOME):
+        return HOME
     try:
         found = (await box.files.ask("stat", path=path))["entry"]
     except FileError as error:
@@ -178,12 +190,12 @@ def _pty_size(size: Any) -> PtySize:
 def _object(asked: dict[str, Any], name: str) -> dict[str, Any]:
     found = asked.get(name)
     if not isinstance(found, dict):
-        raise RpcError("invalid_argument", f"{name} is needed")
+        raise RpcError("invalid_argument", f"{name} is required")
     return found
 
 
 def _text(asked: dict[str, Any], name: str) -> str:
     found = asked.get(name)
     if not isinstance(found, str) or not found:
-        raise RpcError("invalid_argument", f"{name} is needed")
+        raise RpcError("invalid_argument", f"{name} is required")
     return found

@@ -1,12 +1,13 @@
-"""E2B's snapshots and forks, as far as files go: copies of a sandbox's home, which new sandboxes begin with."""
+"""E2B's snapshots and forks, of files only: copies of a sandbox's home that new sandboxes start with."""
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
+import time
 from typing import Any
 
-from warmcell.interfaces.serve.exchange import Refused
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.saved_state import SNAPSHOTS, Home, StateHome
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
@@ -21,46 +22,72 @@ PREFIX = "snapshot-"
 class Snapshot:
     """One copy. `source` is the id of the sandbox that it was taken from."""
 
-    def __init__(self, tenant: Tenant, source: str, name: str | None, home: PrivateDirectory) -> None:
-        self.id = PREFIX + secrets.token_hex(16)
-        self.tenant_id, self.source, self.home = tenant.id, source, home
-        self.names = [name] if name else []
+    def __init__(self, identity: str, tenant_id: str, source: str, names: list[str], home: Home) -> None:
+        self.id, self.tenant_id, self.source, self.names, self.home = identity, tenant_id, source, names, home
 
     def plain(self) -> dict[str, Any]:
         return {"snapshotID": self.id, "names": self.names}
 
 
 class Snapshots:
-    """Of all tenants, each of whom sees its own. They live as long as the server does."""
+    """The snapshots of all tenants; each sees its own. They last as long as the server, or its `--state`."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._all: dict[str, Snapshot] = {}
-        #: By tenant: those that are being copied.
-        self._coming: Counter[str] = Counter()
+
+    def load(self) -> None:
+        """Find those of the last server again."""
+        state = self._service.saved
+        for document in [] if state is None else state.documents(SNAPSHOTS):
+            home = None if state is None else state.find_home(document.get("home"))
+            names = [str(name) for name in document.get("names") or ()]
+            if home is not None:
+                tenant, source = str(document.get("tenant")), str(document.get("source"))
+                self._all[document["id"]] = Snapshot(document["id"], tenant, source, names, home)
+                self._service.snapshots.add(tenant)
 
     async def take(self, tenant: Tenant, source: str, home: str, name: str | None) -> Snapshot:
-        if len(self.of(tenant)) + self._coming[tenant.id] >= tenant.sandboxes:
-            raise Refused(429, f"you have {tenant.sandboxes} snapshots already")
-        self._coming[tenant.id] += 1
+        if not self._service.snapshots.take(tenant.id, tenant.sandboxes):
+            raise HttpError(429, f"this token already has {tenant.sandboxes} snapshots; remove one")
         try:
-            copy = await copied(home, tenant)
-        finally:
-            self._coming[tenant.id] -= 1
-        made = Snapshot(tenant, source, name, copy)
+            copy = await copy_home(self._service, home, tenant)
+            made = Snapshot(PREFIX + secrets.token_hex(16), tenant.id, source, [name] if name else [], copy)
+            try:
+                await in_thread(lambda: self._save(made))
+            except BaseException:
+                await self._delete(made)
+                raise
+        except BaseException:
+            self._service.snapshots.release(tenant.id)
+            raise
         self._all[made.id] = made
         return made
+
+    def _save(self, snapshot: Snapshot) -> None:
+        state = self._service.saved
+        if state is not None and isinstance(snapshot.home, StateHome):
+            names = {"tenant": snapshot.tenant_id, "source": snapshot.source, "names": snapshot.names}
+            document = {"id": snapshot.id, "home": snapshot.home.name, "created": time.time(), **names}
+            state.put(SNAPSHOTS, snapshot.id, document, is_durable=True)
 
     def of(self, tenant: Tenant) -> list[Snapshot]:
         return [snapshot for snapshot in self._all.values() if snapshot.tenant_id == tenant.id]
 
     def find(self, tenant: Tenant, name: str) -> Snapshot | None:
-        """By its id or its name, a tag left aside."""
+        """By id or name, without the default tag."""
         plain = name.removesuffix(":default")
         return next((item for item in self.of(tenant) if plain == item.id or plain in item.names), None)
 
     async def remove(self, snapshot: Snapshot) -> None:
         if self._all.pop(snapshot.id, None) is not None:
-            await in_thread(snapshot.home.close)
+            self._service.snapshots.release(snapshot.tenant_id)
+            await self._delete(snapshot)
+
+    async def _delete(self, snapshot: Snapshot) -> None:
+        if self._service.saved is not None:
+            self._service.saved.remove(SNAPSHOTS, snapshot.id)
+        await in_thread(snapshot.home.close)
 
     async def keep_only(self, tenants: set[str]) -> None:
         for snapshot in list(self._all.values()):
@@ -73,19 +100,20 @@ class Snapshots:
 
 
 def snapshots_of(service: Service) -> Snapshots:
-    if "e2b" not in service.extras:
-        made = service.extras["e2b"] = Snapshots()
+    def make() -> Snapshots:
+        made = Snapshots(service)
         service.on_close.append(made.aclose)
         service.on_revoked.append(made.keep_only)
-    found: Snapshots = service.extras["e2b"]
-    return found
+        return made
+
+    return service.state.get(Snapshots, make)
 
 
-async def copied(home: str, tenant: Tenant) -> PrivateDirectory:
-    """A directory of its own with the same files, within the tenant's disk."""
+async def copy_home(service: Service, home: str, tenant: Tenant, *, is_saved: bool = True) -> Home:
+    """A new directory with the same files, within the tenant's disk quota. `is_saved`: as long as the state lasts."""
 
-    def copy() -> PrivateDirectory:
-        made = PrivateDirectory("work")
+    def copy() -> Home:
+        made = service.make_home() if is_saved else PrivateDirectory("work")
         try:
             source, target = Root(home), Root(made.path, quota=Quota(max(1, tenant.disk_mb)))
             try:
@@ -98,4 +126,4 @@ async def copied(home: str, tenant: Tenant) -> PrivateDirectory:
             raise
         return made
 
-    return await in_thread(copy)
+    return await in_thread(copy, discard=lambda made: made.close())

@@ -1,55 +1,252 @@
-"""E2B's templates, what sandboxes are made from: a few by name, and snapshots that a tenant took. None are built."""
+"""E2B's templates: a few fixed names, the snapshots of a tenant, and the images that it builds."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+import os
+import time
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warmcell.core.types import MIB
+from warmcell.interfaces.serve.e2b.box import rfc3339
 from warmcell.interfaces.serve.e2b.snapshots import Snapshot, snapshots_of
-from warmcell.interfaces.serve.exchange import Refused, answer, parsed, read_body
-from warmcell.interfaces.serve.service import Service, service_of
+from warmcell.interfaces.serve.e2b.template_builder import builds_of
+from warmcell.interfaces.serve.e2b.template_records import (
+    DEFAULT_TAG,
+    ERROR,
+    READY,
+    Build,
+    Template,
+    TemplateRecords,
+    check_tag,
+    parse_name,
+)
+from warmcell.interfaces.serve.e2b.template_start import trial_of
+from warmcell.interfaces.serve.e2b.template_steps import StartBuild
+from warmcell.interfaces.serve.e2b.template_uploads import check_hash
+from warmcell.interfaces.serve.requests import parse_model, read_body
+from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
+from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
 
+#: Those without an image: their sandboxes have the programs of this host.
 TEMPLATES = ("base", "code-interpreter-v1", "code-interpreter", "mcp-gateway")
+#: Log entries in one response, as E2B has it.
+LOG_PAGE = 100
+Names = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)]
 
 
-class Build(BaseModel):
-    """What older clients call an alias is a name to newer ones."""
+class RequestBuild(BaseModel):
+    """Older clients send the name as `alias`. Processors and memory are those of the server's policy."""
 
     name: str | None = None
     alias: str | None = None
+    tags: Names | None = None
+
+
+class AssignTags(BaseModel):
+    target: str
+    tags: Names
+
+
+class RemoveTags(BaseModel):
+    name: str
+    tags: Names
 
 
 def snapshot_for(service: Service, tenant: Tenant, template: str) -> Snapshot | None:
-    """What a sandbox of this template begins with; None for those that begin with nothing."""
+    """The snapshot that this template names; None for a template without files. Raises 404 if it is unknown."""
     found = snapshots_of(service).find(tenant, template)
     if found is None and template not in TEMPLATES:
-        raise Refused(404, f"template '{template[:80]}' not found")
+        raise HttpError(404, f"template '{template[:80]}' not found")
     return found
 
 
+def _records(request: Request, tenant: Tenant) -> TemplateRecords:
+    return builds_of(get_service(request)).records(tenant)
+
+
+async def _read(request: Request, kind: Any) -> Any:
+    return parse_model(await read_body(request, get_service(request).settings.max_body), kind)
+
+
 async def look_up(request: Request, tenant: Tenant) -> Response:
-    """Clients build what this does not find."""
+    """Clients build a template that this does not find."""
     name = request.path_params["name"]
-    found = snapshot_for(service_of(request), tenant, name)
-    return answer({"templateID": name if found is None else found.id, "public": found is None})
+    own = await in_thread(partial(_records(request, tenant).find, name))
+    if own is not None:
+        return json_response({"templateID": own.id, "public": False})
+    found = snapshot_for(get_service(request), tenant, name)
+    return json_response({"templateID": name if found is None else found.id, "public": found is None})
 
 
-async def build(request: Request, tenant: Tenant) -> Response:
-    body = parsed(await read_body(request, service_of(request).settings.max_body), Build)
-    name = (body.name or body.alias or "")[:80]
-    raise Refused(
-        501,
-        f"no templates are built here, and so not '{name}': sandboxes have what this host has. For one that has "
-        "files, make a sandbox with them and take a snapshot under that name; it is then found as a template",
+async def every(request: Request, tenant: Tenant) -> Response:
+    templates = await in_thread(_records(request, tenant).all)
+    return json_response([_summary(template) for template in templates])
+
+
+async def one(request: Request, tenant: Tenant) -> Response:
+    template = await in_thread(partial(_records(request, tenant).get, request.path_params["id"]))
+    builds = [_build_to_dict(build) for build in template.builds.values()]
+    return json_response({**_summary(template), "builds": builds})
+
+
+async def request_build(request: Request, tenant: Tenant) -> Response:
+    """A template with a new build, which waits for its files and its start."""
+    body = await _read(request, RequestBuild)
+    name, tag = parse_name(body.name or body.alias or "")
+    if name in TEMPLATES:
+        raise HttpError(403, f"the name '{name}' is reserved")
+    extra = [check_tag(item.rpartition(":")[2]) for item in body.tags or ()]
+    tags = list(dict.fromkeys([*([tag] if tag else []), *extra])) or [DEFAULT_TAG]
+    template, build = await in_thread(
+        partial(_records(request, tenant).request_build, name, tags, max(1, tenant.templates))
     )
+    made = {"templateID": template.id, "buildID": build.id, "public": False}
+    return json_response(made | {"names": [name], "aliases": [name], "tags": tags}, 202)
+
+
+async def upload_link(request: Request, tenant: Tenant) -> Response:
+    """Whether the archive is there, and where to upload it."""
+    await in_thread(partial(_records(request, tenant).get, request.path_params["id"]))
+    uploads, digest = builds_of(get_service(request)).uploads, check_hash(request.path_params["hash"])
+    most = max(1, tenant.disk_mb) * MIB
+    is_present = await in_thread(lambda: os.path.exists(uploads.path_of(tenant.id, digest)))
+    path = await in_thread(lambda: uploads.sign(tenant.id, digest, most))
+    return json_response({"present": is_present, "url": str(request.base_url).rstrip("/") + path}, 201)
+
+
+async def upload(request: Request, tenant: Tenant) -> Response:
+    """An archive, from a client that has the signed URL."""
+    uploads, asked = builds_of(get_service(request)).uploads, request.query_params
+    owner, digest = request.path_params["owner"], request.path_params["hash"]
+    most = uploads.check(owner, digest, asked.get("expires", ""), asked.get("most", ""), asked.get("signature", ""))
+    await uploads.receive(owner, digest, most, request.stream())
+    return Response(status_code=200)
+
+
+async def start_build(request: Request, tenant: Tenant) -> Response:
+    service = get_service(request)
+    body = await _read(request, StartBuild)
+    template, build = await in_thread(partial(_records(request, tenant).get_build, *_ids(request)))
+    await builds_of(service).start(tenant, template.id, build.id, body, trial_of(service, tenant))
+    return Response(status_code=202)
+
+
+async def status(request: Request, tenant: Tenant) -> Response:
+    """The state of a build, and a page of its log."""
+    records = _records(request, tenant)
+    template, build = await in_thread(partial(records.get_build, *_ids(request)))
+    offset = parse_whole_number(request.query_params.get("logsOffset") or "0")
+    limit = parse_whole_number(request.query_params.get("limit") or str(LOG_PAGE))
+    if offset is None or limit is None:
+        raise HttpError(400, "logsOffset and limit must be whole numbers")
+    entries = await in_thread(lambda: records.read_log(build.id, offset, min(limit, LOG_PAGE)))
+    shown: dict[str, Any] = {"templateID": template.id, "buildID": build.id, "status": build.status}
+    if build.status == ERROR:
+        shown["reason"] = {"message": build.message, "logEntries": []} | ({"step": build.step} if build.step else {})
+    return json_response(shown | {"logEntries": entries, "logs": [entry["message"] for entry in entries]})
+
+
+async def assign_tags(request: Request, tenant: Tenant) -> Response:
+    body = await _read(request, AssignTags)
+    name, tag = parse_name(body.target)
+    tags = [_own_tag(item, name) for item in body.tags]
+    records = _records(request, tenant)
+
+    def assign() -> str:
+        template = records.get(name)
+        with records.change(template.id) as changed:
+            build = changed.build_of(tag or DEFAULT_TAG)
+            if build is None or build.status != READY:
+                raise HttpError(404, f"template '{body.target[:80]}' has no finished build with this tag")
+            changed.tags.update({item: (build.id, time.time()) for item in tags})
+            return build.id
+
+    return json_response({"buildID": await in_thread(assign), "tags": tags}, 201)
+
+
+def _own_tag(text: str, name: str) -> str:
+    """A tag, or the template's name and a tag."""
+    owner, colon, tag = text.rpartition(":")
+    if colon and owner != name:
+        raise HttpError(400, f"'{text[:80]}' is not a tag of the template '{name}'")
+    return check_tag(tag)
+
+
+async def remove_tags(request: Request, tenant: Tenant) -> Response:
+    service, body = get_service(request), await _read(request, RemoveTags)
+    name, records = parse_name(body.name)[0], _records(request, tenant)
+
+    def remove() -> None:
+        with records.change(records.get(name).id) as template:
+            for tag in body.tags:
+                template.tags.pop(_own_tag(tag, name), None)
+            template.drop_unnamed()
+
+    await in_thread(remove)
+    await builds_of(service).remove_leftovers(tenant)
+    return Response(status_code=204)
+
+
+async def tags_of(request: Request, tenant: Tenant) -> Response:
+    template = await in_thread(partial(_records(request, tenant).get, request.path_params["id"]))
+    rows = [
+        {"tag": tag, "buildID": build, "createdAt": rfc3339(created)} for tag, (build, created) in template.tags.items()
+    ]
+    return json_response(rows)
 
 
 async def remove(request: Request, tenant: Tenant) -> Response:
-    snapshots = snapshots_of(service_of(request))
-    found = snapshots.find(tenant, request.path_params["id"])
+    """A template with all of its builds, or a snapshot."""
+    service, name = get_service(request), request.path_params["id"]
+    records, builds = _records(request, tenant), builds_of(service)
+    own = await in_thread(partial(records.find, name))
+    if own is not None:
+        await in_thread(partial(records.remove, own.id))
+        for build in own.builds:
+            await builds.cancel(build)
+        await builds.remove_leftovers(tenant)
+        return Response(status_code=204)
+    snapshots = snapshots_of(service)
+    found = snapshots.find(tenant, name)
     if found is None:
-        raise Refused(404, "there is no such snapshot")
+        raise HttpError(404, "template or snapshot not found")
     await snapshots.remove(found)
     return Response(status_code=204)
+
+
+def _ids(request: Request) -> tuple[str, str]:
+    return request.path_params["id"], request.path_params["build"]
+
+
+def _summary(template: Template) -> dict[str, Any]:
+    latest = max(template.builds.values(), key=lambda build: build.created, default=None)
+    return {
+        "templateID": template.id,
+        "buildID": "" if latest is None else latest.id,
+        "names": [template.name],
+        "aliases": [template.name],
+        "public": False,
+        "createdAt": rfc3339(template.created),
+        "updatedAt": rfc3339(template.created if latest is None else latest.updated),
+        "buildStatus": ERROR if latest is None else latest.status,
+        "buildCount": len(template.builds),
+        "spawnCount": 0,
+        "lastSpawnedAt": None,
+        "createdBy": None,
+        "cpuCount": 1,
+        "memoryMB": 0,
+        "diskSizeMB": 0,
+        "envdVersion": "",
+    }
+
+
+def _build_to_dict(build: Build) -> dict[str, Any]:
+    times = {"createdAt": rfc3339(build.created), "updatedAt": rfc3339(build.updated)}
+    return {"buildID": build.id, "status": build.status, "cpuCount": 1, "memoryMB": 0, **times}

@@ -1,81 +1,157 @@
-"""One request carried to a worker and its answer carried back, as it comes. Knows HTTP and nothing of any protocol."""
+"""Relay one HTTP request to another process of this server and stream back its response."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import h11
 
-from warmcell.core.errors import SandboxError
-from warmcell.interfaces.serve.exchange import ClientGone
-from warmcell.interfaces.serve.front.workers import Worker
+from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
+from warmcell.interfaces.serve.proxy_headers import CLIENT, PART, SCHEME, scheme_of
+from warmcell.interfaces.serve.requests import cancel_and_wait
+from warmcell.interfaces.serve.responses import ClientDisconnected, error_to_dict
 
-#: About one connection, and so not for the next.
-_OF_ONE_CONNECTION = frozenset(
+#: Hop-by-hop headers, which are not forwarded.
+_HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
 _CHUNK = 1 << 16
-#: How long the head of a request waits for the first of its body, to be sent with it.
-_PATIENCE = 1.0
-#: Of an answer's head and of what surrounds its chunks.
+#: How long the head waits for the first part of the body, to be sent with it.
+_HEAD_DELAY = 1.0
+#: How long a request waits for a worker that is starting.
+STARTING_SECONDS = 20.0
+EVENT_STREAM = "text/event-stream"
+#: Limit for a response head and for chunk headers.
 _MAX_HEAD = 256 * 1024
+#: A key in a scope: another worker reports the client's request. `PART` tells the worker.
+PART_OF_REQUEST = "warmcell.part"
 Headers = list[tuple[bytes, bytes]]
 Event = h11.Response | h11.Data | h11.EndOfMessage
 Receive = Callable[[], Awaitable[Any]]
 
 
 class WorkerLost(SandboxError):
-    """The process that was at work on the request has ended: nobody knows how far it came."""
+    """The worker exited during the request; it is unknown how far the request got."""
 
     code = "sandbox.worker_lost"
     retryable = True
 
 
-class NotReached(Exception):
-    """The worker never got the request, and another may."""
+def make_lost_error() -> WorkerLost:
+    return WorkerLost("the worker of this request exited", hint="try again")
 
 
-async def reached(worker: Worker) -> socket.socket:
-    way = socket.socket(socket.AF_UNIX)
-    way.setblocking(False)
-    try:
-        await asyncio.get_running_loop().sock_connect(way, worker.path)
-    except OSError:
-        way.close()
-        raise NotReached from None
-    return way
+class Peer:
+    """A process of this server, at a Unix socket whose path exists while the process accepts requests."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path = name, path
+        #: Requests that this process relays to it.
+        self.active_requests = 0
+
+    @property
+    def loss(self) -> SandboxError | None:
+        """Why it never answers again; None if it does, or is being restarted."""
+        return None
 
 
-async def carried(worker: Worker, way: socket.socket, scope: Any, receive: Receive) -> AsyncIterator[Event]:
-    """The events of the answer, first its head. Closing the iterator hangs up, which ends a run in the worker."""
+async def connect_to_peer(peer: Peer) -> socket.socket:
+    """Wait for a peer that is starting; raises `BackendUnavailable` after `STARTING_SECONDS`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + STARTING_SECONDS
+    while True:
+        if peer.loss is not None:
+            raise peer.loss
+        upstream = socket.socket(socket.AF_UNIX)
+        upstream.setblocking(False)
+        try:
+            await loop.sock_connect(upstream, peer.path)
+            return upstream
+        except OSError:
+            upstream.close()
+        except BaseException:
+            upstream.close()
+            raise
+        if loop.time() > deadline:
+            raise BackendUnavailable(f"{peer.name} did not start in time", hint="try again later")
+        await asyncio.sleep(0.05)
+
+
+async def relay(peer: Peer, scope: Any, receive: Receive, send: Any) -> None:
+    """Raises `WorkerLost`, or its `loss`, if the peer exits before it has answered; a stream ends with
+    an error event instead.
+    """
+    kind = ""
+    upstream = await connect_to_peer(peer)
+    async with aclosing(_relay_request(peer, upstream, scope, receive)) as events:
+        try:
+            async for event in events:
+                if isinstance(event, h11.Response):
+                    kind = dict(event.headers).get(b"content-type", b"").decode("latin-1") or "unknown"
+                await send(_to_asgi(event))
+        except WorkerLost as error:
+            reason = peer.loss or error
+            if not kind:
+                raise reason from None
+            # Any other response is cut, and its client sees that it is short.
+            if (last := last_event(kind, reason)) is not None:
+                await send({"type": "http.response.body", "body": last})
+
+
+def last_event(content_type: str, error: SandboxError) -> bytes | None:
+    """An error event of a stream's protocol; None if it has none."""
+    kind = content_type.partition(";")[0]
+    if kind == EVENT_STREAM:
+        return f"event: error\ndata: {json.dumps({'error': error_to_dict(error)})}\n\n".encode()
+    if kind == CONNECT:
+        return envelope({"error": {"code": "unavailable", "message": error.message}}, END_OF_STREAM)
+    return None
+
+
+def _to_asgi(event: Event) -> dict[str, Any]:
+    if isinstance(event, h11.Response):
+        headers = [(name, value) for name, value in event.headers if name not in (b"connection", b"transfer-encoding")]
+        return {"type": "http.response.start", "status": event.status_code, "headers": headers}
+    data = bytes(event.data) if isinstance(event, h11.Data) else b""
+    return {"type": "http.response.body", "body": data, "more_body": isinstance(event, h11.Data)}
+
+
+async def _relay_request(
+    peer: Peer, upstream: socket.socket, scope: Any, receive: Receive
+) -> AsyncGenerator[Event, None]:
+    """Yield the events of the response, first its head. Closing the iterator disconnects, which ends the run."""
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
-    sending = asyncio.ensure_future(_send(connection, way, scope, receive))
-    worker.under_way += 1
+    sending = asyncio.ensure_future(_send(connection, upstream, scope, receive))
+    peer.active_requests += 1
     try:
-        async for event in _events(connection, way, sending):
+        async for event in _events(connection, upstream, sending):
             yield event
     finally:
-        worker.under_way -= 1
-        sending.cancel()
-        await asyncio.wait([sending])
-        if not sending.cancelled():
-            sending.exception()  # looked at: a client that has gone, or a worker that did not want the rest
-        way.close()
+        peer.active_requests -= 1
+        try:
+            await cancel_and_wait(sending)
+        finally:  # also if the request is cancelled here
+            upstream.close()
 
 
-async def _send(connection: h11.Connection, way: socket.socket, scope: Any, receive: Receive) -> None:
-    """The request, and then nothing, until its client has gone."""
+async def _send(connection: h11.Connection, upstream: socket.socket, scope: Any, receive: Receive) -> None:
+    """Send the request, then wait until the client disconnects and raise `ClientDisconnected`."""
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    head = h11.Request(method=scope["method"], target=target, headers=forwarded(scope["headers"]))
+    ours = [(CLIENT, (scope.get("client") or ("", 0))[0].encode()), (SCHEME, scheme_of(scope))]
+    ours.append((PART, b"1" if scope.get(PART_OF_REQUEST) else b"0"))
+    head = h11.Request(method=scope["method"], target=target, headers=[*ours, *headers_to_forward(scope["headers"])])
     sent, send = connection.send(head) or b"", asyncio.get_running_loop().sock_sendall
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_HEAD_DELAY):
             message = await receive()
-    except TimeoutError:  # a worker waits for a head no longer than for any client's
-        await send(way, sent)
+    except TimeoutError:  # the worker's own deadline for heads is running
+        await send(upstream, sent)
         sent, message = b"", await receive()
     while message["type"] != "http.disconnect":
         if connection.our_state is not h11.SEND_BODY:
@@ -85,14 +161,14 @@ async def _send(connection: h11.Connection, way: socket.socket, scope: Any, rece
             sent += connection.send(h11.Data(data=message["body"])) or b""
         if not message.get("more_body"):
             sent += connection.send(h11.EndOfMessage()) or b""
-        await send(way, sent)
+        await send(upstream, sent)
         sent, message = b"", await receive()
-    raise ClientGone
+    raise ClientDisconnected
 
 
-def forwarded(headers: Headers) -> Headers:
-    """What a body is framed by is said once, and by us: two who disagree about it would be two requests."""
-    kept = [(name, value) for name, value in headers if name not in _OF_ONE_CONNECTION]
+def headers_to_forward(headers: Headers) -> Headers:
+    """Frame the body exactly once, by us: a disagreement about its length would allow request smuggling."""
+    kept = [(name, value) for name, value in headers if name not in _HOP_BY_HOP]
     if any(name == b"transfer-encoding" for name, _ in headers):
         kept = [(name, value) for name, value in kept if name != b"content-length"]
         kept.append((b"transfer-encoding", b"chunked"))
@@ -100,32 +176,32 @@ def forwarded(headers: Headers) -> Headers:
 
 
 async def _events(
-    connection: h11.Connection, way: socket.socket, sending: asyncio.Future[None]
+    connection: h11.Connection, upstream: socket.socket, sending: asyncio.Future[None]
 ) -> AsyncIterator[Event]:
-    """`WorkerLost` where it ends before its end; `ClientGone` where that is the client's doing."""
+    """Raises `WorkerLost` if the response is cut short, `ClientDisconnected` if the client left."""
     while True:
         try:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await _read(way, sending))
+                connection.receive_data(await _read(upstream, sending))
                 continue
         except (h11.RemoteProtocolError, ConnectionError):
-            raise WorkerLost("the worker that carried this out has ended", hint="ask again") from None
+            raise make_lost_error() from None
         if isinstance(event, h11.ConnectionClosed):
-            raise WorkerLost("the worker that carried this out has ended", hint="ask again")
+            raise make_lost_error()
         if isinstance(event, h11.Response | h11.Data | h11.EndOfMessage):
             yield event
         if isinstance(event, h11.EndOfMessage):
             return
 
 
-async def _read(way: socket.socket, sending: asyncio.Future[None]) -> bytes:
-    """What comes, even where the rest of the request is not wanted any more: a refusal may precede its end."""
-    reading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(way, _CHUNK))
+async def _read(upstream: socket.socket, sending: asyncio.Future[None]) -> bytes:
+    """Read also when the worker stopped reading the request: an error response may come before its end."""
+    reading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(upstream, _CHUNK))
     try:
         if not sending.done():
             await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and isinstance(error := sending.exception(), ClientGone):
+            if sending.done() and isinstance(error := sending.exception(), ClientDisconnected):
                 raise error
         return await reading
     finally:

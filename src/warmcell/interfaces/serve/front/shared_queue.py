@@ -1,108 +1,101 @@
-"""One queue for several processes: the front has it, workers ask it for places, in lines of JSON over a socket."""
+"""One queue for several processes: it is in the front, and workers request slots in lines of JSON over a socket."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from warmcell.core.errors import BackendBusy, BackendUnavailable
-from warmcell.lifetime.tenant_queue import TenantQueue, TooManyWaiting
+from warmcell.interfaces.serve.front.control import Control, Message
+from warmcell.lifetime.fair_semaphore import FairSemaphore, TooManyWaiting
 
 
-class PlacesOfWorker:
-    """In the front: what one worker has and waits for. All of it is free again at `close`, however the worker ended."""
+class WorkerSlots:
+    """In the front: the slots that one worker holds or waits for. `close` frees all, however the worker ended."""
 
-    def __init__(self, queue: TenantQueue, writer: asyncio.StreamWriter) -> None:
-        self._queue, self._writer = queue, writer
-        self._held: dict[int, asyncio.Task[None]] = {}
+    def __init__(self, queue: FairSemaphore, control: Control) -> None:
+        self._queue, self._control = queue, control
+        #: By number: the tenants of slots that the worker has, and the tasks that wait for others.
+        self._held: dict[int, str] = {}
+        self._waiting: dict[int, asyncio.Task[None]] = {}
 
-    def hear(self, message: dict[str, Any]) -> None:
-        if "ask" in message:
-            self._held[message["ask"]] = asyncio.ensure_future(self._hold(message))
-        elif "leave" in message:
-            task = self._held.pop(message["leave"], None)
-            if task is not None:
-                task.cancel()
+    def handle(self, message: Message) -> None:
+        if "leave" in message:
+            self._leave(message["leave"])
+        elif self._queue.try_acquire(message["tenant"], message["share"]):
+            self._give(message)
+        else:
+            self._waiting[message["ask"]] = asyncio.ensure_future(self._wait(message))
 
-    async def _hold(self, asked: dict[str, Any]) -> None:
-        """Until it is cancelled, be it in the line or in its place."""
+    async def _wait(self, request: Message) -> None:
+        number, reply = request["ask"], None
         try:
-            async with self._queue.place(asked["tenant"], asked["share"], asked["timeout"]):
-                send(self._writer, {"has": asked["ask"]})
-                await asyncio.get_running_loop().create_future()
+            await self._queue.acquire_async(request["timeout"], request["tenant"], request["share"])
         except BackendBusy as error:
-            self._held.pop(asked["ask"], None)
-            told = {"busy": asked["ask"], "waited": error.waited, "is_own_line": isinstance(error, TooManyWaiting)}
-            send(self._writer, told)
+            reply = {"busy": number, "waited": error.waited, "is_own_line": isinstance(error, TooManyWaiting)}
+        self._waiting.pop(number, None)
+        if reply is None:
+            self._give(request)
+        else:
+            self._control.send(reply)
+
+    def _give(self, request: Message) -> None:
+        self._held[request["ask"]] = request["tenant"]
+        self._control.send({"has": request["ask"]})
+
+    def _leave(self, number: int) -> None:
+        """The run has ended, or its client does not wait any more."""
+        if (tenant := self._held.pop(number, None)) is not None:
+            self._queue.release(tenant)
+        elif (task := self._waiting.pop(number, None)) is not None:
+            task.cancel()
 
     def close(self) -> None:
-        for task in self._held.values():
-            task.cancel()
-        self._held.clear()
+        for number in (*self._held, *self._waiting):
+            self._leave(number)
 
 
 class FrontQueue:
-    """In a worker: stands where `TenantQueue` stands in a server of one process, and raises what it raises."""
+    """In a worker: has the interface and the exceptions of `FairSemaphore`."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
+    def __init__(self, control: Control) -> None:
+        self._control = control
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._pending: dict[int, asyncio.Future[None]] = {}
 
     @property
     def waiting(self) -> int:
-        """Of this worker's own requests."""
-        return len(self._asked)
+        """Requests of this worker that wait."""
+        return len(self._pending)
 
     @asynccontextmanager
-    async def place(self, tenant: str, share: int, timeout: float) -> AsyncIterator[None]:
+    async def slot(self, tenant: str, share: int, timeout: float) -> AsyncIterator[None]:
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        send(self._writer, {"ask": number, "tenant": tenant, "share": share, "timeout": timeout})
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._control.send({"ask": number, "tenant": tenant, "share": share, "timeout": timeout})
         try:
             await answer
             yield
         finally:
-            self._asked.pop(number, None)
-            send(self._writer, {"leave": number})
+            self._pending.pop(number, None)
+            self._control.send({"leave": number})
 
-    def hear(self, message: dict[str, Any]) -> None:
-        answer = self._asked.pop(message.get("has", message.get("busy", -1)), None)
-        if answer is None or answer.done():  # whoever asked has gone, and has said so
+    def handle(self, message: Message) -> None:
+        answer = self._pending.pop(message["has" if "has" in message else "busy"], None)
+        if answer is None or answer.done():  # the request was cancelled and has sent 'leave'
             return
         if "has" in message:
             answer.set_result(None)
         elif message["is_own_line"]:
-            answer.set_exception(TooManyWaiting(message["waited"], hint="ask for less at once"))
+            answer.set_exception(TooManyWaiting(message["waited"], hint="send fewer requests at a time"))
         else:
-            answer.set_exception(BackendBusy(message["waited"], hint="come again later"))
+            answer.set_exception(BackendBusy(message["waited"], hint="try again later"))
 
     def close(self) -> None:
-        """The front has gone."""
-        for answer in self._asked.values():
+        """Fail all waiting requests: the front has exited."""
+        for answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(BackendUnavailable("the server is about to end", hint="come again later"))
-        self._asked.clear()
-
-
-def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    """To one who may have gone; whoever reads finds that out."""
-    if not writer.is_closing():
-        writer.write(json.dumps(message).encode() + b"\n")
-
-
-async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """Until the other side has gone."""
-    while line := await _line(reader):
-        yield json.loads(line)
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readline()
-    except ConnectionError:
-        return b""
+                answer.set_exception(BackendUnavailable("the server is shutting down", hint="try again later"))
+        self._pending.clear()

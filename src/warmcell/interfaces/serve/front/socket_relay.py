@@ -1,24 +1,39 @@
-"""WebSockets through a front: once a worker is chosen, bytes go both ways, and what they say is its own matter."""
+"""Relay WebSockets to their worker: after the head has selected it, bytes are copied both ways."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
 
 import h11
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.serve.exchange import Refused, refusal
-from warmcell.interfaces.serve.front.workers import Worker
+from warmcell.interfaces.serve.front.client_sockets import CONNECTION
+from warmcell.interfaces.serve.front.connection_states import Phase
+from warmcell.interfaces.serve.front.relay import Peer, connect_to_peer
+from warmcell.interfaces.serve.http_protocol import StallGuard
+from warmcell.interfaces.serve.proxy_headers import CLIENT, RELAYED, SCHEME
+from warmcell.interfaces.serve.responses import HttpError, error_response
 
-Choose = Callable[[HTTPConnection], Awaitable[Worker]]
+#: The process to relay to; None: this one.
+Choose = Callable[[HTTPConnection], Awaitable[Peer | None]]
+
+
+def make_socket_protocol(choose: Choose, local: Any, config: Any, server_state: Any, app_state: Any) -> Any:
+    """The protocol of a WebSocket in a worker. `local` is uvicorn's; what was relayed to this worker belongs here."""
+    if RELAYED in app_state:
+        return local(config, server_state, app_state)
+    app_state[CONNECTION].mark(Phase.OTHER)
+    return SocketRelay(choose, config, server_state, app_state, local)
 
 
 class Side(asyncio.Protocol):
-    """One of two connections: what comes here goes out there, no faster than it is taken; they end together."""
+    """One of two connections: copies to the other with backpressure; both close together."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -44,12 +59,13 @@ class Side(asyncio.Protocol):
             self.other.transport.close()
 
 
-class SocketRelay(Side):
-    """The client's side, in the place of uvicorn's own protocols for WebSockets: it is given the whole head first."""
+class SocketRelay(StallGuard, Side):
+    """The client's side, in place of uvicorn's WebSocket protocol, which is given the whole head first."""
 
-    def __init__(self, choose: Choose, config: Any, server_state: Any, app_state: Any) -> None:
+    def __init__(self, choose: Choose, config: Any, server_state: Any, app_state: Any, local: Any = None) -> None:
         super().__init__()
         self._choose = choose
+        self._make_local = None if local is None else partial(local, config, server_state, app_state)
         self._connections, self._tasks = server_state.connections, server_state.tasks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,39 +87,53 @@ class SocketRelay(Side):
     async def _begin(self, head: bytes) -> None:
         assert self.transport is not None and self.other is not None
         try:
-            worker = await self._choose(asked(head))
-            await asyncio.get_running_loop().create_unix_connection(lambda: cast("Side", self.other), worker.path)
-        except (SandboxError, Refused, OSError) as error:
-            self._refuse(error if not isinstance(error, OSError) else Refused(503, "the worker has ended"))
+            peer = await self._choose(parse_head(head))
+            if peer is None:
+                self._serve_here(head)
+                return
+            upstream = await connect_to_peer(peer)
+            await asyncio.get_running_loop().create_unix_connection(lambda: cast("Side", self.other), sock=upstream)
+        except (SandboxError, HttpError) as error:
+            self.transport.write(response_bytes(error_response(error)))
+            self.transport.close()
             return
-        if self.transport.is_closing():  # it has gone meanwhile, when there was nobody to tell
+        if self.transport.is_closing():  # the client left before there was another side
             self.other.connection_lost(None)
             cast("asyncio.Transport", self.other.transport).close()
             return
-        super().data_received(head)
+        super().data_received(self._with_our_headers(head))
         self.transport.resume_reading()
 
-    def _refuse(self, error: Exception) -> None:
+    def _with_our_headers(self, head: bytes) -> bytes:
+        """Add the address and the scheme of the client before all other headers: the first of each name counts."""
         assert self.transport is not None
-        said = refusal(error)
-        connection = h11.Connection(h11.SERVER)
-        connection.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        connection.next_event()
-        head = h11.Response(status_code=said.status_code, headers=[*said.raw_headers, (b"connection", b"close")])
-        for event in (head, h11.Data(data=bytes(said.body)), h11.EndOfMessage()):
-            self.transport.write(connection.send(event) or b"")
-        self.transport.close()
+        address = (self.transport.get_extra_info("peername") or ("",))[0].encode()
+        scheme = b"http" if self.transport.get_extra_info("sslcontext") is None else b"https"
+        line, _, rest = head.partition(b"\r\n")
+        return b"%s\r\n%s: %s\r\n%s: %s\r\n%s" % (line, CLIENT, address, SCHEME, scheme, rest)
+
+    def _serve_here(self, head: bytes) -> None:
+        assert self.transport is not None and self._make_local is not None
+        self._connections.discard(self)
+        protocol = self._make_local()
+        protocol.connection_made(self.transport)
+        if self.transport.is_closing():
+            protocol.connection_lost(None)
+            return
+        protocol.data_received(head)
+        self.transport.set_protocol(protocol)
+        self.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         super().connection_lost(error)
 
     def shutdown(self) -> None:
-        """The worker hears of the end too, and ends what stands for ever."""
+        """Nothing to do: the worker is signalled too and ends endless streams."""
 
 
-def asked(head: bytes) -> HTTPConnection:
-    """What routing looks at; the head was read and written out by uvicorn before."""
+def parse_head(head: bytes) -> HTTPConnection:
+    """Parse a head that uvicorn has read and serialised into what routing needs."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head))
     connection.receive_data(head)
     request = connection.next_event()
@@ -113,3 +143,14 @@ def asked(head: bytes) -> HTTPConnection:
     offered = b",".join(value for name, value in headers if name == b"sec-websocket-protocol").decode("latin-1")
     scope = {"type": "websocket", "path": unquote(path.decode("ascii")), "query_string": query, "headers": headers}
     return HTTPConnection(scope | {"subprotocols": [name.strip() for name in offered.split(",")]})
+
+
+def response_bytes(response: Response) -> bytes:
+    """A whole response that closes the connection, for a request that was read elsewhere."""
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    connection.next_event()
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    head = h11.Response(status_code=response.status_code, headers=headers)
+    events = (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage())
+    return b"".join(connection.send(event) or b"" for event in events)

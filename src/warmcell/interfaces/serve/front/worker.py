@@ -1,54 +1,98 @@
-"""One of several processes behind a front: the whole server, on a socket that only the front reaches.
+"""A worker behind a front: the whole server. The front passes connections of clients to it.
 
-    python -m warmcell.interfaces.serve.front.worker NUMBER LISTENING CONTROL
+    python -m warmcell.interfaces.serve.front.worker NUMBER LISTENING CONTROL CHANNEL STATES COUNTS
 
-Two descriptors: where it listens, and where it is told its settings and asks for places. It ends when the front does.
+The last five are descriptors: a socket for requests that other processes relay, a connection for settings, queue slots
+and admission, one over which client connections come, the memory with their states, and that with the numbers of
+sandboxes. It exits when the front does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack
+from functools import partial
 
-from warmcell.interfaces.serve.front.shared_queue import FrontQueue, messages, send
-from warmcell.interfaces.serve.server import served
+from starlette.middleware import Middleware
+
+from warmcell.interfaces.serve.front.admission import FrontAdmission
+from warmcell.interfaces.serve.front.client_sockets import RelayedProtocol
+from warmcell.interfaces.serve.front.connection_states import ConnectionStates
+from warmcell.interfaces.serve.front.control import Control, Message, open_control
+from warmcell.interfaces.serve.front.dispatcher import Dispatcher, Neighbours, Receiver
+from warmcell.interfaces.serve.front.shared_counts import SharedCounts, SharedQuota
+from warmcell.interfaces.serve.front.shared_queue import FrontQueue
+from warmcell.interfaces.serve.front.socket_relay import make_socket_protocol
+from warmcell.interfaces.serve.json_logs import configure_logging
+from warmcell.interfaces.serve.listener import find_websocket_protocol
+from warmcell.interfaces.serve.quotas import TenantQuota
+from warmcell.interfaces.serve.server import serve_app
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.observe.audit import AuditLog
 
 
-def main(number: int, listening: int, control: int) -> int:
-    logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s: worker {number}: %(message)s")
-    for descriptor in (listening, control):
+def main(number: int, *descriptors: int) -> int:
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    with socket.socket(fileno=listening) as place, socket.socket(fileno=control) as front:
-        asyncio.run(_served(number, place, front))
+    *sockets, states, counts = descriptors
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket(fileno=descriptor)) for descriptor in sockets]
+        asyncio.run(_serve(number, ConnectionStates(states), SharedCounts(counts), *opened))
     return 0
 
 
-async def _served(number: int, listening: socket.socket, control: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=control)
-    told = anext(aiter(messages(reader)))
-    service = Service(Settings(**await told), worker=number, queue=FrontQueue(writer))
-    hearing = asyncio.ensure_future(_hear(reader, service.queue))
-    send(writer, {"ready": True})
+async def _serve(
+    number: int,
+    states: ConnectionStates,
+    counts: SharedCounts,
+    listening: socket.socket,
+    control: socket.socket,
+    channel: socket.socket,
+) -> None:
+    front = await open_control(control)
+    settings = Settings(**await front.first)
+    configure_logging(settings.log_level, settings.log_format, f"worker {number}: ")
+    audit = None if settings.audit is None else AuditLog(settings.audit)
+    queue, admission = FrontQueue(front), FrontAdmission(front)
+    make_quota = TenantQuota if settings.tokens is not None else partial(SharedQuota, counts, number)
+    service = Service(settings, worker=number, queue=queue, make_quota=make_quota)
+    neighbours = Neighbours(os.path.dirname(listening.getsockname()), settings.workers)
+    dispatcher = Dispatcher(service, number, neighbours, admission)
+    receiver = Receiver(service, channel, states, front)
+    local = find_websocket_protocol()
+    options = {
+        "http": RelayedProtocol,
+        "ws": local if local == "none" else partial(make_socket_protocol, dispatcher.choose_for_socket, local),
+        "counts_connections": False,  # the front does
+        "on_started": receiver.start,
+    }
+    front.handle = partial(_handle_message, queue, admission)
+    watching = asyncio.ensure_future(_exit_with_front(front, queue, admission))
     try:
-        await served(service, listening)
+        await serve_app(service, listening, [Middleware(dispatcher.around)], **options)
     finally:
-        hearing.cancel()
-        writer.close()
+        watching.cancel()
+        receiver.close()
+        front.close()
+        if audit is not None:
+            audit.close()
 
 
-async def _hear(reader: asyncio.StreamReader, queue: object) -> None:
-    assert isinstance(queue, FrontQueue)
-    async for message in messages(reader):
-        queue.hear(message)
+def _handle_message(queue: FrontQueue, admission: FrontAdmission, message: Message) -> None:
+    (admission if "entered" in message or "refused" in message else queue).handle(message)
+
+
+async def _exit_with_front(front: Control, queue: FrontQueue, admission: FrontAdmission) -> None:
+    await front.closed.wait()
     queue.close()
-    os.kill(os.getpid(), signal.SIGTERM)  # nobody can reach us any more
+    admission.close()
+    os.kill(os.getpid(), signal.SIGTERM)  # no client can reach this process any more
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:4])))
+    sys.exit(main(*map(int, sys.argv[1:7])))

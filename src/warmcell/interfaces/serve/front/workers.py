@@ -1,4 +1,4 @@
-"""The processes behind a front: started, watched, started again, told to reload, ended."""
+"""Worker processes behind a front: start, restart, reload, end."""
 
 from __future__ import annotations
 
@@ -9,132 +9,203 @@ import signal
 import socket
 import subprocess
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.interfaces.serve.front.shared_queue import PlacesOfWorker, messages, send
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.front.admission import Admission, WorkerRequests
+from warmcell.interfaces.serve.front.client_connections import ClientConnections, Recipient
+from warmcell.interfaces.serve.front.control import Control, Message, open_control
+from warmcell.interfaces.serve.front.relay import Peer
+from warmcell.interfaces.serve.front.shared_counts import SharedCounts
+from warmcell.interfaces.serve.front.shared_queue import WorkerSlots
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.shutdown import shutdown_seconds
+from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.host_program import own_interpreter
 from warmcell.lifetime.temporary_directory import temporary_directory
-from warmcell.lifetime.tenant_queue import TenantQueue
 
 _log = logging.getLogger("warmcell.serve")
-#: Before one that ended is started again; doubled each time that it ends before it was ready.
-PAUSE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
-#: Of what a socket's address may have, which is 107.
-LONGEST_PATH = 100
+#: After the time in which a worker has to exit by itself.
+KILL_SECONDS = 2.0
+#: Delay before a restart; doubled each time that the worker exits before it was ready.
+RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 10.0
+#: The path of a Unix socket may have 107 bytes, and `/255.new` is added to that of the directory.
+MAX_PATH = 99
 
 
-class Worker:
-    """One process at a time, at one address. `under_way` is how many requests the front has given it."""
+def check_socket_path() -> None:
+    """Raises `InvalidRequest` if the sockets of workers cannot be made in the temporary directory."""
+    with temporary_directory("serve") as directory:
+        if len(os.fsencode(directory)) > MAX_PATH:
+            hint = "set TMPDIR to a shorter one, or leave --workers out"
+            raise InvalidRequest(f"the path {directory} is too long for Unix sockets", hint=hint)
 
-    def __init__(self, number: int, path: str, settings: Settings, queue: TenantQueue) -> None:
-        self.number, self.path = number, path
-        self.under_way = 0
-        self.is_ready = asyncio.Event()
-        self._settings, self._queue = settings, queue
+
+class Shared(NamedTuple):
+    """What the front has for all workers."""
+
+    queue: FairSemaphore
+    admission: Admission
+    connections: ClientConnections
+    counts: SharedCounts
+    counts_file: int
+
+
+class Attached:
+    """A worker process that is connected to the front, with what it holds there."""
+
+    def __init__(self, control: Control, recipient: Recipient, shared: Shared) -> None:
+        self.control, self.recipient, self._connections = control, recipient, shared.connections
+        self._slots, self._requests = WorkerSlots(shared.queue, control), WorkerRequests(shared.admission, control)
+        self.was_ready = False
+
+    def handle(self, message: Message) -> None:
+        if "closed" in message:
+            self._connections.close_one(self.recipient, message["closed"])
+        else:
+            (self._requests if "enter" in message or "exit" in message else self._slots).handle(message)
+
+    def release(self) -> None:
+        """The process has closed its connection: it holds nothing any more, and gets nothing."""
+        self._connections.stop_passing_to(self.recipient)
+        self._slots.close()
+        self._requests.close()
+        self.control.close()
+
+
+class Worker(Peer):
+    """One process at a time. Its socket exists while it is ready."""
+
+    def __init__(self, number: int, path: str, settings: Settings, shared: Shared) -> None:
+        super().__init__(f"worker {number}", path)
+        self.number, self.is_ready = number, False
+        self._settings, self._shared = settings, shared
         self._process: asyncio.subprocess.Process | None = None
         self._ending = asyncio.Event()
 
-    async def keep(self) -> None:
-        """Runs until `end`: when the process ends by itself, another takes its place."""
-        pause = PAUSE_SECONDS
+    async def keep_running(self) -> None:
+        """Run until `end`, restarting the process when it exits by itself."""
+        pause = RESTART_SECONDS
         while not self._ending.is_set():
-            was_ready = await self._live()
+            was_ready = await self._run_once()
             if self._ending.is_set():
                 return
-            pause = PAUSE_SECONDS if was_ready else min(2 * pause, LONGEST_PAUSE)
-            _log.error("worker %d ended; what it was doing is lost, and another takes its place", self.number)
+            pause = RESTART_SECONDS if was_ready else min(2 * pause, MAX_RESTART_SECONDS)
+            _log.error("worker %d exited; its requests are lost; restarting it", self.number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._ending.wait()
 
-    async def _live(self) -> bool:
-        """One process, from its start to its end: whether it ever was ready."""
-        ours, theirs = socket.socketpair()
-        listening = self._listen()
-        with theirs, listening:
-            words = [str(self.number), str(listening.fileno()), str(theirs.fileno())]
-            self._process = await asyncio.create_subprocess_exec(
-                own_interpreter(),
-                *("-m", "warmcell.interfaces.serve.front.worker", *words),
-                pass_fds=(listening.fileno(), theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # what a terminal sends is for the front, which lets runs end first
-            )
-        if self._ending.is_set():  # meanwhile, when there was nobody to tell
-            self.tell(signal.SIGTERM)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        send(writer, {name: getattr(self._settings, name) for name in Settings.__slots__})
-        places, was_ready = PlacesOfWorker(self._queue, writer), False
+    async def _run_once(self) -> bool:
+        """Run one process from start to exit; return whether it was ever ready."""
+        control, their_control = socket.socketpair()
+        channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.setblocking(False)
+        with their_control, their_channel, self._listen() as listening:
+            sockets = (listening, their_control, their_channel)
+            memory = (self._shared.connections.states_file, self._shared.counts_file)
+            await self._start_process(*(each.fileno() for each in sockets), *memory)
+        if self._ending.is_set():  # `end` was called before there was a process
+            self.send_signal(signal.SIGTERM)
+        process = Attached(await open_control(control), Recipient(channel), self._shared)
+        process.control.handle = partial(self._handle, process)
+        process.control.send({name: getattr(self._settings, name) for name in Settings.__slots__})
         try:
-            async for message in messages(reader):
-                if "ready" in message:
-                    was_ready = True
-                    self.is_ready.set()
-                else:
-                    places.hear(message)
+            await process.control.closed.wait()
         finally:
-            self.is_ready.clear()
-            places.close()
-            writer.close()
-            await self._ended()
+            was_ready, self.is_ready = process.was_ready, False
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+            process.release()
+            await self._wait_or_kill()
+            self._shared.counts.clear(self.number)
+            self._shared.connections.remove_recipient(process.recipient)
         return was_ready
 
+    def _handle(self, process: Attached, message: Message) -> None:
+        if "ready" in message:
+            os.rename(self._starting_path, self.path)
+            process.was_ready = self.is_ready = True
+            self._shared.connections.add_recipient(process.recipient)
+        else:
+            process.handle(message)
+
+    async def _start_process(self, *descriptors: int) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            own_interpreter(),
+            *("-m", "warmcell.interfaces.serve.front.worker", str(self.number), *map(str, descriptors)),
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # signals of the terminal are for the front, which lets runs finish
+        )
+
     def _listen(self) -> socket.socket:
-        """Anew for each process: what waits at the address of one that ended must hear of it."""
+        """A new socket for each process: connections to the previous one must fail."""
         with suppress(FileNotFoundError):
-            os.unlink(self.path)
+            os.unlink(self._starting_path)
         listening = socket.socket(socket.AF_UNIX)
-        listening.bind(self.path)
+        listening.bind(self._starting_path)
         listening.listen(1024)
         return listening
 
-    async def _ended(self) -> None:
-        """It may have closed its side and live on, or hang: it has no way to be reached any more."""
+    @property
+    def _starting_path(self) -> str:
+        return f"{self.path}.new"
+
+    async def _wait_or_kill(self) -> None:
+        """The process has closed its control connection, so it is unreachable; it may still hang."""
         assert self._process is not None
         try:
-            async with asyncio.timeout(self._settings.drain_timeout + 5 if self._ending.is_set() else 5.0):
+            async with asyncio.timeout(5.0):
                 await self._process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def end(self) -> None:
+        """Let the process finish; kill it when it exceeds its own bound, as a stopped one does."""
         if not self._ending.is_set():
             self._ending.set()
-            self.tell(signal.SIGTERM)
+            self.send_signal(signal.SIGTERM)
+            seconds = shutdown_seconds(self._settings.drain_timeout) + KILL_SECONDS
+            asyncio.get_running_loop().call_later(seconds, self.send_signal, signal.SIGKILL)
 
 
 class Workers:
-    """All of them, in a directory that is nobody else's. Belongs to the front's event loop."""
+    """All workers, with their sockets in a private directory. Belongs to the front's event loop."""
 
-    def __init__(self, settings: Settings, queue: TenantQueue) -> None:
+    def __init__(self, settings: Settings, shared: Shared) -> None:
         self._directory = temporary_directory("serve")
         at = self._directory.__enter__()
-        if len(at) > LONGEST_PATH:
-            self._directory.__exit__(None, None, None)
-            hint = "set TMPDIR to a shorter one, or leave --workers out"
-            raise InvalidRequest(f"{at} is too long a name for a directory of sockets", hint=hint)
-        self.all = [Worker(number, f"{at}/{number}", settings, queue) for number in range(settings.workers)]
-        self._keeping = [asyncio.ensure_future(worker.keep()) for worker in self.all]
+        # Without a file of its own the usage is shared by the workers and ends with the server.
+        settings = settings if settings.usage else replace(settings, usage=f"{at}/usage.db")
+        #: Where the workers relay what only the front can answer.
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(f"{at}/front")
+        self.listening.listen(1024)
+        self.all = [Worker(number, f"{at}/{number}", settings, shared) for number in range(settings.workers)]
+        self._tasks = [asyncio.ensure_future(worker.keep_running()) for worker in self.all]
 
     def reload(self) -> None:
         for worker in self.all:
-            worker.tell(signal.SIGHUP)
+            worker.send_signal(signal.SIGHUP)
 
     def end(self) -> None:
-        """What is under way is finished first."""
+        """Let requests in progress finish, then end the processes."""
         for worker in self.all:
             worker.end()
 
     async def aclose(self) -> None:
         self.end()
-        await asyncio.gather(*self._keeping)
+        await asyncio.gather(*self._tasks)
+        self.listening.close()
         self._directory.__exit__(None, None, None)

@@ -1,1 +1,1 @@
-"""Our own API: `/v1` and what describes it."""
+"""Our own API: `/v1` and `/openapi.json`."""

@@ -1,45 +1,51 @@
-"""`/v1/activity`: the runs and sandboxes of this moment, without anything of what they hold. For whoever runs it."""
+"""`/v1/activity`: the present runs and sandboxes, without their content, for the operator."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import answer
+from warmcell.interfaces.serve.responses import json_response
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.operator_routes import OperatorRoutes
 from warmcell.observe.activity import Activity
 
 
-class UnderWay:
-    """Listens until `close`."""
+class ActivityRoute:
+    """Collects events until `close`."""
 
     def __init__(self) -> None:
         self._activity = Activity()
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
-        """Which runs wait or run, and which sandboxes there are; of all tenants."""
-        runs, sandboxes = self._activity.runs(), self._activity.sandboxes()
-        return answer(
-            {"runs": [*map(dataclasses.asdict, runs)], "sandboxes": [*map(dataclasses.asdict, sandboxes)]},  # type: ignore[arg-type]
-        )
+        """Waiting and running runs, and sandboxes, of all tenants."""
+        runs = [dataclasses.asdict(run) for run in self._activity.runs()]
+        sandboxes = [
+            {"id": entry.id, "tenant": entry.tenant_id, "backend": "process", "seconds": time.time() - entry.created}
+            for entry in get_service(request).sandboxes.all()
+        ]
+        return json_response({"runs": runs, "sandboxes": sandboxes})
 
     def routes(self) -> list[Any]:
-        return [door("GET", "/v1/activity", self, "metrics", answers=("Activity",))]
+        listing = route("GET", "/v1/activity", self, "metrics", answers=("Activity",))
+        return [listing, *OperatorRoutes(self._activity).routes()]
 
     def close(self) -> None:
         self._activity.close()
 
 
-def joined(bodies: Iterable[bytes]) -> dict[str, list[Any]]:
-    """What several processes say, as one."""
+def merge_activity(bodies: Iterable[bytes]) -> dict[str, list[Any]]:
+    """Concatenate the activity of several processes."""
     found: dict[str, list[Any]] = {"runs": [], "sandboxes": []}
-    for told in map(json.loads, bodies):
+    for activity in map(json.loads, bodies):
         for name, rows in found.items():
-            rows += told[name]
+            rows += activity[name]
     return found

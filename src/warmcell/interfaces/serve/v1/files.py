@@ -1,4 +1,4 @@
-"""`/v1/sandboxes/{id}/files` and what else is done to them: trees, archives, patches, what changed."""
+"""`/v1/sandboxes/{id}/files`, trees, archives, patches and diffs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
-from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import answer, read_body, read_model
-from warmcell.interfaces.serve.service import held_of, service_of
+from warmcell.interfaces.serve.requests import read_body, read_model
+from warmcell.interfaces.serve.responses import json_response
+from warmcell.interfaces.serve.routing import NO_CONTENT, route
+from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.living_models import DirectoryBody, PatchBody
 from warmcell.interfaces.serve.v1.queries import PATH, flag_in_query, path_in_query, query, whole_in_query
+from warmcell.interfaces.serve.v1.sandbox_models import DirectoryBody, PatchBody
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES
 
-MOST_DEPTH = 32
-#: A guest's bytes must not become a page of this server: its script would have the server's origin.
-_ONLY_BYTES = {
+MAX_DEPTH = 32
+#: A guest's bytes must not be shown as a page: its scripts would run in the server's origin.
+_DOWNLOAD_HEADERS = {
     "Content-Security-Policy": "sandbox",
     "Content-Disposition": "attachment",
     "X-Content-Type-Options": "nosniff",
@@ -32,35 +33,35 @@ _ONLY_BYTES = {
 async def read_file(request: Request, tenant: Tenant) -> Response:
     """The content of a file."""
     most = whole_in_query(request, "max_bytes", MAX_FILE_BYTES, MAX_FILE_BYTES)
-    return _bytes(await held_of(request, tenant).sandbox.read_file(_path(request), max_bytes=most))
+    return _bytes(await get_entry(request, tenant).sandbox.read_file(_path(request), max_bytes=most))
 
 
 async def write_file(request: Request, tenant: Tenant) -> Response:
-    """Puts the body at the path, making directories on the way unless `parents` is false."""
-    held, parents = held_of(request, tenant), flag_in_query(request, "parents", True)
-    data = await read_body(request, service_of(request).settings.max_body)
-    await held.sandbox.write_file(_path(request), data, parents=parents)
+    """Writes the body to the path, creating parent directories unless `parents` is false."""
+    entry, parents = get_entry(request, tenant), flag_in_query(request, "parents", True)
+    data = await read_body(request, get_service(request).settings.max_body)
+    await entry.sandbox.write_file(_path(request), data, parents=parents)
     return Response(status_code=204)
 
 
 async def remove_file(request: Request, tenant: Tenant) -> Response:
-    """Removes a file, or a directory with all that is in it."""
+    """Removes a file, or a directory with its content."""
     recursive = flag_in_query(request, "recursive", True)
-    await held_of(request, tenant).sandbox.remove(_path(request), recursive=recursive)
+    await get_entry(request, tenant).sandbox.remove(_path(request), recursive=recursive)
     return Response(status_code=204)
 
 
 async def list_files(request: Request, tenant: Tenant) -> Response:
     """The entries of a directory, sorted."""
     most = whole_in_query(request, "max_entries", MAX_LIST_ENTRIES, MAX_LIST_ENTRIES)
-    found = await held_of(request, tenant).sandbox.list_dir(path_in_query(request), max_entries=most)
-    return answer([dataclasses.asdict(entry) for entry in found])
+    found = await get_entry(request, tenant).sandbox.list_dir(path_in_query(request), max_entries=most)
+    return json_response([dataclasses.asdict(entry) for entry in found])
 
 
 async def tree(request: Request, tenant: Tenant) -> Response:
-    """Everything below a directory, `depth` levels down, each with its path; links are named and not followed."""
-    depth = whole_in_query(request, "depth", MOST_DEPTH, MOST_DEPTH)
-    return answer(await _below(held_of(request, tenant).sandbox, path_in_query(request), depth))
+    """Everything below a directory, `depth` levels deep; symbolic links are listed and not followed."""
+    depth = whole_in_query(request, "depth", MAX_DEPTH, MAX_DEPTH)
+    return json_response(await _below(get_entry(request, tenant).sandbox, path_in_query(request), depth))
 
 
 async def _below(sandbox: AsyncSandbox, top: str, depth: int) -> list[dict[str, Any]]:
@@ -76,65 +77,69 @@ async def _below(sandbox: AsyncSandbox, top: str, depth: int) -> list[dict[str, 
             try:
                 level.append((f"{path}/", await sandbox.list_dir(f"{top}/{path}")))
             except (WorkspaceError, PathTraversal):
-                continue  # it went away, or the guest closed it: its name was told
+                continue  # removed, or made unreadable by the guest; its name is listed
     return sorted(found, key=lambda entry: str(entry["path"]))
 
 
 async def stat(request: Request, tenant: Tenant) -> Response:
-    """What is at a path: a file or a directory."""
-    return answer(dataclasses.asdict(await held_of(request, tenant).sandbox.stat(path_in_query(request))))
+    """Information about a file or a directory."""
+    return json_response(dataclasses.asdict(await get_entry(request, tenant).sandbox.stat(path_in_query(request))))
 
 
 async def make_directory(request: Request, tenant: Tenant) -> Response:
     """Makes a directory."""
-    held = held_of(request, tenant)
-    body = await read_model(request, DirectoryBody, service_of(request).settings.max_body)
-    await held.sandbox.mkdir(body.path, parents=body.parents)
+    entry = get_entry(request, tenant)
+    body = await read_model(request, DirectoryBody, get_service(request).settings.max_body)
+    await entry.sandbox.mkdir(body.path, parents=body.parents)
     return Response(status_code=204)
 
 
 async def upload(request: Request, tenant: Tenant) -> Response:
-    """Puts the body at `path`, a program with `executable`, or with `extract` unpacks it there, a tar or zip archive:
-    all of it, or nothing."""
-    held, extract = held_of(request, tenant), flag_in_query(request, "extract")
-    data = await read_body(request, service_of(request).settings.max_body)
+    """Writes the body to `path` (`executable` makes it a program), or unpacks a tar or zip archive there (`extract`):
+    all of it or nothing."""
+    entry, extract = get_entry(request, tenant), flag_in_query(request, "extract")
+    data = await read_body(request, get_service(request).settings.max_body)
     path = request.query_params.get("path")
     if path is None:
-        raise InvalidRequest("is needed", field="path")
+        raise InvalidRequest("is required", field="path")
     if not extract and path in (".", "/work"):
         raise WrongKind(path, "is a directory")
     executable = flag_in_query(request, "executable") if "executable" in request.query_params else None
-    made = await held.sandbox.upload(data, path, extract=extract, executable=executable)
-    return answer({"files": made.files, "total_bytes": made.total_bytes, "skipped": list(made.skipped)}, 201)
+    uploaded = await entry.sandbox.upload(data, path, extract=extract, executable=executable)
+    return json_response(
+        {"files": uploaded.files, "total_bytes": uploaded.total_bytes, "skipped": list(uploaded.skipped)}, 201
+    )
 
 
 async def download(request: Request, tenant: Tenant) -> Response:
-    """A file's bytes, or a directory as a tar of its files and directories."""
+    """The bytes of a file, or a directory as a tar archive."""
     most = whole_in_query(request, "max_bytes", MAX_FILE_BYTES, MAX_FILE_BYTES)
-    return _bytes(await held_of(request, tenant).sandbox.download(path_in_query(request), max_bytes=most))
+    return _bytes(await get_entry(request, tenant).sandbox.download(path_in_query(request), max_bytes=most))
 
 
 async def patch(request: Request, tenant: Tenant) -> Response:
-    """Applies a patch, all of it or nothing, and says what changed."""
-    held = held_of(request, tenant)
-    body = await read_model(request, PatchBody, service_of(request).settings.max_body)
-    return answer([dataclasses.asdict(change) for change in await held.sandbox.apply_patch(body.patch, body.path)])
+    """Applies a patch, all of it or nothing, and returns the changes."""
+    entry = get_entry(request, tenant)
+    body = await read_model(request, PatchBody, get_service(request).settings.max_body)
+    return json_response(
+        [dataclasses.asdict(change) for change in await entry.sandbox.apply_patch(body.patch, body.path)]
+    )
 
 
 async def read_before(request: Request, tenant: Tenant) -> Response:
-    """The content of a file in the state that `diff` compares with; kept of small files."""
-    return _bytes(await held_of(request, tenant).sandbox.read_before(_path(request)))
+    """The content of a file as `diff` compares it; available for small files."""
+    return _bytes(await get_entry(request, tenant).sandbox.read_before(_path(request)))
 
 
 async def mark(request: Request, tenant: Tenant) -> Response:
-    """From now on `diff` compares with the files as they are now."""
-    await held_of(request, tenant).sandbox.mark()
+    """Makes `diff` compare with the present files from now on."""
+    await get_entry(request, tenant).sandbox.mark()
     return Response(status_code=204)
 
 
 async def diff(request: Request, tenant: Tenant) -> Response:
-    """What was created, modified and deleted since it was made, or since the last mark."""
-    return answer([dataclasses.asdict(change) for change in await held_of(request, tenant).sandbox.diff()])
+    """Files created, modified and deleted since the sandbox was made, or since the last mark."""
+    return json_response([dataclasses.asdict(change) for change in await get_entry(request, tenant).sandbox.diff()])
 
 
 def _path(request: Request) -> str:
@@ -142,7 +147,7 @@ def _path(request: Request) -> str:
 
 
 def _bytes(data: bytes) -> Response:
-    return Response(data, headers=_ONLY_BYTES, media_type="application/octet-stream")
+    return Response(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
 
 
 def routes() -> list[Any]:
@@ -150,17 +155,17 @@ def routes() -> list[Any]:
     flag = {"type": "boolean"}
     most = query("max_bytes", {"type": "integer", "minimum": 1, "maximum": MAX_FILE_BYTES})
     entries = query("max_entries", {"type": "integer", "minimum": 1, "maximum": MAX_LIST_ENTRIES})
-    depth = query("depth", {"type": "integer", "minimum": 1, "maximum": MOST_DEPTH})
+    depth = query("depth", {"type": "integer", "minimum": 1, "maximum": MAX_DEPTH})
     extract, parents, recursive = query("extract", flag), query("parents", flag), query("recursive", flag)
     return [
-        door("GET", f"{at}/files", list_files, "sandbox", answers=("Entries",), parameters=[PATH, entries]),
-        door("GET", f"{at}/tree", tree, "sandbox", answers=("Tree",), parameters=[PATH, depth]),
-        door("GET", f"{at}/stat", stat, "sandbox", answers=("FileStat",), parameters=[PATH]),
-        door("GET", f"{at}/diff", diff, "sandbox", answers=("Changes",)),
-        door("GET", f"{at}/before/{{path:path}}", read_before, "sandbox", answers=("bytes",)),
-        door("POST", f"{at}/mark", mark, "sandbox", **NOTHING),
-        door("GET", f"{at}/download", download, "sandbox", answers=("bytes",), parameters=[PATH, most]),
-        door(
+        route("GET", f"{at}/files", list_files, "sandbox", answers=("Entries",), parameters=[PATH, entries]),
+        route("GET", f"{at}/tree", tree, "sandbox", answers=("Tree",), parameters=[PATH, depth]),
+        route("GET", f"{at}/stat", stat, "sandbox", answers=("FileStat",), parameters=[PATH]),
+        route("GET", f"{at}/diff", diff, "sandbox", answers=("Changes",)),
+        route("GET", f"{at}/before/{{path:path}}", read_before, "sandbox", answers=("bytes",)),
+        route("POST", f"{at}/mark", mark, "sandbox", **NO_CONTENT),
+        route("GET", f"{at}/download", download, "sandbox", answers=("bytes",), parameters=[PATH, most]),
+        route(
             "POST",
             f"{at}/upload",
             upload,
@@ -170,9 +175,9 @@ def routes() -> list[Any]:
             status=201,
             parameters=[PATH | {"required": True}, extract, query("executable", flag)],
         ),
-        door("POST", f"{at}/mkdir", make_directory, "sandbox", body=DirectoryBody, **NOTHING),
-        door("POST", f"{at}/patch", patch, "sandbox", body=PatchBody, answers=("Changes",)),
-        door("GET", files, read_file, "sandbox", answers=("bytes",), parameters=[most]),
-        door("PUT", files, write_file, "sandbox", raw_body=True, parameters=[parents], **NOTHING),
-        door("DELETE", files, remove_file, "sandbox", parameters=[recursive], **NOTHING),
+        route("POST", f"{at}/mkdir", make_directory, "sandbox", body=DirectoryBody, **NO_CONTENT),
+        route("POST", f"{at}/patch", patch, "sandbox", body=PatchBody, answers=("Changes",)),
+        route("GET", files, read_file, "sandbox", answers=("bytes",), parameters=[most]),
+        route("PUT", files, write_file, "sandbox", raw_body=True, parameters=[parents], **NO_CONTENT),
+        route("DELETE", files, remove_file, "sandbox", parameters=[recursive], **NO_CONTENT),
     ]

@@ -1,4 +1,4 @@
-"""What clients send to `/v1`, as pydantic models: they check, and they are the schemas of `/openapi.json`."""
+"""Request models of `/v1`, which validate bodies and are the schemas of `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.paths import shown
-from warmcell.core.request_files import MOST_FILES
+from warmcell.core.paths import display_path
+from warmcell.core.request_checks import MAX_FILES
 from warmcell.core.types import ENOUGH_OPEN_FILES, MAX_TIMEOUT, ExecRequest, Limits
 from warmcell.judging.verdicts import Case
 
 
 def _whole(value: object) -> object:
-    """`5.0` is a whole number to JSON; `"5"` and `true` are not."""
+    """Accept `5.0`, which JSON does not distinguish from 5; `"5"` and `true` stay as they are and fail."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _relative(path: str) -> str:
     if re.fullmatch(RELATIVE, path) is None:
-        raise ValueError(f"{shown(path)!r} is no plain path below the work directory")
+        raise ValueError(f"{display_path(path)!r} is not a plain path below the work directory")
     return path
 
 
 def _below(path: str) -> str:
     if re.fullmatch(BELOW, path) is None:
-        raise ValueError(f"{shown(path)!r} is no plain path of the work directory")
+        raise ValueError(f"{display_path(path)!r} is not a plain path in the work directory")
     return path
 
 
 def _place(path: str) -> str:
     if re.fullmatch(PLACE, path) is None:
-        raise ValueError(f"{shown(path)!r} is no directory of the work directory")
+        raise ValueError(f"{display_path(path)!r} is not a directory in the work directory")
     return path
 
 
 _NAME = r"(?!\.{1,2}(?:/|$))[^\x00-\x1f\x7f\\/]{1,255}"
-#: A file or directory, as the guest names it too; and with the work directory itself.
+#: The path of a file or directory, relative or below /work; `PLACE` also allows the work directory itself.
 BELOW = rf"^(?!~/|[A-Za-z]:)(?:/work/)?{_NAME}(?:/{_NAME})*$"
 PLACE = rf"^(?:\.|/work|(?!~/|[A-Za-z]:)(?:/work/)?{_NAME}(?:/{_NAME})*)$"
-#: A name below the work directory: no step out of it, no control characters.
+#: `BELOW` and `PLACE` of URLs: names of files may contain control characters except NUL.
+BELOW_IN_URL, PLACE_IN_URL = (pattern.replace(r"\x00-\x1f\x7f", r"\x00") for pattern in (BELOW, PLACE))
+#: A relative path below the work directory: no `..`, no control characters.
 RELATIVE = r"^(?!/|~|[A-Za-z]:)(?!(?:[^/]*/)*\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]+$"
-#: No NUL, and something that can be seen: what the kernel and the interpreters take.
+#: No NUL, and at least one visible character.
 Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
@@ -54,21 +56,21 @@ Variables = Annotated[
 ]
 Path = Annotated[str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
 Below = Annotated[str, Field(max_length=4000, json_schema_extra={"pattern": BELOW}), AfterValidator(_below)]
-#: Where to begin. Which directories there are only the sandbox can say.
+#: A working directory; only the sandbox knows whether it exists.
 Directory = Annotated[str, Field(max_length=4000, json_schema_extra={"pattern": PLACE}), AfterValidator(_place)]
-#: Last, so that the bounds before it stay in the schema.
+#: Must be last, so that the bounds before it stay in the schema.
 WHOLE = BeforeValidator(_whole)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
 
 
 class Strict(BaseModel):
-    """No guessing of types, no unknown fields: what had no effect must not look as if it had."""
+    """No type coercion and no unknown fields: a field without effect must be an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Bytes(Strict):
-    """Bytes that are no text."""
+    """Bytes that are not text."""
 
     base64: Annotated[str, Field(pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
 
@@ -77,7 +79,7 @@ Content = str | Bytes
 
 
 _FILE_NAMES = {"pattern": RELATIVE, "minLength": 1, "maxLength": 255}
-Files = Annotated[dict[Path, Content], Field(max_length=MOST_FILES, json_schema_extra={"propertyNames": _FILE_NAMES})]
+Files = Annotated[dict[Path, Content], Field(max_length=MAX_FILES, json_schema_extra={"propertyNames": _FILE_NAMES})]
 
 
 class LimitsBody(Strict):
@@ -87,13 +89,24 @@ class LimitsBody(Strict):
     open_files: Annotated[int, Field(ge=ENOUGH_OPEN_FILES, le=1 << 20), WHOLE] | None = None
     disk_mb: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
     output_bytes: Annotated[int, Field(ge=1, le=1 << 30), WHOLE] | None = None
+    gpu_memory_mb: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump())
 
 
+#: Devices by number, or all that the policy allows.
+Gpus = Literal["all"] | Annotated[list[Annotated[int, Field(ge=0, le=1 << 16), WHOLE]], Field(max_length=64)]
+
+
+#: A name in the server's image store, and a user of that image.
+ImageName = Annotated[str, Field(min_length=1, max_length=300)]
+UserName = Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
 class RunBody(Strict):
-    """An `ExecRequest`. Bytes are `{"base64": "..."}` wherever text may stand."""
+    """An `ExecRequest`, the `gpus` that it needs, and the `image` (with its `user`) that it runs in. Bytes are
+    `{"base64": "..."}` wherever text is allowed."""
 
     language: str
     code: Code
@@ -104,20 +117,23 @@ class RunBody(Strict):
     limits: LimitsBody | None = None
     args: Annotated[list[Plain], Field(max_length=1000)] = []
     files: Files = {}
-    fetch_files: Annotated[list[Path], Field(max_length=MOST_FILES)] = []
+    fetch_files: Annotated[list[Path], Field(max_length=MAX_FILES)] = []
+    gpus: Gpus | None = None
+    image: ImageName | None = None
+    user: UserName | None = None
 
     def request(self) -> ExecRequest:
-        """Checked once more, by the ones who use it."""
+        """`ExecRequest` validates the fields again."""
         return ExecRequest(
             self.language,
             self.code,
             self.timeout,
-            stdin=None if self.stdin is None else content("stdin", self.stdin),
+            stdin=None if self.stdin is None else to_content("stdin", self.stdin),
             memory_limit_mb=self.memory_limit_mb,
             env=self.env,
             limits=None if self.limits is None else self.limits.limits(),
             args=self.args,
-            files={path: content(f"files[{path!r}]", held) for path, held in self.files.items()},
+            files={path: to_content(f"files[{path!r}]", held) for path, held in self.files.items()},
             fetch_files=self.fetch_files,
         )
 
@@ -126,10 +142,12 @@ class CaseBody(Strict):
     stdin: Content = ""
     expected: Content = ""
     timeout: Seconds | None = None
+    memory_mb: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
     name: str = ""
 
     def case(self) -> Case:
-        return Case(content("stdin", self.stdin), content("expected", self.expected), self.timeout, self.name)
+        texts = to_content("stdin", self.stdin), to_content("expected", self.expected)
+        return Case(*texts, self.timeout, self.memory_mb, self.name or None)
 
 
 class JudgeBody(RunBody):
@@ -137,14 +155,14 @@ class JudgeBody(RunBody):
 
     cases: Annotated[list[CaseBody], Field(min_length=1, max_length=1000)]
     checker: Literal["exact", "trim", "tokens", "number"] = "trim"
-    clock: Literal["wall", "cpu"] = "wall"
+    clock: Literal["wall", "cpu"] = "cpu"
     stop_early: bool = False
 
 
 class CreateBody(Strict):
-    """`lifetime`: seconds until it goes away by itself; `timeout`: of each run that says none, 30 or the longest that
-    this server allows. With `live` its runs share one cage with its processes; with `forkable` its Python sessions can
-    be forked."""
+    """`lifetime`: seconds until the sandbox is removed; `timeout`: for runs that set none, by default 30 or the
+    server's maximum. `live`: runs share one cage with the processes; `forkable`: Python sessions can be forked.
+    `image`: a name in the server's image store, whose files are the root; `user`: a user of that image."""
 
     lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
     timeout: Seconds | None = None
@@ -152,11 +170,14 @@ class CreateBody(Strict):
     limits: LimitsBody | None = None
     live: bool = False
     forkable: bool = False
+    gpus: Gpus | None = None
+    image: ImageName | None = None
+    user: UserName | None = None
     metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
 
 
 class SignInBody(Strict):
-    """What the address of the page had behind its `#`."""
+    """The code from the fragment of the page's URL."""
 
     code: Plain
 
@@ -183,12 +204,12 @@ class CodeBody(Strict):
     timeout: Seconds | None = None
 
 
-def decoded(field: str, text: str) -> bytes:
+def decode_base64(field: str, text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequest("is not base64", field=field) from None
 
 
-def content(field: str, held: Content) -> str | bytes:
-    return held if isinstance(held, str) else decoded(field, held.base64)
+def to_content(field: str, held: Content) -> str | bytes:
+    return held if isinstance(held, str) else decode_base64(field, held.base64)

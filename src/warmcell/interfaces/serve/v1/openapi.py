@@ -1,67 +1,69 @@
-"""`/openapi.json`: made from the routes and their models, so that it cannot say anything else than they do."""
+"""`/openapi.json`, generated from the routes and their models."""
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import cache
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.backends.process.session_worker import LANGUAGES
-from warmcell.interfaces.serve.doors import door
-from warmcell.interfaces.serve.exchange import answer
-from warmcell.interfaces.serve.service import service_of
+from warmcell.interfaces.serve.responses import json_response
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.living_models import SessionBody, SpawnBody
-from warmcell.interfaces.serve.v1.models import BELOW
+from warmcell.interfaces.serve.v1.models import BELOW_IN_URL
+from warmcell.interfaces.serve.v1.sandbox_models import SessionBody, SpawnBody
 from warmcell.interfaces.serve.v1.schemas import SCHEMAS
 from warmcell.languages.registry import canonical
 from warmcell.lifetime.threads import in_thread
 
-_REFUSALS = {
+_ERRORS = {
     "400": "The body is not JSON, or the request is not HTTP.",
     "401": "A token is needed.",
-    "403": "The token has no such scope, or the request comes from elsewhere.",
-    "404": "There is no such thing, or it is another tenant's.",
-    "408": "The body did not come in time.",
-    "409": "What it is about is busy, there already, or cannot do that.",
+    "403": "The token does not have the scope, or the request is cross-origin.",
+    "404": "Not found, or it belongs to another tenant.",
+    "408": "The body did not arrive in time.",
+    "409": "The object is busy, exists already, or does not support this.",
     "413": "The body is too large.",
-    "415": "The body is of another kind.",
-    "422": "A field is wrong; the message names it.",
-    "429": "Your own line is full; see Retry-After.",
-    "500": "The server failed.",
-    "503": "Everything is taken; see Retry-After.",
+    "415": "The body has the wrong media type.",
+    "422": "A field is invalid; the message names it.",
+    "429": "A quota of the token is used up; see Retry-After.",
+    "500": "Internal server error.",
+    "503": "The server is busy or shutting down; see Retry-After.",
 }
-#: Control characters but NUL can be in a name.
-_FILE = BELOW.replace(r"\x00-\x1f\x7f", r"\x00")
 
 
 def routes(described: list[Any]) -> list[Any]:
     async def openapi(request: Request, tenant: Tenant) -> Response:
         """This document."""
-        service = service_of(request)
+        service = get_service(request)
         languages = await in_thread(service.language_names)
-        return answer(specification(described, languages, service.settings.max_timeout))
+        return json_response(await in_thread(lambda: specification(described, languages, service.settings.max_timeout)))
 
-    return [door("GET", "/openapi.json", openapi, None)]
+    return [route("GET", "/openapi.json", openapi, None)]
 
 
 def specification(described: list[Any], languages: list[str], max_timeout: float) -> dict[str, Any]:
-    """With what this host has and this server allows: a request that fits the document is carried out."""
+    """Build the document with the languages of this host and the limits of this server."""
     paths: dict[str, Any] = {}
-    schemas = dict(SCHEMAS)
-    for route in described:
-        operation = _operation(route, schemas)
-        for method in route.methods - {"HEAD"}:
-            paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[method.lower()] = operation
+    bodies = dict.fromkeys(each.description["body"] for each in described if "body" in each.description)
+    schemas = copy.deepcopy(SCHEMAS | _body_schemas(tuple(bodies)))
+    for each in described:
+        operation = _operation(each)
+        for method in each.methods - {"HEAD"}:
+            paths.setdefault(re.sub(r":\w+}", "}", each.path), {})[method.lower()] = operation
     for schema in schemas.values():
         said = schema.get("properties", {})
         if "language" in said and "code" in said:
             said["language"]["enum"] = languages
         if schema.get("title") == SessionBody.__name__:
             said["language"]["enum"] = [name for name in languages if canonical(name) in LANGUAGES]
-        if "timeout" in said and schema.get("title") != SpawnBody.__name__:  # which may run until its sandbox ends
+        if "timeout" in said and schema.get("title") != SpawnBody.__name__:  # a process may run as long as its sandbox
             for choice in said["timeout"].get("anyOf", [said["timeout"]]):
                 choice.pop("maximum", None) and choice.update(maximum=max_timeout)
     schemes = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -73,38 +75,40 @@ def specification(described: list[Any], languages: list[str], max_timeout: float
     }
 
 
-def _operation(route: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    said = route.described
+def _operation(route: Any) -> dict[str, Any]:
+    said = route.description
     name, *others = said.get("answers", ("Status",))
     operation: dict[str, Any] = {
         "summary": said["summary"],
-        "responses": {str(said.get("status", 200)): _success(name, others)} | _refusals(said),
+        "responses": {str(said.get("status", 200)): _success(name, others)} | _errors(said),
     }
-    parameters = [_path_parameter(name, kind) for name, kind in re.findall(r"{(\w+)(:\w+)?}", route.path)]
+    parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)(?::\w+)?}", route.path)]
     parameters += said.get("parameters", [])
     if parameters:
         operation["parameters"] = parameters
     if said["scope"] is not None:
         operation["security"] = [{"bearer": []}, {}]
     if "body" in said:
-        media = {"schema": _model_schema(said["body"], schemas)}
+        media = {"schema": {"$ref": f"#/components/schemas/{said['body'].__name__}"}}
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
     elif "raw_body" in said:
         operation["requestBody"] = {"required": False, "content": {"application/octet-stream": {}}}
     return operation
 
 
-def _refusals(said: dict[str, Any]) -> dict[str, Any]:
-    """Those that can happen here."""
+def _errors(said: dict[str, Any]) -> dict[str, Any]:
+    """The error responses of a route."""
     statuses = {"403", "500", "503"}
     if said["scope"] is not None:
         statuses |= {"401", "404", "409", "422", "429"}
+    if "parameters" in said:
+        statuses |= {"401", "422"}
     if "body" in said or "raw_body" in said:
         statuses |= {"400", "408", "413", "415", "422"}
     schema = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
     if said["scope"] is None:
         schema = {"application/json": {}}
-    return {status: {"description": _REFUSALS[status], "content": schema} for status in sorted(statuses)}
+    return {status: {"description": _ERRORS[status], "content": schema} for status in sorted(statuses)}
 
 
 def _success(name: str, others: list[str]) -> dict[str, Any]:
@@ -118,20 +122,21 @@ def _success(name: str, others: list[str]) -> dict[str, Any]:
         return {"description": "The text.", "content": {"text/plain": {}}}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     content |= {media: {} for media in others}
-    return {"description": "What came of it.", "content": content}
+    return {"description": "The result.", "content": content}
 
 
-def _path_parameter(name: str, kind: str) -> dict[str, Any]:
+def _path_parameter(name: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string", "minLength": 1}
     if name in ("pid", "port"):
         schema = {"type": "integer", "minimum": 1}
     elif name == "path":
-        schema |= {"maxLength": 4000, "pattern": _FILE}
+        schema |= {"maxLength": 4000, "pattern": BELOW_IN_URL}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _model_schema(model: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(schema.pop("$defs", {}))
-    schemas[model.__name__] = schema
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
+@cache
+def _body_schemas(bodies: tuple[Any, ...]) -> dict[str, Any]:
+    """Cached, because pydantic takes a third of a second."""
+    template = "#/components/schemas/{model}"
+    found: dict[str, Any] = models_json_schema([(body, "validation") for body in bodies], ref_template=template)[1]
+    return dict(found["$defs"])

@@ -1,7 +1,7 @@
-"""`/v1/sandboxes/{id}/ports`: servers in the sandbox, on loopback of the machine that this server runs on.
+"""`/v1/sandboxes/{id}/ports`: expose servers in the sandbox on loopback of the host.
 
-There is no path of this server that shows a guest's pages: they would have its origin, and could do in a browser all
-that its user may do here.
+No path of this server shows a guest's pages: they would have the server's origin, and could do in a browser all that
+its user may do.
 """
 
 from __future__ import annotations
@@ -12,64 +12,60 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import Refused, answer, as_it_is, read_model
-from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.service import held_of, service_of
+from warmcell.interfaces.serve.requests import read_model
+from warmcell.interfaces.serve.responses import HttpError, as_conflict, json_response
+from warmcell.interfaces.serve.routing import NO_CONTENT, route
+from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.living_models import PortBody
+from warmcell.interfaces.serve.v1.sandbox_models import PortBody
+from warmcell.interfaces.serve.v1.sandbox_state import state_of
 from warmcell.sandbox.ports import AsyncExposedPort
 
-MOST_PORTS = 16
+MAX_PORTS = 16
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
-    """The ports that are exposed."""
-    return answer([_plain(port) for port in _ports(held_of(request, tenant)).values()])
+    """The exposed ports."""
+    return json_response([_to_dict(port) for port in state_of(get_entry(request, tenant)).ports.values()])
 
 
 async def expose(request: Request, tenant: Tenant) -> Response:
-    """Lets connections to a port of this machine's loopback through to that port of the sandbox."""
-    held = held_of(request, tenant)
-    body = await read_model(request, PortBody, service_of(request).settings.max_body)
-    ports = _ports(held)
+    """Forwards a new port on the host's loopback to a port of the sandbox."""
+    entry = get_entry(request, tenant)
+    body = await read_model(request, PortBody, get_service(request).settings.max_body)
+    ports = state_of(entry).ports
     if body.port in ports:
-        return answer(_plain(ports[body.port]), 201)
-    if len(ports) >= MOST_PORTS:
-        raise Refused(429, f"there are {MOST_PORTS} ports already", headers={"Retry-After": "5"})
-    with as_it_is():
-        made = await held.sandbox.expose(body.port)
-    if body.port in ports or len(ports) >= MOST_PORTS:  # another request was quicker
+        return json_response(_to_dict(ports[body.port]), 201)
+    if len(ports) >= MAX_PORTS:
+        raise HttpError(429, f"the sandbox already has {MAX_PORTS} exposed ports", headers={"Retry-After": "5"})
+    with as_conflict():
+        made = await entry.sandbox.expose(body.port)
+    if body.port in ports or len(ports) >= MAX_PORTS:  # another request was faster
         await made.aclose()
-        raise Refused(409, "the port is being exposed by another request")
+        raise HttpError(409, "another request is exposing this port")
     ports[body.port] = made
-    return answer(_plain(made), 201)
+    return json_response(_to_dict(made), 201)
 
 
 async def close(request: Request, tenant: Tenant) -> Response:
-    """Ends its connections."""
-    held, name = held_of(request, tenant), request.path_params["port"]
-    found = _ports(held).pop(int(name), None) if _PORT.fullmatch(name) else None
+    """Stops forwarding and closes its connections."""
+    entry, name = get_entry(request, tenant), request.path_params["port"]
+    found = state_of(entry).ports.pop(int(name), None) if _PORT.fullmatch(name) else None
     if found is None:
-        raise Refused(404, "that port is not exposed")
+        raise HttpError(404, f"port {name[:20]} of the sandbox is not exposed")
     await found.aclose()
     return Response(status_code=204)
 
 
-def _ports(held: Held) -> dict[int, AsyncExposedPort]:
-    found: dict[int, AsyncExposedPort] = held.extras.setdefault("ports", {})
-    return found
-
-
-def _plain(port: AsyncExposedPort) -> dict[str, Any]:
+def _to_dict(port: AsyncExposedPort) -> dict[str, Any]:
     return {"port": port.guest_port, "host_port": port.port, "url": port.url}
 
 
 def routes() -> list[Any]:
     at = "/v1/sandboxes/{id}/ports"
     return [
-        door("GET", at, every, "sandbox", answers=("Ports",)),
-        door("POST", at, expose, "sandbox", body=PortBody, answers=("Port",), status=201),
-        door("DELETE", at + "/{port}", close, "sandbox", **NOTHING),
+        route("GET", at, every, "sandbox", answers=("Ports",)),
+        route("POST", at, expose, "sandbox", body=PortBody, answers=("Port",), status=201),
+        route("DELETE", at + "/{port}", close, "sandbox", **NO_CONTENT),
     ]

@@ -1,8 +1,7 @@
-"""`/v1/sandboxes/{id}/processes`: programs that go on between requests."""
+"""`/v1/sandboxes/{id}/processes`: programs that keep running between requests."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -11,173 +10,157 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import InvalidRequest, SessionBusy
-from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import (
-    ENDED_OTHERWISE,
-    answer,
-    as_it_is,
-    plain_outcome,
-    read_body,
-    read_model,
-    while_connected,
+from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.event_streams import (
+    KEEPALIVE,
+    OutputDecoder,
+    event_stream,
+    format_event,
+    with_keepalives,
 )
-from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.service import Service, held_of, service_of
+from warmcell.interfaces.serve.process_input import write_to_process
+from warmcell.interfaces.serve.requests import read_body, read_model, while_connected
+from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.routing import NO_CONTENT, route
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.event_streams import OutputTexts, event, event_stream, with_pauses
-from warmcell.interfaces.serve.v1.living_models import SignalBody, SpawnBody, TerminalBody
 from warmcell.interfaces.serve.v1.queries import number_in_query, query
+from warmcell.interfaces.serve.v1.sandbox_models import SignalBody, SpawnBody, TerminalBody
 from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
 
 _PID = re.compile(r"[1-9][0-9]{0,9}")
 _POSITION = re.compile(r"(?P<stdout>[0-9]{1,18})-(?P<stderr>[0-9]{1,18})")
-WAIT_SECONDS, MOST_WAIT_SECONDS = 30.0, 60.0
+WAIT_SECONDS, MAX_WAIT_SECONDS = 30.0, 60.0
 
 
 class NoSuchProcess(InvalidRequest):
-    """To who asks over there what it is to who asks here; to HTTP something that is not found."""
+    """`InvalidRequest` for remote clients, as in the library; status 404 in HTTP."""
 
     http_status = 404
 
     def __init__(self) -> None:
-        super().__init__("there is no such process", field="pid", hint="processes() lists them")
+        super().__init__("process not found", field="pid", hint="processes() lists them")
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
-    """What was started and still runs, and the last hundred that have ended."""
-    return answer([_plain(info) for info in await held_of(request, tenant).sandbox.processes()])
+    """The running processes and the last hundred that ended."""
+    return json_response([_to_dict(info) for info in await get_entry(request, tenant).sandbox.processes()])
 
 
 async def spawn(request: Request, tenant: Tenant) -> Response:
-    """Starts a program and leaves it running."""
-    held = held_of(request, tenant)
-    body = await read_model(request, SpawnBody, service_of(request).settings.max_body)
-    return answer(_plain((await started(held, body)).info), 201)
+    """Starts a program in the background."""
+    entry = get_entry(request, tenant)
+    body = await read_model(request, SpawnBody, get_service(request).settings.max_body)
+    process = await get_service(request).start_process(tenant, lambda: start_process(entry, body))
+    return json_response(_to_dict(process.info), 201)
 
 
-async def started(held: Held, body: SpawnBody) -> AsyncProcess:
+async def start_process(entry: SandboxEntry, body: SpawnBody) -> AsyncProcess:
     size = None if body.pty is None else PtySize(body.pty.cols, body.pty.rows)
     options: dict[str, Any] = {"cwd": body.cwd, "env": body.env, "stdin": body.stdin, "timeout": body.timeout}
-    with as_it_is("limits.processes"):
-        return await held.sandbox.spawn(body.command, pty=size, **options)
+    with as_conflict("limits.processes"):
+        return await entry.sandbox.spawn(body.command, pty=size, **options)
 
 
 async def one(request: Request, tenant: Tenant) -> Response:
-    """One of them."""
-    return answer(_plain((await process_of(request, tenant)).info))
+    """One process."""
+    return json_response(_to_dict((await get_process(request, tenant)).info))
 
 
 async def kill(request: Request, tenant: Tenant) -> Response:
-    """Ends it and everything that it started."""
-    await (await process_of(request, tenant)).kill()
+    """Kills the process and everything that it started."""
+    await (await get_process(request, tenant)).kill()
     return Response(status_code=204)
 
 
 async def write(request: Request, tenant: Tenant) -> Response:
-    """Gives the body to the program to read; answered when it has taken all of it."""
-    process = await process_of(request, tenant)
-    data = await read_body(request, service_of(request).settings.max_body)
-    with as_it_is():
-        await while_connected(request, written(held_of(request, tenant), process, data))
+    """Writes the body to stdin; answers when the program has read all of it."""
+    process = await get_process(request, tenant)
+    data = await read_body(request, get_service(request).settings.max_body)
+    with as_conflict():
+        await while_connected(request, write_to_process(get_entry(request, tenant), process, data))
     return Response(status_code=204)
 
 
-async def written(held: Held, process: AsyncProcess, data: bytes, *, is_patient: bool = False) -> None:
-    """One write at a time: what a program does not read is not heaped up here, also not by clients that hang up."""
-    under_way: dict[int, asyncio.Future[None]] = held.extras.setdefault("writes", {})
-    while process.pid in under_way:
-        if not is_patient:
-            raise SessionBusy("the process has not yet read what was written before")
-        await asyncio.wait([under_way[process.pid]])
-    writing = under_way[process.pid] = asyncio.ensure_future(process.write(data))
-
-    def end(done: asyncio.Future[None]) -> None:
-        del under_way[process.pid]
-        done.cancelled() or done.exception()  # whoever waited may have gone
-
-    writing.add_done_callback(end)
-    await asyncio.shield(writing)
-
-
 async def close_stdin(request: Request, tenant: Tenant) -> Response:
-    """The program reads what was written, and then the end."""
-    await (await process_of(request, tenant)).close_stdin()
+    """Closes stdin: the program reads what was written and then end of file."""
+    await (await get_process(request, tenant)).close_stdin()
     return Response(status_code=204)
 
 
 async def resize(request: Request, tenant: Tenant) -> Response:
-    """Gives its terminal another size."""
-    process = await process_of(request, tenant)
-    body = await read_model(request, TerminalBody, service_of(request).settings.max_body)
-    with as_it_is():
+    """Resizes the terminal."""
+    process = await get_process(request, tenant)
+    body = await read_model(request, TerminalBody, get_service(request).settings.max_body)
+    with as_conflict():
         await process.resize(body.cols, body.rows)
     return Response(status_code=204)
 
 
 async def send_signal(request: Request, tenant: Tenant) -> Response:
-    """To the program and its process group."""
-    process = await process_of(request, tenant)
-    body = await read_model(request, SignalBody, service_of(request).settings.max_body)
+    """Sends a signal to the process group of the program."""
+    process = await get_process(request, tenant)
+    body = await read_model(request, SignalBody, get_service(request).settings.max_body)
     await process.signal(body.signal)
     return Response(status_code=204)
 
 
 async def wait(request: Request, tenant: Tenant) -> Response:
-    """Its result, when it has ended; `{"status": "running"}` where it goes on for longer than `timeout`."""
-    process = await process_of(request, tenant)
-    seconds = number_in_query(request, "timeout", WAIT_SECONDS, MOST_WAIT_SECONDS)
-    return answer(await while_connected(request, waited(process, seconds)))
+    """The result, once the program has ended; `{"status": "running"}` after `timeout` seconds."""
+    process = await get_process(request, tenant)
+    seconds = number_in_query(request, "timeout", WAIT_SECONDS, MAX_WAIT_SECONDS)
+    return json_response(await while_connected(request, wait_for_process(process, seconds)))
 
 
-async def waited(process: AsyncProcess, seconds: float | None) -> dict[str, Any]:
+async def wait_for_process(process: AsyncProcess, seconds: float | None) -> dict[str, Any]:
     try:
-        return plain_outcome(await process.wait(seconds))
+        return outcome_to_dict(await process.wait(seconds))
     except TimeoutError:
         return {"status": "running"}
-    except ENDED_OTHERWISE as error:
-        return plain_outcome(error)
+    except ENDED_EARLY as error:
+        return outcome_to_dict(error)
 
 
 async def output(request: Request, tenant: Tenant) -> Response:
-    """What is kept of its output, then what comes, and last its result."""
-    process = await process_of(request, tenant)
-    heard = _heard(request.headers.get("last-event-id") or request.query_params.get("from", "0-0"))
-    return event_stream(_output(service_of(request), process, heard))
+    """The retained output, then new output, and last the result."""
+    process = await get_process(request, tenant)
+    position = _parse_position(request.headers.get("last-event-id") or request.query_params.get("from", "0-0"))
+    return event_stream(_output(get_service(request), process, position))
 
 
-def _heard(position: str) -> dict[str, int]:
+def _parse_position(position: str) -> dict[str, int]:
     found = _POSITION.fullmatch(position)
     if found is None:
         raise InvalidRequest("must be the id of an event, such as 120-0", field="from")
     return {name: int(count) for name, count in found.groupdict().items()}
 
 
-async def _output(service: Service, process: AsyncProcess, heard: Mapping[str, int]) -> AsyncIterator[str]:
-    """The id of an event is how many bytes of each stream there were by then: who comes again names the last."""
-    texts, positions = OutputTexts(), dict(heard)
-    async with aclosing(with_pauses(process.output_since(heard), service.draining)) as pieces:  # type: ignore[type-var]
+async def _output(service: Service, process: AsyncProcess, start: Mapping[str, int]) -> AsyncIterator[str]:
+    """The id of an event is the position in both streams; a client that lost the connection resumes with it."""
+    texts, positions = OutputDecoder(), dict(start)
+    async with aclosing(with_keepalives(process.local.output_since(start), service.draining)) as pieces:  # type: ignore[type-var]
         async for piece in pieces:
             if piece is None:
-                yield ": it goes on\n\n"
+                yield KEEPALIVE
                 continue
             position, item = piece
             positions[item.stream] = position
-            yield event(item.stream, texts.plain(item), f"{positions['stdout']}-{positions['stderr']}")
-    yield event("result", await waited(process, None))
+            yield format_event(item.stream, texts.to_dict(item), f"{positions['stdout']}-{positions['stderr']}")
+    yield format_event("result", await wait_for_process(process, None))
 
 
-async def process_of(request: Any, tenant: Tenant) -> AsyncProcess:
-    held, pid = held_of(request, tenant), request.path_params["pid"]
+async def get_process(request: Any, tenant: Tenant) -> AsyncProcess:
+    entry, pid = get_entry(request, tenant), request.path_params["pid"]
     if not _PID.fullmatch(pid):
         raise NoSuchProcess
     try:
-        return await held.sandbox.attach(int(pid))
+        return await entry.sandbox.attach(int(pid))
     except InvalidRequest:
         raise NoSuchProcess from None
 
 
-def _plain(info: ProcessInfo) -> dict[str, Any]:
+def _to_dict(info: ProcessInfo) -> dict[str, Any]:
     names = ("pid", "command", "cwd", "is_running", "exit_code")
     return {name: getattr(info, name) for name in names}
 
@@ -186,16 +169,16 @@ def routes() -> list[Any]:
     every_one = "/v1/sandboxes/{id}/processes"
     at = every_one + "/{pid}"
     position = query("from", {"type": "string", "pattern": "^[0-9]{1,18}-[0-9]{1,18}$"})
-    seconds = query("timeout", {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_WAIT_SECONDS})
+    seconds = query("timeout", {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_SECONDS})
     return [
-        door("GET", every_one, every, "sandbox", answers=("Processes",)),
-        door("POST", every_one, spawn, "sandbox", body=SpawnBody, answers=("Process",), status=201),
-        door("GET", at, one, "sandbox", answers=("Process",)),
-        door("DELETE", at, kill, "sandbox", **NOTHING),
-        door("POST", f"{at}/stdin", write, "sandbox", raw_body=True, **NOTHING),
-        door("DELETE", f"{at}/stdin", close_stdin, "sandbox", **NOTHING),
-        door("POST", f"{at}/resize", resize, "sandbox", body=TerminalBody, **NOTHING),
-        door("POST", f"{at}/signal", send_signal, "sandbox", body=SignalBody, ends_something=True, **NOTHING),
-        door("GET", f"{at}/wait", wait, "sandbox", answers=("Waited",), parameters=[seconds]),
-        door("GET", f"{at}/output", output, "sandbox", answers=("events",), parameters=[position]),
+        route("GET", every_one, every, "sandbox", answers=("Processes",)),
+        route("POST", every_one, spawn, "sandbox", body=SpawnBody, answers=("Process",), status=201),
+        route("GET", at, one, "sandbox", answers=("Process",)),
+        route("DELETE", at, kill, "sandbox", **NO_CONTENT),
+        route("POST", f"{at}/stdin", write, "sandbox", raw_body=True, **NO_CONTENT),
+        route("DELETE", f"{at}/stdin", close_stdin, "sandbox", **NO_CONTENT),
+        route("POST", f"{at}/resize", resize, "sandbox", body=TerminalBody, **NO_CONTENT),
+        route("POST", f"{at}/signal", send_signal, "sandbox", body=SignalBody, ends_something=True, **NO_CONTENT),
+        route("GET", f"{at}/wait", wait, "sandbox", answers=("Waited",), parameters=[seconds]),
+        route("GET", f"{at}/output", output, "sandbox", answers=("events",), parameters=[position]),
     ]

@@ -1,7 +1,8 @@
-"""`/v1/sandboxes`: work directories that stay, and what runs in them."""
+"""`/v1/sandboxes`: sandboxes with a lasting work directory, and runs in them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,136 +10,182 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.ceiling import USUAL_SECONDS, check_time
-from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import (
-    ENDED_OTHERWISE,
-    answer,
-    as_it_is,
-    plain_outcome,
-    read_model,
-    while_connected,
-)
-from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.service import held_of, service_of
+from warmcell.interfaces.serve.event_streams import event_stream, stream_events, wants_events
+from warmcell.interfaces.serve.requests import read_model, while_connected
+from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.routing import NO_CONTENT, route
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_packages
+from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT, check_timeout
+from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.event_streams import event_stream, told, wants_events
-from warmcell.interfaces.serve.v1.living_models import PackagesBody
-from warmcell.interfaces.serve.v1.models import CodeBody, CreateBody, ExecBody, ScriptBody, content
+from warmcell.interfaces.serve.v1.models import CodeBody, CreateBody, ExecBody, ScriptBody, to_content
+from warmcell.interfaces.serve.v1.sandbox_models import NetworkBody, PackagesBody
+from warmcell.net.rules.network_update import from_plain
 
-#: A run of a sandbox, with what is to hear its output.
+#: Starts a run; keyword arguments are output callbacks.
 Run = Callable[..., Awaitable[ExecResult]]
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
     """Makes a sandbox."""
-    service = service_of(request)
+    service = get_service(request)
     body = await read_model(request, CreateBody, service.settings.max_body)
+    options = await choose_options(service, tenant, body)
+    service.sandboxes.check_room(tenant)
+    home = None if service.saved is None else service.saved.make_home()
+    try:
+        with service.gpus.count_sandbox(tenant, options["gpus"] is not None) as keep:
+            entry = service.sandboxes.add(
+                lambda: service.make_sandbox(tenant, **options, work_dir=home and home.path),
+                tenant,
+                body.lifetime,
+                body.metadata,
+            )
+            keep(entry)
+    except BaseException:
+        if home is not None:
+            home.close()
+        raise
+    if home is not None:
+        keep_sandbox(service, entry, SavedSandbox("v1", home, lambda: describe(body)))
+    return json_response(sandbox_to_dict(entry), 201)
+
+
+async def choose_options(service: Service, tenant: Tenant, body: CreateBody) -> dict[str, Any]:
+    """The options of `make_sandbox` that a request asks for, checked."""
     most = service.settings.max_timeout
-    timeout = min(USUAL_SECONDS, most) if body.timeout is None else check_time(body.timeout, most)
+    timeout = min(DEFAULT_TIMEOUT, most) if body.timeout is None else check_timeout(body.timeout, most)
     options: dict[str, Any] = {"env": body.env, "timeout": timeout, "live": body.live, "forkable": body.forkable}
     limits = None if body.limits is None else body.limits.limits()
-    held = service.held.add(
-        lambda: service.make_sandbox(tenant, limits, **options), tenant, body.lifetime, body.metadata
-    )
-    return answer(plain_sandbox(held), 201)
+    return options | {"limits": limits} | {**await service.find_place(tenant, body.gpus, body.image, body.user)}
+
+
+def describe(body: CreateBody) -> dict[str, Any]:
+    """The request, for the next server."""
+    return {"asked": body.model_dump(mode="json", exclude_unset=True)}
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
     """Your sandboxes."""
-    return answer([plain_sandbox(held) for held in service_of(request).held.of(tenant)])
+    return json_response([sandbox_to_dict(entry) for entry in get_service(request).sandboxes.of(tenant)])
 
 
 async def one(request: Request, tenant: Tenant) -> Response:
     """One of your sandboxes."""
-    return answer(plain_sandbox(held_of(request, tenant)))
+    return json_response(sandbox_to_dict(get_entry(request, tenant)))
 
 
 async def destroy(request: Request, tenant: Tenant) -> Response:
-    """Ends all that runs in it and removes its files."""
-    await service_of(request).held.remove(held_of(request, tenant))
+    """Ends everything that runs in the sandbox and removes its files."""
+    await get_service(request).sandboxes.remove(get_entry(request, tenant))
     return Response(status_code=204)
 
 
 async def run_command(request: Request, tenant: Tenant) -> Response:
     """Runs one command, without a shell."""
-    held, body = held_of(request, tenant), await _body(request, ExecBody)
+    entry, body = get_entry(request, tenant), await _body(request, ExecBody)
     given = _options(request, body)
 
-    def run(**heard: Any) -> Awaitable[ExecResult]:
-        return held.sandbox.exec(body.command, body.args, cwd=body.cwd, **given, **heard)
+    def run(**callbacks: Any) -> Awaitable[ExecResult]:
+        return entry.sandbox.exec(body.command, body.args, cwd=body.cwd, **given, **callbacks)
 
-    return await _ran(request, tenant, run)
+    return await _respond(request, tenant, run)
 
 
 async def run_script(request: Request, tenant: Tenant) -> Response:
     """Runs a shell script."""
-    held, body = held_of(request, tenant), await _body(request, ScriptBody)
+    entry, body = get_entry(request, tenant), await _body(request, ScriptBody)
     given = _options(request, body)
-    return await _ran(request, tenant, lambda **heard: held.sandbox.sh(body.script, cwd=body.cwd, **given, **heard))
+    return await _respond(
+        request, tenant, lambda **callbacks: entry.sandbox.sh(body.script, cwd=body.cwd, **given, **callbacks)
+    )
 
 
 async def run_code(request: Request, tenant: Tenant) -> Response:
     """Runs source text in the work directory."""
-    held, body = held_of(request, tenant), await _body(request, CodeBody)
+    entry, body = get_entry(request, tenant), await _body(request, CodeBody)
     given = _options(request, body)
-    return await _ran(request, tenant, lambda **heard: held.sandbox.run(body.code, body.language, **given, **heard))
+    return await _respond(
+        request, tenant, lambda **callbacks: entry.sandbox.run(body.code, body.language, **given, **callbacks)
+    )
 
 
 async def install(request: Request, tenant: Tenant) -> Response:
-    """Packages for what runs from now on, from where pip or npm gets them on this host."""
-    held, body = held_of(request, tenant), await _body(request, PackagesBody)
-    await while_connected(request, held.sandbox.install(*body.packages, manager=body.manager))
+    """Installs packages for later runs, from the index that pip or npm uses on this host."""
+    entry, body = get_entry(request, tenant), await _body(request, PackagesBody)
+
+    async def run() -> None:
+        async with get_service(request).run_slot(tenant):
+            await entry.sandbox.install(*body.packages, manager=body.manager)
+            await save_packages(get_service(request), entry)
+
+    await while_connected(request, run())
     return Response(status_code=204)
 
 
+async def update_network(request: Request, tenant: Tenant) -> Response:
+    """Narrows what the sandbox may reach, and closes connections that are no longer allowed."""
+    entry, body = get_entry(request, tenant), await _body(request, NetworkBody)
+    plain = body.model_dump()
+    await entry.sandbox.update_network(from_plain(plain["allow"], plain["deny"]))  # type: ignore[arg-type]
+    entry.on_change()
+    return Response(status_code=204)
+
+
+async def connections(request: Request, tenant: Tenant) -> Response:
+    """The last connections of the sandbox, allowed and refused, oldest first."""
+    found = await get_entry(request, tenant).sandbox.connections()
+    return json_response([dataclasses.asdict(connection) for connection in found])
+
+
 async def tools(request: Request, tenant: Tenant) -> Response:
-    """The commands that there are."""
-    with as_it_is():
-        return answer(await held_of(request, tenant).sandbox.available_tools())
+    """The available commands."""
+    with as_conflict():
+        return json_response(await get_entry(request, tenant).sandbox.available_tools())
 
 
 async def _body(request: Request, kind: Any) -> Any:
-    return await read_model(request, kind, service_of(request).settings.max_body)
+    return await read_model(request, kind, get_service(request).settings.max_body)
 
 
 def _options(request: Request, body: Any) -> dict[str, Any]:
     if body.timeout is not None:
-        check_time(body.timeout, service_of(request).settings.max_timeout)
-    stdin = None if body.stdin is None else content("stdin", body.stdin)
+        check_timeout(body.timeout, get_service(request).settings.max_timeout)
+    stdin = None if body.stdin is None else to_content("stdin", body.stdin)
     return {"stdin": stdin, "timeout": body.timeout}
 
 
-async def _ran(request: Request, tenant: Tenant, run: Run) -> Response:
-    """The outcome; as events, with the output as it comes, for who asks for them."""
+async def _respond(request: Request, tenant: Tenant, run: Run) -> Response:
+    """The outcome as JSON, or as events with the output if the client accepts those."""
 
-    async def outcome(**heard: Any) -> dict[str, Any]:
-        async with service_of(request).turn(tenant):
+    async def outcome(**callbacks: Any) -> dict[str, Any]:
+        async with get_service(request).run_slot(tenant):
             try:
-                return plain_outcome(await run(**heard))
-            except ENDED_OTHERWISE as error:
-                return plain_outcome(error)
+                return outcome_to_dict(await run(**callbacks))
+            except ENDED_EARLY as error:
+                return outcome_to_dict(error)
 
     if not wants_events(request):
-        return answer(await while_connected(request, outcome()))
+        return json_response(await while_connected(request, outcome()))
     return event_stream(
-        told(
-            lambda tell: outcome(
-                on_stdout=lambda text: tell("stdout", {"text": text}),
-                on_stderr=lambda text: tell("stderr", {"text": text}),
+        stream_events(
+            lambda emit: outcome(
+                on_stdout=lambda text: emit("stdout", {"text": text}),
+                on_stderr=lambda text: emit("stderr", {"text": text}),
             )
         )
     )
 
 
-def plain_sandbox(held: Held) -> dict[str, Any]:
-    limits = held.sandbox.limits
+def sandbox_to_dict(entry: SandboxEntry) -> dict[str, Any]:
+    limits = entry.sandbox.limits
     return {
-        "id": held.id,
-        "created": held.created,
-        "expires": held.expires,
-        "timeout": held.sandbox.timeout,
-        "metadata": held.metadata,
+        "id": entry.id,
+        "created": entry.created,
+        "expires": entry.expires,
+        "timeout": entry.sandbox.timeout,
+        "metadata": entry.metadata,
         "limits": {name: getattr(limits, name) for name in limits.__slots__},
     }
 
@@ -146,13 +193,15 @@ def plain_sandbox(held: Held) -> dict[str, Any]:
 def routes() -> list[Any]:
     at, outcome = "/v1/sandboxes/{id}", ("Result", "text/event-stream")
     return [
-        door("POST", "/v1/sandboxes", create, "sandbox", body=CreateBody, answers=("Sandbox",), status=201),
-        door("GET", "/v1/sandboxes", every, "sandbox", answers=("Sandboxes",)),
-        door("GET", at, one, "sandbox", answers=("Sandbox",)),
-        door("DELETE", at, destroy, "sandbox", **NOTHING),
-        door("POST", f"{at}/exec", run_command, "sandbox", body=ExecBody, answers=outcome),
-        door("POST", f"{at}/sh", run_script, "sandbox", body=ScriptBody, answers=outcome),
-        door("POST", f"{at}/run", run_code, "sandbox", body=CodeBody, answers=outcome),
-        door("POST", f"{at}/install", install, "install", body=PackagesBody, **NOTHING),
-        door("GET", f"{at}/tools", tools, "sandbox", answers=("Names",)),
+        route("POST", "/v1/sandboxes", create, "sandbox", body=CreateBody, answers=("Sandbox",), status=201),
+        route("GET", "/v1/sandboxes", every, "sandbox", answers=("Sandboxes",)),
+        route("GET", at, one, "sandbox", answers=("Sandbox",)),
+        route("DELETE", at, destroy, "sandbox", **NO_CONTENT),
+        route("POST", f"{at}/exec", run_command, "sandbox", body=ExecBody, answers=outcome),
+        route("POST", f"{at}/sh", run_script, "sandbox", body=ScriptBody, answers=outcome),
+        route("POST", f"{at}/run", run_code, "sandbox", body=CodeBody, answers=outcome),
+        route("POST", f"{at}/install", install, "install", body=PackagesBody, **NO_CONTENT),
+        route("PUT", f"{at}/network", update_network, "sandbox", body=NetworkBody, **NO_CONTENT),
+        route("GET", f"{at}/connections", connections, "sandbox", answers=("Connections",)),
+        route("GET", f"{at}/tools", tools, "sandbox", answers=("Names",)),
     ]

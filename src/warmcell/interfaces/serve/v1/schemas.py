@@ -1,4 +1,4 @@
-"""What `/v1` answers, as JSON schemas."""
+"""JSON schemas of the responses of `/v1`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ _ENTRY = _KINDS | {"name": _TEXT, "size": _WHOLE, "is_symlink": _BOOL}
 _PROCESS = _object(
     {"pid": _WHOLE, "command": _TEXT, "cwd": _TEXT, "is_running": _BOOL, "exit_code": {"type": ["integer", "null"]}}
 )
+_USAGE_COLUMNS = (
+    *("requests", "runs", "cpu_seconds", "memory_gib_seconds", "wall_seconds"),
+    *("egress_sent_bytes", "egress_received_bytes", "stored_bytes"),
+)
 _VERDICT = {"enum": [*_VERDICTS, "build_error", "host_error"]}
+
+_JOB = {"id": _TEXT, "created": _NUMBER, "is_running": _BOOL}
 
 SCHEMAS: dict[str, Any] = {
     "Status": _object({"status": _TEXT}),
@@ -61,7 +67,10 @@ SCHEMAS: dict[str, Any] = {
         {"details": {"type": "object"}},
     ),
     "Refusal": _object({"error": _ref("Error")}),
-    "Usage": _object({"cpu_time": _NUMBER, "wall_time": _NUMBER, "peak_memory_bytes": _WHOLE}),
+    "Usage": _object(
+        {"cpu_time": _NUMBER, "wall_time": _NUMBER, "peak_memory_bytes": _WHOLE}
+        | {"gpu_time": _MAYBE_NUMBER, "gpu_peak_memory_bytes": {"type": ["integer", "null"]}}
+    ),
     "Enforced": _object(dict.fromkeys(Enforced.__slots__, _MAYBE_TEXT)),
     "Denial": _object({"kind": _TEXT, "what": _TEXT, "rule": _TEXT, "hint": _TEXT}),
     "ExecResult": _object(_RESULT, _RAW),
@@ -95,6 +104,14 @@ SCHEMAS: dict[str, Any] = {
         }
     ),
     "Token": _object({"token": _TEXT}),
+    "Identity": _object(
+        {"id": _TEXT, "name": _TEXT, "scopes": _list(_TEXT), "requires_token": _BOOL, "has_audit": _BOOL}
+    ),
+    "Audit": _object({"records": _list({"type": "object"})}),
+    "BackgroundRun": _object(_JOB | {"language": _TEXT}),
+    "BackgroundRuns": _list(_ref("BackgroundRun")),
+    "BackgroundCell": _object(_JOB),
+    "BackgroundCells": _list(_ref("BackgroundCell")),
     "History": _object(
         {
             "began": _NUMBER,
@@ -126,6 +143,14 @@ SCHEMAS: dict[str, Any] = {
     ),
     "Uploaded": _object({"files": _WHOLE, "total_bytes": _WHOLE, "skipped": _list(_TEXT)}),
     "Names": _list(_TEXT),
+    "Connections": _list(
+        _object(
+            {
+                **{"time": _NUMBER, "host": _TEXT, "port": _WHOLE, "bytes_sent": _WHOLE, "bytes_received": _WHOLE},
+                **{"rule": _TEXT, "is_allowed": _BOOL},
+            }
+        )
+    ),
     "Process": _PROCESS,
     "Processes": _list(_ref("Process")),
     "Session": _object({"id": _TEXT, "language": _TEXT}),
@@ -133,6 +158,9 @@ SCHEMAS: dict[str, Any] = {
     "Cell": _object({"status": {"enum": _ENDS}}, dict.fromkeys(("stdout", "stderr"), _TEXT) | {"outputs": _list({})}),
     "Variables": _TEXTS,
     "Branch": _object({"sandbox": _ref("Sandbox"), "session": _ref("Session")}),
+    "Usages": _object(
+        {"usage": _list(_object({"tenant": _TEXT, "sandbox": _TEXT} | dict.fromkeys(_USAGE_COLUMNS, _NUMBER)))}
+    ),
     "Port": _object({"port": _WHOLE, "host_port": _WHOLE, "url": _TEXT}),
     "Ports": _list(_ref("Port")),
     "Snapshot": _object({"id": _TEXT, "skipped": _list(_TEXT)}),
@@ -147,10 +175,14 @@ SCHEMAS: dict[str, Any] = {
                         "state": {"enum": ["waiting", "running"]},
                         "seconds": _NUMBER,
                     }
+                    | dict.fromkeys(("request", "tenant", "sandbox"), _MAYBE_TEXT)
                 )
             ),
-            "sandboxes": _list(_object({"id": _TEXT, "backend": _TEXT, "seconds": _NUMBER})),
-        }
+            "sandboxes": _list(
+                _object({"id": _TEXT, "tenant": _TEXT, "backend": _TEXT, "seconds": _NUMBER}, {"node": _TEXT})
+            ),
+        },
+        {"nodes": _list(_object({"id": _TEXT, "address": _TEXT, "reason": _TEXT, "running": _WHOLE}))},
     ),
     "Capabilities": _object(
         {

@@ -1,179 +1,155 @@
-"""`/v1/sandboxes/{id}/sessions`: interpreters that remember from one cell to the next."""
+"""`/v1/sandboxes/{id}/sessions`: stateful interpreters that run cells."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SessionNotFound
-from warmcell.interfaces.serve.ceiling import check_time
-from warmcell.interfaces.serve.doors import NOTHING, door
-from warmcell.interfaces.serve.exchange import (
-    ENDED_OTHERWISE,
-    Refused,
-    answer,
-    as_it_is,
-    plain_outcome,
-    read_model,
-    while_connected,
-)
-from warmcell.interfaces.serve.held_sandboxes import Held
-from warmcell.interfaces.serve.service import held_of, service_of
+from warmcell.interfaces.serve.event_streams import Emit, event_stream, stream_events, wants_events
+from warmcell.interfaces.serve.requests import read_model, while_connected
+from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.routing import NO_CONTENT, route
+from warmcell.interfaces.serve.server_limits import check_timeout
+from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.event_streams import Tell, event_stream, told, wants_events
-from warmcell.interfaces.serve.v1.living_models import BranchBody, CellBody, InputBody, SessionBody
-from warmcell.interfaces.serve.v1.sandboxes import plain_sandbox
+from warmcell.interfaces.serve.v1.sandbox_models import BranchBody, CellBody, InputBody, SessionBody
+from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry, state_of
+from warmcell.interfaces.serve.v1.sandboxes import sandbox_to_dict
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.session import AsyncSession
-from warmcell.sessions.cell_results import DisplayData
 
-MOST_SESSIONS = 32
-
-
-class HeldSession:
-    """A session, and the question of its cell that waits for its client."""
-
-    def __init__(self, session: AsyncSession) -> None:
-        self.session = session
-        self.question: asyncio.Future[str] | None = None
-
-    def plain(self) -> dict[str, str]:
-        return {"id": self.session.id, "language": self.session.language}
+MAX_SESSIONS = 32
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
     """The sessions of the sandbox."""
-    return answer([session.plain() for session in _sessions(held_of(request, tenant)).values()])
+    return json_response([session.to_dict() for session in state_of(get_entry(request, tenant)).sessions.values()])
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
     """Starts an interpreter."""
-    held = held_of(request, tenant)
-    body = await read_model(request, SessionBody, service_of(request).settings.max_body)
-    if len(_sessions(held)) + held.extras.get("sessions_coming", 0) >= MOST_SESSIONS:
-        raise Refused(429, f"there are {MOST_SESSIONS} sessions already", headers={"Retry-After": "5"})
-    held.extras["sessions_coming"] = held.extras.get("sessions_coming", 0) + 1
+    entry = get_entry(request, tenant)
+    body = await read_model(request, SessionBody, get_service(request).settings.max_body)
+    state = state_of(entry)
+    if len(state.sessions) + state.sessions_starting >= MAX_SESSIONS:
+        raise HttpError(429, f"the sandbox already has {MAX_SESSIONS} sessions", headers={"Retry-After": "5"})
+    state.sessions_starting += 1
     try:
-        with as_it_is("limits.processes"):
-            session = await held.sandbox.session(body.language, cwd=body.cwd, env=body.env)
+        with as_conflict("limits.processes"):
+            async with get_service(request).run_slot(tenant):
+                session = await entry.sandbox.session(body.language, cwd=body.cwd, env=body.env)
     finally:
-        held.extras["sessions_coming"] -= 1
-    return answer(_keep(held, session).plain(), 201)
+        state.sessions_starting -= 1
+    return json_response(state.add_session(session).to_dict(), 201)
 
 
 async def one(request: Request, tenant: Tenant) -> Response:
-    """One of them."""
-    return answer(_session(request, tenant).plain())
+    """One session."""
+    return json_response(find_session(request, tenant).to_dict())
 
 
 async def close(request: Request, tenant: Tenant) -> Response:
-    """Ends the interpreter and all that it started."""
-    found = _session(request, tenant)
-    _sessions(held_of(request, tenant)).pop(found.session.id, None)
+    """Ends the interpreter and everything that it started."""
+    found = find_session(request, tenant)
+    state_of(get_entry(request, tenant)).sessions.pop(found.session.id, None)
     await found.session.close()
     return Response(status_code=204)
 
 
 async def run(request: Request, tenant: Tenant) -> Response:
-    """Runs a cell. What it raised is in the result; variables, imports and the directory stay."""
-    found, service = _session(request, tenant), service_of(request)
+    """Runs a cell. An exception is part of the result; variables, imports and the directory are kept."""
+    found, service = find_session(request, tenant), get_service(request)
     body = await read_model(request, CellBody, service.settings.max_body)
     if body.timeout is not None:
-        check_time(body.timeout, service.settings.max_timeout)
+        check_timeout(body.timeout, service.settings.max_timeout)
 
-    async def cell(**listeners: Any) -> dict[str, Any]:
-        async with service.turn(tenant):
+    async def cell(**callbacks: Any) -> dict[str, Any]:
+        async with service.run_slot(tenant):
             try:
-                return plain_outcome(await found.session.run(body.code, timeout=body.timeout, **listeners))
-            except ENDED_OTHERWISE as error:
-                return plain_outcome(error)
+                return outcome_to_dict(await found.session.run(body.code, timeout=body.timeout, **callbacks))
+            except ENDED_EARLY as error:
+                return outcome_to_dict(error)
 
     if wants_events(request) or body.answers_input:
-        return event_stream(told(lambda tell: cell(**_listeners(found, tell, body.answers_input))))
-    return answer(await while_connected(request, cell()))
+        return event_stream(stream_events(lambda emit: cell(**cell_callbacks(found, emit, body.answers_input))))
+    return json_response(await while_connected(request, cell()))
 
 
-def _listeners(found: HeldSession, tell: Tell, answers_input: bool) -> dict[str, Any]:
+def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict[str, Any]:
     async def ask(prompt: str) -> str:
         found.question = asyncio.get_running_loop().create_future()
-        await tell("input", {"prompt": prompt})
+        await emit("input", {"prompt": prompt})
         return await found.question
 
-    listeners: dict[str, Callable[[Any], Awaitable[object]]] = {
-        "on_stdout": lambda text: tell("stdout", {"text": text}),
-        "on_stderr": lambda text: tell("stderr", {"text": text}),
-        "on_display": lambda shown: tell("display", _plain_display(shown)),
+    callbacks: dict[str, Callable[[Any], Awaitable[object]]] = {
+        "on_stdout": lambda text: emit("stdout", {"text": text}),
+        "on_stderr": lambda text: emit("stderr", {"text": text}),
+        "on_display": lambda shown: emit("display", dataclasses.asdict(shown)),
     }
-    return listeners | ({"on_input": ask} if answers_input else {})
-
-
-def _plain_display(shown: DisplayData) -> dict[str, Any]:
-    return dataclasses.asdict(shown)
+    return callbacks | ({"on_input": ask} if answers_input else {})
 
 
 async def type_input(request: Request, tenant: Tenant) -> Response:
-    """What the user typed, for the `input` event of the cell under way."""
-    found = _session(request, tenant)
-    body = await read_model(request, InputBody, service_of(request).settings.max_body)
+    """Answers the `input` event of the running cell."""
+    found = find_session(request, tenant)
+    body = await read_model(request, InputBody, get_service(request).settings.max_body)
     question, found.question = found.question, None
     if question is None or question.done():
-        raise Refused(409, "no cell of this session has asked for input")
+        raise HttpError(409, "no cell of this session is waiting for input")
     question.set_result(body.text)
     return Response(status_code=204)
 
 
 async def interrupt(request: Request, tenant: Tenant) -> Response:
-    """Ends the cell that is under way, as Ctrl-C would."""
-    await _session(request, tenant).session.interrupt()
+    """Interrupts the running cell, as Ctrl-C does."""
+    await find_session(request, tenant).session.interrupt()
     return Response(status_code=204)
 
 
 async def restart(request: Request, tenant: Tenant) -> Response:
-    """A new interpreter, without the variables."""
-    await _session(request, tenant).session.restart()
+    """Replaces the interpreter by a new one without the variables."""
+    found = find_session(request, tenant)
+    async with get_service(request).run_slot(tenant):
+        await found.session.restart()
     return Response(status_code=204)
 
 
 async def variables(request: Request, tenant: Tenant) -> Response:
-    """What the cells have defined, as short texts."""
-    found = _session(request, tenant)
-    return answer(await while_connected(request, found.session.variables()))
+    """The variables that cells have defined, as short texts."""
+    found = find_session(request, tenant)
+    return json_response(await while_connected(request, found.session.variables()))
 
 
 async def fork(request: Request, tenant: Tenant) -> Response:
-    """A second session with these variables and files, in a sandbox of its own, which is yours too."""
-    found, service = _session(request, tenant), service_of(request)
+    """Forks the session with its variables and files into a new sandbox of the same tenant."""
+    found, service = find_session(request, tenant), get_service(request)
     body = await read_model(request, BranchBody, service.settings.max_body)
+    parent = get_entry(request, tenant)
+    service.check_policy(parent)
     branches: list[AsyncSession] = []
 
     async def branch() -> AsyncSandbox:
         branches.append(await found.session.fork(body.reseed))
-        return branches[0].sandbox
+        return cast("AsyncSandbox", branches[0].sandbox)
 
-    with as_it_is():
-        held = await service.held.add_slowly(branch, tenant, body.lifetime, body.metadata)
-    return answer({"sandbox": plain_sandbox(held), "session": _keep(held, branches[0]).plain()}, 201)
-
-
-def _sessions(held: Held) -> dict[str, HeldSession]:
-    found: dict[str, HeldSession] = held.extras.setdefault("sessions", {})
-    return found
+    with as_conflict(), service.gpus.count_sandbox(tenant, parent.has_gpu) as keep:
+        entry = await service.sandboxes.add_async(branch, tenant, body.lifetime, body.metadata)
+        keep(entry)
+    return json_response(
+        {"sandbox": sandbox_to_dict(entry), "session": state_of(entry).add_session(branches[0]).to_dict()}, 201
+    )
 
 
-def _keep(held: Held, session: AsyncSession) -> HeldSession:
-    made = _sessions(held)[session.id] = HeldSession(session)
-    return made
-
-
-def _session(request: Request, tenant: Tenant) -> HeldSession:
-    found = _sessions(held_of(request, tenant)).get(request.path_params["session"])
+def find_session(request: Request, tenant: Tenant) -> SessionEntry:
+    found = state_of(get_entry(request, tenant)).sessions.get(request.path_params["session"])
     if found is None:
-        raise SessionNotFound("there is no such session")
+        raise SessionNotFound("session not found")
     return found
 
 
@@ -181,14 +157,14 @@ def routes() -> list[Any]:
     every_one = "/v1/sandboxes/{id}/sessions"
     at = every_one + "/{session}"
     return [
-        door("GET", every_one, every, "sandbox", answers=("Sessions",)),
-        door("POST", every_one, create, "sandbox", body=SessionBody, answers=("Session",), status=201),
-        door("GET", at, one, "sandbox", answers=("Session",)),
-        door("DELETE", at, close, "sandbox", **NOTHING),
-        door("POST", f"{at}/run", run, "sandbox", body=CellBody, answers=("Cell", "text/event-stream")),
-        door("POST", f"{at}/input", type_input, "sandbox", body=InputBody, **NOTHING),
-        door("POST", f"{at}/interrupt", interrupt, "sandbox", ends_something=True, **NOTHING),
-        door("POST", f"{at}/restart", restart, "sandbox", **NOTHING),
-        door("GET", f"{at}/variables", variables, "sandbox", answers=("Variables",)),
-        door("POST", f"{at}/fork", fork, "sandbox", body=BranchBody, answers=("Branch",), status=201),
+        route("GET", every_one, every, "sandbox", answers=("Sessions",)),
+        route("POST", every_one, create, "sandbox", body=SessionBody, answers=("Session",), status=201),
+        route("GET", at, one, "sandbox", answers=("Session",)),
+        route("DELETE", at, close, "sandbox", **NO_CONTENT),
+        route("POST", f"{at}/run", run, "sandbox", body=CellBody, answers=("Cell", "text/event-stream")),
+        route("POST", f"{at}/input", type_input, "sandbox", body=InputBody, **NO_CONTENT),
+        route("POST", f"{at}/interrupt", interrupt, "sandbox", ends_something=True, **NO_CONTENT),
+        route("POST", f"{at}/restart", restart, "sandbox", **NO_CONTENT),
+        route("GET", f"{at}/variables", variables, "sandbox", answers=("Variables",)),
+        route("POST", f"{at}/fork", fork, "sandbox", body=BranchBody, answers=("Branch",), status=201),
     ]

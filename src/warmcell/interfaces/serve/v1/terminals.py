@@ -1,49 +1,53 @@
-"""WebSockets to programs: `.../processes/{pid}/ws` for one that runs, `/v1/run/ws` for a program that is to run now."""
+"""WebSockets to programs: `.../processes/{pid}/ws` attaches to a process, `/v1/run/ws` runs a new program."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from pydantic import Field
 from starlette.websockets import WebSocket
 
+from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.ceiling import check_time
-from warmcell.interfaces.serve.exchange import Refused, parsed, plain_error, plain_outcome
-from warmcell.interfaces.serve.service import held_of, service_of
+from warmcell.interfaces.serve.process_input import write_to_process
+from warmcell.interfaces.serve.requests import parse_model
+from warmcell.interfaces.serve.responses import HttpError, error_to_dict, outcome_to_dict
+from warmcell.interfaces.serve.server_limits import check_timeout
+from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.living_models import SignalBody, TerminalBody
-from warmcell.interfaces.serve.v1.models import Code, Files, LimitsBody, Seconds, Strict, Variables, content
-from warmcell.interfaces.serve.v1.processes import process_of, waited, written
-from warmcell.interfaces.serve.web_sockets import (
+from warmcell.interfaces.serve.v1.models import Code, Files, LimitsBody, Seconds, Strict, Variables, to_content
+from warmcell.interfaces.serve.v1.processes import get_process, wait_for_process
+from warmcell.interfaces.serve.v1.sandbox_models import SignalBody, TerminalBody
+from warmcell.interfaces.serve.websockets import (
     DONE,
     accept,
-    command,
-    heard,
-    say,
-    side_by_side,
-    socket_door,
-    tell_output,
+    parse_command,
+    receive_messages,
+    run_until_first_ends,
+    send_message,
+    send_output,
+    websocket_route,
 )
 from warmcell.languages.registry import canonical
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
-#: For the first message of a client that wants something run.
+#: Timeout for the first message of `/v1/run/ws`.
 FIRST_SECONDS = 30.0
 
 
 class Nothing(Strict):
-    """A message that says all by its type."""
+    """A message without fields."""
 
 
 class LiveRunBody(Strict):
-    """A program that is fed while it runs; with `pty` it has a terminal."""
+    """A program with interactive input; with `pty` it has a terminal."""
 
     language: str
     code: Code
@@ -63,56 +67,69 @@ _COMMANDS: dict[str, type[Strict]] = {
 
 
 async def attach(socket: WebSocket, tenant: Tenant) -> None:
-    """What is kept of its output, then what comes; what is sent goes to its stdin. It goes on when the client goes."""
-    held, process = held_of(socket, tenant), await process_of(socket, tenant)
+    """Send the retained and the new output; messages go to stdin. The process survives a disconnect."""
+    entry, process = get_entry(socket, tenant), await get_process(socket, tenant)
 
     async def write(data: bytes) -> None:
-        await written(held, process, data, is_patient=True)
+        await write_to_process(entry, process, data, wait=True)
 
     await accept(socket)
-    telling = tell_output(socket, process.output(), service_of(socket).draining)
-    await side_by_side(telling, _obey(socket, process, write))
-    await _end(socket, process)
+    sending = send_output(socket, process.output(), get_service(socket).draining)
+    await run_until_first_ends(sending, _handle_messages(socket, process, write))
+    await _send_result(socket, process)
 
 
 async def run(socket: WebSocket, tenant: Tenant) -> None:
-    """The first message says what to run; it ends with its client."""
-    service = service_of(socket)
+    """Run the program of the first message; a disconnect ends it."""
+    service = get_service(socket)
     await accept(socket)
-    body = await _first(socket)
-    check_time(body.timeout, service.settings.max_timeout)
+    body = await _read_first(socket)
+    check_timeout(body.timeout, service.settings.max_timeout)
     limits = None if body.limits is None else body.limits.limits()
-    async with service.turn(tenant), service.make_sandbox(tenant, limits, env=body.env) as sandbox:
-        await _carry_out(socket, sandbox, body)
+    async with service.run_slot(tenant), service.make_sandbox(tenant, limits, env=body.env) as sandbox:
+        with _show_in_activity(body.language):
+            await _run_program(socket, sandbox, body)
 
 
-async def _first(socket: WebSocket) -> LiveRunBody:
+@contextmanager
+def _show_in_activity(language: str) -> Iterator[None]:
+    subject = secrets.token_hex(8)
+    if events.listeners:
+        events.emit("program.started", subject, {"backend": "process", "language": canonical(language)})
+    try:
+        yield
+    finally:
+        if events.listeners:
+            events.emit("program.ended", subject, {})
+
+
+async def _read_first(socket: WebSocket) -> LiveRunBody:
     try:
         async with asyncio.timeout(FIRST_SECONDS):
-            async for message in heard(socket):
-                return parsed(message if isinstance(message, bytes) else message.encode(), LiveRunBody)
+            async for message in receive_messages(socket):
+                return parse_model(message if isinstance(message, bytes) else message.encode(), LiveRunBody)
     except TimeoutError:
-        raise Refused(408, f"nothing to run came within {FIRST_SECONDS:g} s") from None
-    raise Refused(400, "nothing to run came")
+        raise HttpError(408, f"no program was sent within {FIRST_SECONDS:g} s") from None
+    raise HttpError(400, "no program was sent")
 
 
-async def _carry_out(socket: WebSocket, sandbox: AsyncSandbox, body: LiveRunBody) -> None:
+async def _run_program(socket: WebSocket, sandbox: AsyncSandbox, body: LiveRunBody) -> None:
     for path, data in body.files.items():
-        await sandbox.write_file(path, content(f"files[{path!r}]", data))
+        await sandbox.write_file(path, to_content(f"files[{path!r}]", data))
     size = None if body.pty is None else PtySize(body.pty.cols, body.pty.rows)
     language = canonical(body.language)
     process = await sandbox.spawn_code(body.code, language, pty=size, timeout=body.timeout)
     if isinstance(process, ExecResult):
-        await say(socket, "result", plain_outcome(process))
+        await send_message(socket, "result", outcome_to_dict(process))
         await socket.close(DONE)
         return
-    telling = tell_output(socket, _capped(process, sandbox.limits.output_bytes), None)
-    await side_by_side(telling, _obey(socket, process, process.write))
-    await _end(socket, process)
+    sending = send_output(socket, _cap_output(process, sandbox.limits.output_bytes), None)
+    await run_until_first_ends(sending, _handle_messages(socket, process, process.write))
+    await _send_result(socket, process)
 
 
-async def _capped(process: AsyncProcess, most: int) -> AsyncIterator[OutputEvent]:
-    """As in any run: bytes past the cap are not delivered, and the result says truncated."""
+async def _cap_output(process: AsyncProcess, most: int) -> AsyncIterator[OutputEvent]:
+    """Drop output past the limit, as in other runs; the result has the truncated flags."""
     left = {"stdout": most, "stderr": most}
     async with aclosing(process.output()) as pieces:  # type: ignore[type-var]
         async for piece in pieces:
@@ -122,38 +139,38 @@ async def _capped(process: AsyncProcess, most: int) -> AsyncIterator[OutputEvent
                 yield OutputEvent(piece.stream, data)
 
 
-async def _obey(socket: WebSocket, process: AsyncProcess, write: Any) -> None:
-    """Bytes are for its stdin, texts are about it. In order: while it does not read, nothing more is taken."""
-    async for message in heard(socket):
+async def _handle_messages(socket: WebSocket, process: AsyncProcess, write: Any) -> None:
+    """Write binary messages to stdin, execute text messages. While the program does not read, no message is read."""
+    async for message in receive_messages(socket):
         try:
             if isinstance(message, bytes):
                 await write(message)
             else:
-                await _do(process, *command(message, _COMMANDS))
-        except InvalidRequest as error:  # it reads no more, or has no terminal: what it says goes on
-            await say(socket, "refused", {"error": plain_error(error)})
+                await _execute(process, *parse_command(message, _COMMANDS))
+        except InvalidRequest as error:  # stdin is closed, or no terminal: its output continues
+            await send_message(socket, "refused", {"error": error_to_dict(error)})
 
 
-async def _do(process: AsyncProcess, kind: str, asked: Any) -> None:
+async def _execute(process: AsyncProcess, kind: str, fields: Any) -> None:
     if kind == "resize":
-        await process.resize(asked.cols, asked.rows)
+        await process.resize(fields.cols, fields.rows)
     elif kind == "signal":
-        await process.signal(asked.signal)
+        await process.signal(fields.signal)
     elif kind == "close_stdin":
         await process.close_stdin()
     else:
         await process.kill()
 
 
-async def _end(socket: WebSocket, process: AsyncProcess) -> None:
-    """Its result, where it has ended. Otherwise the client has gone, and nobody is there to hear anything."""
+async def _send_result(socket: WebSocket, process: AsyncProcess) -> None:
+    """Send the result if the process has ended; otherwise the client has disconnected."""
     if not process.is_running:
-        await say(socket, "result", await waited(process, None))
+        await send_message(socket, "result", await wait_for_process(process, None))
         await socket.close(DONE)
 
 
 def routes() -> list[Any]:
     return [
-        socket_door("/v1/sandboxes/{id}/processes/{pid}/ws", attach, "sandbox"),
-        socket_door("/v1/run/ws", run, "run"),
+        websocket_route("/v1/sandboxes/{id}/processes/{pid}/ws", attach, "sandbox"),
+        websocket_route("/v1/run/ws", run, "run"),
     ]

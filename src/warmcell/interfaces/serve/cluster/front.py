@@ -1,0 +1,289 @@
+"""The front of `warmcell serve --ray`: accepts connections, and relays each request to the server of a node.
+
+Runs wait here in one queue and go to the node with the lowest load. A sandbox is on one node, which its id names. The
+front has no guests of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from warmcell.backends.ray.backend import RayBackend
+from warmcell.core.errors import NodeLost, SandboxError
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.app import make_guards
+from warmcell.interfaces.serve.authentication import find_token, token_required
+from warmcell.interfaces.serve.cluster.ask_nodes import ask_until_found, choose_for_link, merge_figures, merge_lists
+from warmcell.interfaces.serve.cluster.figures import add_nodes
+from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, Definition, Rules
+from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
+from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, needs_of
+from warmcell.interfaces.serve.e2b.envd import missing_sandbox
+from warmcell.interfaces.serve.file_reload import reload_on_change
+from warmcell.interfaces.serve.front.admission import Admission
+from warmcell.interfaces.serve.front.fan_out import replay
+from warmcell.interfaces.serve.front.placement import Placement
+from warmcell.interfaces.serve.front.relay import Receive, relay
+from warmcell.interfaces.serve.front.socket_relay import SocketRelay
+from warmcell.interfaces.serve.listener import Server, serve_on
+from warmcell.interfaces.serve.proxy_headers import REPORTED_ELSEWHERE
+from warmcell.interfaces.serve.requests import OWNER, BodyMemory, cancel_and_wait, read_body
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
+from warmcell.interfaces.serve.routing import AuthRoute
+from warmcell.interfaces.serve.sandbox_registry import SandboxLost
+from warmcell.interfaces.serve.server_limits import server_policy
+from warmcell.interfaces.serve.service import local_tenant, read_tenants
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.shutdown import shutdown_seconds
+from warmcell.interfaces.serve.tokens import Tenant, find_tenant
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.fair_semaphore import FairSemaphore
+from warmcell.policy.model import SandboxPolicy
+
+_log = logging.getLogger("warmcell.serve")
+
+
+def join_cluster(settings: Settings) -> RayBackend:
+    """Report what would stop every node before clients connect: no cluster, or no node that can enforce the policy."""
+    rules = read_rules(settings)
+    # The backend of the actor only shows what the node can enforce: its server has one of its own, with warm cells.
+    config = ProcessConfig(python_path=settings.python, pool_size=0)
+    backend = RayBackend(settings.ray, config=config, policy=server_policy(rules.policy))
+    try:
+        backend.nodes()
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def read_rules(settings: Settings) -> Rules:
+    policy = SandboxPolicy.from_file(settings.policy) if settings.policy else None
+    return Rules(read_tenants(settings), policy)
+
+
+async def serve_on_cluster(
+    settings: Settings, backend: RayBackend, listening: socket.socket, started: Callable[[], object]
+) -> None:
+    """`started` is called when requests are handled."""
+    front = ClusterFront(settings, backend)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.reload)
+        tasks = [asyncio.ensure_future(front.nodes.watch()), asyncio.ensure_future(front.drain_nodes())]
+        if settings.tokens:
+            tasks.append(asyncio.ensure_future(reload_on_change(settings.tokens, front.reload)))
+        try:
+            yield
+        finally:
+            await cancel_and_wait(*tasks)
+
+    def start(server: Server) -> None:
+        started()
+
+    app = Starlette(lifespan=lifespan, middleware=make_guards(settings))
+    app.router.default = front
+    app.state.bodies = BodyMemory()
+    try:
+        await front.nodes.wait_for_first()
+        ws = partial(SocketRelay, front.choose_for_socket)
+        await serve_on(listening, app, settings, front, on_started=start, ws=ws)
+    finally:
+        await front.nodes.close()
+
+
+class ClusterFront:
+    def __init__(self, settings: Settings, backend: RayBackend) -> None:
+        self.draining = asyncio.Event()
+        self.shutdown_seconds = shutdown_seconds(settings.drain_timeout)
+        self._settings, self._rules = settings, read_rules(settings)
+        self._routes = Placement(settings)
+        self._admission = Admission(settings)
+        self._local_tenant = local_tenant(settings)
+        self._config = ProcessConfig(python_path=settings.python)
+        self._queue = FairSemaphore(1, settings.max_waiting)
+        self._slots = 1
+        self._running = 0
+        self._reloading: set[asyncio.Task[None]] = set()
+        self.nodes = ClusterNodes(backend, self._define)
+        self.nodes.on_change = self._resize
+
+    def _define(self, suffix: str) -> Definition:
+        """The server of a node."""
+        return Definition(replace(self._settings, ray=None), self._rules, self._config, suffix)
+
+    def _resize(self) -> None:
+        self._slots = max(1, sum(peer.facts.slots for peer in self.nodes.ready))
+        self._queue.resize(self._slots)
+
+    def describe_work(self) -> str:
+        return f"{self._running} runs may finish within {self._settings.drain_timeout:g} s, all sandboxes end"
+
+    async def drain_nodes(self) -> None:
+        """Signal the nodes at once: they end the endless streams."""
+        await self.draining.wait()
+        await self.nodes.drain()
+
+    def reload(self) -> None:
+        """Read the token and policy files again. If one of them has an error, keep the present state."""
+        try:
+            self._rules = read_rules(self._settings)
+        except SandboxError as error:
+            _log.error("reload failed, keeping the previous state: %s", error)
+            return
+        self._admission.reload()
+        task = asyncio.ensure_future(self.nodes.use(self._rules))
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+        _log.warning("reloaded")
+
+    def _find_tenant(self, token: str | None) -> Tenant | None:
+        return self._local_tenant if self._settings.is_open else find_tenant(self._rules.tenants, token or "")
+
+    # ---- requests ----
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request, route = Request(scope, receive), self._routes.find_route(scope)
+        place = Place(Kind.HOME)
+        try:
+            if self.draining.is_set():
+                raise _shutting_down()
+            place = self._classify(request, route)
+            ends_something = route is not None and route.ends_something
+            with self._admission.count(find_token(request) or "", ends_something=ends_something):
+                await self._answer(request, place, send)
+        except (HttpError, ClientDisconnected, SandboxError) as error:
+            await self._render(error, route, place)(scope, receive, send)
+        finally:
+            scope["app"].state.bodies.release(scope)
+
+    def _classify(self, request: Request, route: AuthRoute | None) -> Place:
+        scope, pattern = "", ""
+        parameters: dict[str, Any] = {}
+        if route is not None:
+            scope, pattern = route.description["scope"], route.path
+            match, child = route.matches(request.scope)
+            parameters = child["path_params"] if match is Match.FULL else {}
+        asked = {**request.query_params, **request.headers}
+        return classify(request.method, request.scope["path"], scope, pattern, parameters, asked)
+
+    def _render(self, error: Exception, route: AuthRoute | None, place: Place) -> Response:
+        if isinstance(error, SandboxLost) and route is not None and route.has_own_secret:
+            return missing_sandbox(place.identity, error.message)
+        return (error_response if route is None else route.render_error)(error)
+
+    async def _answer(self, request: Request, place: Place, send: Any) -> None:
+        request.scope["headers"] = [pair for pair in request.scope["headers"] if pair[0] != ELSEWHERE.encode()]
+        if place.kind is Kind.REFUSED:
+            raise HttpError(501, place.reason)
+        if place.kind in (Kind.RUN, Kind.CREATE):
+            await self._answer_by_load(request, place, send)
+        elif place.kind in (Kind.FIGURES, Kind.OPERATE, Kind.LIST):
+            ask = {Kind.FIGURES: merge_figures, Kind.OPERATE: ask_until_found, Kind.LIST: merge_lists}[place.kind]
+            response = await ask(self.nodes.ready, request, self.draining)
+            if request.scope["path"] in ("/v1/activity", "/metrics") and response.status_code == 200:
+                response = add_nodes(response, await self.nodes.describe(), self._queue.waiting)
+            await response(request.scope, request.receive, send)
+        else:
+            peer = await self._choose(request, place, send)
+            if peer is None:
+                return
+            try:
+                await self._relay(peer, request, request.receive, send, is_creating=place.is_creating)
+            except NodeLost as error:
+                raise SandboxLost(error.node, error.reason) from None
+
+    async def _choose(self, request: Request, place: Place, send: Any) -> NodePeer | None:
+        if place.kind is Kind.SANDBOX:
+            return self.nodes.find(place.identity)
+        if place.kind is Kind.SIGNED_LINK:
+            return await choose_for_link(self.nodes.ready, request, send)
+        return self.nodes.choose_home("" if self._settings.tokens is None else find_token(request) or "")
+
+    async def choose_for_socket(self, request: HTTPConnection) -> NodePeer:
+        if self.draining.is_set():
+            raise _shutting_down()
+        parts = request.scope["path"].split("/")
+        if parts[1:3] == ["v1", "sandboxes"] and len(parts) > 3:
+            return self.nodes.find(parts[3])
+        return self.nodes.choose(needs_of(b""))
+
+    async def _answer_by_load(self, request: Request, place: Place, send: Any) -> None:
+        """A run or a new sandbox. If its node is lost before it has answered, it is repeated elsewhere."""
+        tenant = self._find_tenant(find_token(request))
+        if tenant is None:
+            raise token_required()
+        request.scope[OWNER] = tenant.id
+        body = await read_body(request, self._settings.max_body)
+        if place.kind is Kind.CREATE:
+            await self.nodes.count_sandboxes()
+            await self._repeat(request, place, body, send)
+            return
+        share = max(1, min(tenant.runs, self._slots))
+        async with self._queue.slot(tenant.id, share, self._settings.queue_timeout):
+            self._running += 1
+            try:
+                await self._repeat(request, place, body, send)
+            finally:
+                self._running -= 1
+
+    async def _repeat(self, request: Request, place: Place, body: bytes, send: Any) -> None:
+        needs = needs_of(body, is_sandbox=place.kind is Kind.CREATE)
+        for attempts_left in range(self.nodes.backend.retries, -1, -1):
+            peer = self.nodes.choose(needs)
+            peer.running += 1
+            try:
+                receive = replay(body, request.receive)
+                await self._relay(peer, request, receive, send, is_creating=place.is_creating)
+                return
+            except NodeLost:
+                if not attempts_left:
+                    raise
+            finally:
+                peer.running -= 1
+
+    async def _relay(
+        self, peer: NodePeer, request: Request, receive: Receive, send: Any, *, is_creating: bool = False
+    ) -> None:
+        request.scope[REPORTED_ELSEWHERE] = True
+        if not is_creating or (tenant := self._find_tenant(find_token(request))) is None:
+            await relay(peer, request.scope, receive, send)
+            return
+        counts = await self.nodes.count_sandboxes()
+        elsewhere = sum(count[tenant.id] for other, count in counts.items() if other is not peer)
+        headers = [*request.scope["headers"], (ELSEWHERE.encode(), str(elsewhere).encode())]
+        peer.creating[tenant.id] += 1
+        peer.sandboxes += 1
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                peer.creating[tenant.id] -= 1
+
+        async def send_after_end(message: Any) -> None:
+            end()  # before the client can ask for the next one
+            await send(message)
+
+        try:
+            await relay(peer, {**request.scope, "headers": headers}, receive, send_after_end)
+        finally:
+            end()
+
+
+def _shutting_down() -> HttpError:
+    return HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})

@@ -1,0 +1,118 @@
+"""On a node: the server behind the front of `warmcell serve --ray`. Only the front reaches it, through the actor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection
+
+from warmcell.core.records import dataclass
+from warmcell.interfaces.serve.authentication import find_token
+from warmcell.interfaces.serve.front.client_sockets import RelayedProtocol
+from warmcell.interfaces.serve.node_server import SocketServer, start
+from warmcell.interfaces.serve.quotas import TenantQuota
+from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.model import SandboxPolicy
+
+#: A header of the front: how many sandboxes the tenant has on other nodes.
+ELSEWHERE = "x-warmcell-sandboxes-elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the front has read from its files: those are not on the nodes."""
+
+    tenants: tuple[Tenant, ...]
+    policy: SandboxPolicy | None
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """`suffix` ends the ids of this node's sandboxes."""
+
+    settings: Settings
+    rules: Rules
+    config: ProcessConfig
+    suffix: str
+
+
+class ClusterQuota(TenantQuota):
+    """The sandboxes of this node and, by the last count of the front, of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elsewhere: Counter[str] = Counter()
+
+    def take(self, tenant_id: str, limit: int) -> bool:
+        return super().take(tenant_id, limit - self.elsewhere[tenant_id])
+
+    def count(self, tenant_id: str) -> int:
+        return super().count(tenant_id) + self.elsewhere[tenant_id]
+
+    def by_tenant(self) -> Counter[str]:
+        """Those of this node."""
+        return +self._used
+
+
+class NodeServerService(Service):
+    def __init__(self, definition: Definition) -> None:
+        self._rules = definition.rules
+        super().__init__(definition.settings, definition.config)
+        self.is_worker = True
+        self.quota = ClusterQuota()
+        self.sandboxes = SandboxRegistry(definition.suffix, self.quota)
+
+    def _read_tenants(self) -> tuple[Tenant, ...]:
+        return self._rules.tenants
+
+    def _read_policy(self) -> SandboxPolicy | None:
+        return self._rules.policy
+
+    def use(self, rules: Rules) -> None:
+        self._rules = rules
+        self.reload()
+
+
+class NodeServer(SocketServer):
+    _service: NodeServerService
+
+    def __init__(self, definition: Definition) -> None:
+        service = NodeServerService(definition)
+        super().__init__(service, [Middleware(_ElsewhereCounts, service=service)], RelayedProtocol)
+
+    async def count_sandboxes(self) -> Counter[str]:
+        """By tenant."""
+        return self._service.quota.by_tenant()
+
+    async def use(self, rules: Rules) -> None:
+        self._service.use(rules)
+
+    async def drain(self) -> None:
+        """Accept no new work, and end the endless streams."""
+        self._service.draining.set()
+
+
+class _ElsewhereCounts:
+    """Notes how many sandboxes a tenant has on other nodes before one more is made here."""
+
+    def __init__(self, app: Any, service: NodeServerService) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            connection = HTTPConnection(scope)
+            count = connection.headers.get(ELSEWHERE)
+            if count is not None and (tenant := self._service.tenant(find_token(connection))) is not None:
+                self._service.quota.elsewhere[tenant.id] = int(count)
+        await self._app(scope, receive, send)
+
+
+async def start_server(definition: Definition) -> NodeServer:
+    return await start(partial(NodeServer, definition))

@@ -1,0 +1,185 @@
+"""Making a sandbox of E2B's API: what a client may ask for, and the steps to it. Used by `control` and `restore`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from warmcell.core.types import check_env
+from warmcell.images import Image
+from warmcell.interfaces.serve.e2b import templates
+from warmcell.interfaces.serve.e2b.box import Box
+from warmcell.interfaces.serve.e2b.snapshots import copy_home
+from warmcell.interfaces.serve.e2b.spares import PreparedSandbox, spares_of
+from warmcell.interfaces.serve.e2b.template_builder import builds_of
+from warmcell.interfaces.serve.e2b.template_records import Build
+from warmcell.interfaces.serve.e2b.template_start import READY_SECONDS, copy_template_home, is_ready, run_start_command
+from warmcell.interfaces.serve.e2b.volumes import find_room, release_volumes, use_volumes, volumes_of
+from warmcell.interfaces.serve.image_access import ImageChoice
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_now
+from warmcell.interfaces.serve.saved_state import Home, StateHome
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
+from warmcell.net.rules.network_update import read_lists
+from warmcell.net.rules.rule_book import Narrowing
+
+
+class Network(BaseModel):
+    """Narrows what the server's policy allows. Other fields are ignored."""
+
+    allowOut: list[str] | None = None  # noqa: N815
+    denyOut: list[str] | None = None  # noqa: N815
+    allow_internet_access: bool | None = None
+
+    @property
+    def narrowing(self) -> Narrowing:
+        if self.allow_internet_access is False:
+            return read_lists(self.allowOut, ["0.0.0.0/0"])
+        return read_lists(self.allowOut, self.denyOut)
+
+
+class VolumeMount(BaseModel):
+    name: str
+    path: str
+
+
+class Create(BaseModel):
+    """A request for a sandbox. Other fields are ignored: see docs/server.md."""
+
+    templateID: str = "base"  # noqa: N815
+    timeout: int = 15
+    metadata: dict[str, str] | None = None
+    envVars: dict[str, str] | None = None  # noqa: N815
+    autoPause: bool | None = None  # noqa: N815
+    autoResume: dict[str, Any] | None = None  # noqa: N815
+    allow_internet_access: bool | None = None
+    network: Network | None = None
+    volumeMounts: Annotated[list[VolumeMount], Field(max_length=16)] | None = None  # noqa: N815
+
+    def is_offline(self, service: Service) -> bool:
+        """Rules cannot narrow the host's own network: a sandbox that asks for less of it gets none."""
+        asks_less = self.network is not None and bool(self.network.denyOut)
+        return self.allow_internet_access is False or (asks_less and service.has_open_network)
+
+
+async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSandbox:
+    """A spare, or a new one."""
+    parse_seconds(body.timeout, tenant)
+    service.sandboxes.check_room(tenant)
+    built = await builds_of(service).find(tenant, body.templateID)
+    if built is not None:
+        return await _make_from_template(service, tenant, body, built[1], built[2])
+    snapshot = templates.snapshot_for(service, tenant, body.templateID)
+    if (
+        snapshot is None
+        and not body.envVars
+        and not body.volumeMounts
+        and not (body.is_offline(service) and service.has_network)
+    ):
+        spare = spares_of(service).take(tenant)
+        if spare is not None:
+            return spare
+    with service.sandboxes.reserve(tenant):
+        home = service.make_home() if snapshot is None else await copy_home(service, snapshot.home.path, tenant)
+    return await make_prepared(service, tenant, body, home)
+
+
+async def _make_from_template(
+    service: Service, tenant: Tenant, body: Create, build: Build, image: Image
+) -> PreparedSandbox:
+    """A sandbox in the image of a template, whose start command runs."""
+    with service.sandboxes.reserve(tenant):
+        home = await copy_template_home(service, tenant, build)
+    prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
+    try:
+        await run_start_command(prepared.sandbox, build)
+        await is_ready(prepared.sandbox, build, READY_SECONDS)
+    except BaseException:
+        await prepared.destroy()
+        raise
+    return prepared
+
+
+async def make_prepared(
+    service: Service,
+    tenant: Tenant,
+    body: Create,
+    home: Home,
+    image: ImageChoice | None = None,
+    *,
+    is_new: bool = True,
+) -> PreparedSandbox:
+    try:
+        env = dict(check_env(body.envVars or {}, "envVars"))
+        asked = [(mount.name, mount.path) for mount in body.volumeMounts or ()]
+        volumes = volumes_of(service).find_mounts(tenant, asked)
+        room = await find_room(tenant, [volume for volume, _ in volumes], is_new=is_new)
+    except BaseException:
+        home.close()
+        raise
+    mounts = [mount for _, mount in volumes]
+    is_offline = body.is_offline(service)
+    prepared = PreparedSandbox(
+        service, tenant, home, env, is_offline=is_offline, mounts=mounts, image=image, disk_mb=room
+    )
+    prepared.volumes = [volume for volume, _ in volumes]
+    return prepared
+
+
+async def register(service: Service, tenant: Tenant, body: Create, prepared: PreparedSandbox) -> SandboxEntry:
+    try:
+        seconds = parse_seconds(body.timeout, tenant)
+        entry = service.sandboxes.add(lambda: prepared.sandbox, tenant, seconds, body.metadata or {})
+    except BaseException:
+        await prepared.destroy()
+        raise
+    box = attach_box(service, entry, body, prepared)
+    if isinstance(prepared.home, StateHome):
+        keep_sandbox(service, entry, SavedSandbox("e2b", prepared.home, box.describe))
+    else:
+        entry.on_close.append(lambda: in_thread(prepared.home.close))
+    if body.network is not None and not body.is_offline(service):
+        try:
+            await narrow(entry, service, body.network)
+        except BaseException:
+            await service.sandboxes.remove(entry)
+            raise
+    return entry
+
+
+def attach_box(service: Service, entry: SandboxEntry, body: Create, prepared: PreparedSandbox) -> Box:
+    prepared.annotations.update(tenant=entry.tenant_id, sandbox=entry.id)
+    box = entry.state.put(Box(entry, body, service, prepared.image))
+    entry.count_running = box.count_running
+    entry.on_close.append(partial(release_volumes, use_volumes(prepared.volumes)))
+    if (saved := entry.state.find(SavedSandbox)) is not None:
+        saved.describe = box.describe
+    if box.auto_pause:
+        entry.on_expiry = partial(_pause_expired, service, box)
+    return box
+
+
+async def _pause_expired(service: Service, box: Box) -> None:
+    await box.pause()
+    await save_now(service, box.entry)
+
+
+def parse_seconds(seconds: int, tenant: Tenant) -> float:
+    if seconds < 0:
+        raise HttpError(400, "Timeout cannot be negative")
+    if seconds > tenant.lifetime:
+        raise HttpError(400, f"Timeout cannot be greater than {tenant.lifetime // 3600} hours")
+    return float(max(seconds, 1))
+
+
+async def narrow(entry: SandboxEntry, service: Service, network: Network) -> None:
+    narrowing = network.narrowing
+    if not service.has_network and network.allowOut:
+        raise HttpError(501, "the server's policy has no network")
+    await entry.sandbox.update_network(narrowing)  # type: ignore[arg-type]
+    entry.on_change()

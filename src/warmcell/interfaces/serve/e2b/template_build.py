@@ -1,0 +1,190 @@
+"""TemplateBuild: carries out one build, in a thread: base image, E2B's account, steps, and the home of sandboxes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from warmcell.core.errors import BuildFailed, SandboxError
+from warmcell.core.records import replace
+from warmcell.images import Image, ImageStore
+from warmcell.images.build.builder import Builder, BuildOptions
+from warmcell.images.build.progress import BuildProgress
+from warmcell.images.build.state import BuildState
+from warmcell.images.build.steps import Step
+from warmcell.images.build.trees import Node, Tree
+from warmcell.images.image_files import ImageFiles
+from warmcell.images.store_parts import StoreParts
+from warmcell.interfaces.serve.e2b.template_steps import StartBuild, StepFailed, TemplateStep, provision, translate
+from warmcell.interfaces.serve.e2b.template_uploads import Uploads, unpack
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.places import USER_HOME
+from warmcell.workspace.private_directory import PrivateDirectory
+
+#: A step may take this long.
+STEP_SECONDS = 900.0
+#: The step names of E2B for what comes before and after the steps.
+BASE, FINALIZE = "base", "finalize"
+#: Receives the message, the level and the step of a log entry.
+Log = Callable[[str, str, str], None]
+
+
+class BuildCancelled(Exception):
+    """The build was cancelled from another thread."""
+
+
+class Cancellation:
+    """Ends a build from any thread, also in the middle of a command."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._end: Callable[[], object] = lambda: None
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled, end = True, self._end
+        end()
+
+    def watch(self, end: Callable[[], object]) -> None:
+        """`end` ends the command that starts now."""
+        with self._lock:
+            self._end, is_cancelled = end, self._is_cancelled
+        if is_cancelled:
+            end()
+
+    def check(self) -> None:
+        if self._is_cancelled:
+            raise BuildCancelled
+
+
+class TemplateFailed(Exception):
+    """The build failed in this step, for this reason."""
+
+    def __init__(self, step: str, message: str) -> None:
+        super().__init__(message)
+        self.step, self.message = step, message
+
+
+class TemplateBuild:
+    """One build of one tenant. Blocking."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        uploads: Uploads,
+        tenant: str,
+        asked: StartBuild,
+        policy: SandboxPolicy,
+        most_mb: int,
+        cancellation: Cancellation,
+        log: Log,
+    ) -> None:
+        self._store, self._uploads, self._tenant, self._asked = store, uploads, tenant, asked
+        self._policy, self._most_mb = policy, most_mb
+        self._cancellation, self._log = cancellation, log
+
+    def run(self, base: Image, name: str, *, is_template: bool) -> Image:
+        """The image, under this name. `is_template`: the base has E2B's account already. Raises `TemplateFailed`."""
+        with self._store.adding() as parts:
+            builder = Builder(parts, self._options(BASE))
+            state = builder.start(base.digest)
+            self._log(f"FROM {self._asked.fromTemplate if is_template else base.name}", "info", BASE)
+            if not is_template:
+                state = self._apply(builder, provision(ImageFiles(base.layer_paths)), state, BASE)
+            for number, step in enumerate(self._asked.steps, 1):
+                state = self._apply_step(parts, step, state, str(number))
+            return self._store.add_image(builder.finish(state), name)
+
+    def _options(self, number: str, *, is_forced: bool = False) -> BuildOptions:
+        return BuildOptions(
+            policy=self._policy,
+            uses_cache=not (self._asked.force or is_forced),
+            on_progress=lambda progress: self._report(progress, number),
+            ignore_lines=(),
+            on_start=self._cancellation.watch,
+            step_seconds=STEP_SECONDS,
+        )
+
+    def _apply_step(self, parts: StoreParts, step: TemplateStep, state: BuildState, number: str) -> BuildState:
+        layers = [parts.layers.tree(diff_id) for diff_id in state.distinct_trees]
+        files = ImageFiles(layers)
+        shell = files.find_program(("bash", "sh"), "/bin:/usr/bin") or "/bin/sh"
+        try:
+            steps = translate(step, files, state.user or "root", (shell, *(("-l",) if "bash" in shell else ()), "-c"))
+        except StepFailed as error:
+            raise TemplateFailed(number, str(error)) from None
+        self._log(f"{step.type.upper()} {' '.join(step.args)}"[:2000], "info", number)
+        options = self._options(number, is_forced=bool(step.force))
+        if step.type.upper() != "COPY":
+            return self._apply(Builder(parts, options), steps, state, number, step)
+        context = PrivateDirectory("work")
+        try:
+            self._unpack(step, context.path, number)
+            return self._apply(Builder(parts, replace(options, context=context.path)), steps, state, number, step)
+        finally:
+            context.close()
+
+    def _unpack(self, step: TemplateStep, context: str, number: str) -> None:
+        try:
+            unpack(self._uploads.path_of(self._tenant, step.filesHash or ""), context, self._most_mb)
+        except HttpError as error:  # the hash is malformed
+            raise TemplateFailed(number, error.message) from None
+        except FileNotFoundError:
+            raise TemplateFailed(number, f"no files were uploaded for the hash {step.filesHash!r}") from None
+        except SandboxError as error:
+            raise TemplateFailed(number, f"cannot unpack the uploaded files: {error.message}") from None
+
+    def _apply(
+        self, builder: Builder, steps: list[Step], state: BuildState, number: str, asked: TemplateStep | None = None
+    ) -> BuildState:
+        for step in steps:
+            self._cancellation.check()
+            try:
+                state = builder.apply(step, state)
+            except SandboxError as error:
+                self._cancellation.check()
+                raise TemplateFailed(number, _describe(error, asked)) from None
+        return state
+
+    def _report(self, progress: BuildProgress, number: str) -> None:
+        if progress.state == "output":
+            for line in progress.data.decode("utf-8", "replace").splitlines():
+                self._log(line[:2000], "info", number)
+
+
+def _describe(error: SandboxError, asked: TemplateStep | None) -> str:
+    if isinstance(error, BuildFailed) and asked is not None and asked.type.upper() == "RUN":
+        status = error.result.exit_code
+        return f"failed to run command '{asked.args[0][:1000]}': command failed: exit status {status}"
+    return error.message
+
+
+def copy_home_of(image: Image, target: str) -> None:
+    """What the image has in /home/user, as a directory of the host: sandboxes have a copy of it mounted there."""
+    tree = Tree(image.layer_paths)
+    os.mkdir(target, 0o700)
+    home = tree.find(USER_HOME)
+    if home is not None and home.is_directory:
+        _copy_children(tree, home, target)
+
+
+def _copy_children(tree: Tree, directory: Node, target: str) -> None:
+    for node in tree.children(directory):
+        path = os.path.join(target, os.path.basename(node.path))
+        if node.is_directory:
+            os.mkdir(path, 0o755)
+            _copy_children(tree, node, path)
+        elif node.is_link:
+            os.symlink(os.readlink(node.places[0]), path)
+        elif node.is_file:
+            _copy_file(tree, node, path)
+
+
+def _copy_file(tree: Tree, node: Node, path: str) -> None:
+    with open(tree.open(node), "rb") as source, open(path, "xb") as target:
+        os.fchmod(target.fileno(), (node.state.st_mode & 0o777) | 0o600)
+        while piece := source.read(1 << 20):
+            target.write(piece)

@@ -1,0 +1,260 @@
+"""TemplateBuilds: the builds that this server carries out, one at a time for each tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from warmcell.core.errors import SandboxError
+from warmcell.core.records import replace
+from warmcell.images import Image
+from warmcell.interfaces.serve.e2b.box import rfc3339
+from warmcell.interfaces.serve.e2b.template_build import (
+    BASE,
+    BuildCancelled,
+    Cancellation,
+    TemplateBuild,
+    TemplateFailed,
+    copy_home_of,
+)
+from warmcell.interfaces.serve.e2b.template_records import BUILDING, READY, WAITING, Build, Template, TemplateRecords
+from warmcell.interfaces.serve.e2b.template_steps import StartBuild
+from warmcell.interfaces.serve.e2b.template_uploads import Uploads
+from warmcell.interfaces.serve.image_access import TEMPLATE_HOST
+from warmcell.interfaces.serve.requests import cancel_and_wait
+from warmcell.interfaces.serve.responses import HttpError, public_message
+from warmcell.interfaces.serve.server_limits import server_policy
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.remove import remove_directory
+
+_log = logging.getLogger("warmcell.serve")
+#: How long a whole build may take, its wait for others included.
+BUILD_SECONDS = 3600.0
+#: Builds at a time, of all tenants.
+MAX_BUILDS = 4
+#: A build's log has at most this many entries.
+MAX_LOG = 20_000
+#: The image of E2B's base template. Operators import one under this name.
+BASE_IMAGE, BASE_TEMPLATES = "e2bdev/base", ("base", "code-interpreter-v1", "code-interpreter")
+#: Tries a finished build: starts a sandbox in it, with the template's commands. Raises `TemplateFailed`.
+Try = Callable[[Build, Image], Awaitable[None]]
+
+
+class BuildLog:
+    """Collects entries in the build's thread, and writes some at a time."""
+
+    def __init__(self, records: TemplateRecords, build: str) -> None:
+        self._records, self._build = records, build
+        self._lock = threading.Lock()
+        self._pending: list[dict[str, Any]] = []
+        self._count, self._written = 0, 0.0
+
+    def add(self, message: str, level: str = "info", step: str = "") -> None:
+        with self._lock:
+            self._count += 1
+            if self._count > MAX_LOG:
+                return
+            last = "the log is full" if self._count == MAX_LOG else message
+            entry = {"timestamp": rfc3339(time.time()), "message": last, "level": level, "step": step}
+            self._pending.append(entry)
+            if time.monotonic() - self._written < 0.1:
+                return
+        self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, []
+            self._written = time.monotonic()
+            if pending:
+                self._records.append_log(self._build, pending)
+
+
+class TemplateBuilds:
+    """Belongs to the server's event loop. Builds end with their token, and with the server."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.store = service.images.store
+        self.uploads = Uploads(self.store.path)
+        self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._slots = asyncio.Semaphore(MAX_BUILDS)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        service.on_close.append(self._close)
+        service.on_revoked.append(self._keep_only)
+
+    def records(self, tenant: Tenant) -> TemplateRecords:
+        return TemplateRecords(self.store.path, tenant.id)
+
+    async def find(self, tenant: Tenant, name: str) -> tuple[Template, Build, Image] | None:
+        """The build that a name and its tag stand for, and its image; None if the tenant has no such template."""
+        found = await in_thread(partial(self.records(tenant).find, name))
+        if found is None:
+            return None
+        build = found.build_of(name.partition(":")[2] or "default")
+        if build is None or build.status != READY:
+            raise HttpError(400, f"the template '{name[:80]}' has no finished build with this tag")
+        return found, build, await in_thread(partial(self.store.get, build.digest))
+
+    async def start(self, tenant: Tenant, identity: str, build: str, asked: StartBuild, attempt: Try) -> None:
+        """Starts the build and returns. Raises 409 if it was started before."""
+        records = self.records(tenant)
+        base, is_template = await self._find_base(tenant, asked)
+
+        def begin() -> Template:
+            with records.change(identity) as template:
+                if build not in template.builds:
+                    raise HttpError(404, "build not found")
+                if template.builds[build].status != WAITING or build in self._tasks:
+                    raise HttpError(409, "the build was started before")
+                begun = template.builds[build]
+                begun.status, begun.updated = BUILDING, time.time()
+                begun.start_command, begun.ready_command = asked.startCmd or "", asked.readyCmd or ""
+            return template
+
+        carrying = records.carry_out(build)
+        await in_thread(carrying.__enter__)
+        try:
+            template = await in_thread(begin)
+        except BaseException:
+            await in_thread(partial(carrying.__exit__, None, None, None))
+            raise
+        work = self._carry_out(tenant, template, template.builds[build], asked, base, is_template, attempt)
+        task = asyncio.ensure_future(work)
+        self._tasks[build] = (tenant.id, task)
+
+        def on_end(_: object) -> None:
+            del self._tasks[build]
+            carrying.__exit__(None, None, None)
+
+        task.add_done_callback(on_end)
+
+    async def _find_base(self, tenant: Tenant, asked: StartBuild) -> tuple[Image | TemplateFailed, bool]:
+        """A base that does not exist is an error of the build, not of the request that starts it."""
+        try:
+            if asked.fromTemplate and asked.fromTemplate not in BASE_TEMPLATES:
+                found = await self.find(tenant, asked.fromTemplate)
+                if found is None:
+                    raise TemplateFailed(BASE, f"template '{asked.fromTemplate[:80]}' not found")
+                return found[2], True
+            choice = await self._service.images.find(asked.fromImage or BASE_IMAGE)
+            assert choice is not None
+            return choice.image, False
+        except TemplateFailed as error:
+            return error, False
+        except HttpError as error:
+            return TemplateFailed(BASE, error.message), False
+        except SandboxError as error:
+            return TemplateFailed(BASE, str(error)), False
+
+    async def _carry_out(
+        self,
+        tenant: Tenant,
+        template: Template,
+        build: Build,
+        asked: StartBuild,
+        base: Image | TemplateFailed,
+        is_template: bool,
+        attempt: Try,
+    ) -> None:
+        records, log = self.records(tenant), BuildLog(self.records(tenant), build.id)
+        digest, message, step = "", "", ""
+        try:
+            async with asyncio.timeout(BUILD_SECONDS), self._turns[tenant.id], self._slots:
+                if isinstance(base, TemplateFailed):
+                    raise base
+                image = await self._build(tenant, template, build, asked, base, is_template, log)
+                await attempt(build, image)
+            digest = image.digest
+        except TemplateFailed as error:
+            message, step = error.message, error.step
+        except SandboxError as error:
+            message = public_message(error)
+        except TimeoutError:
+            message = f"the build did not finish within {BUILD_SECONDS:g} s"
+        except asyncio.CancelledError:
+            message = "the build was cancelled"
+        except Exception as error:
+            _log.exception("a template build failed with an internal error")
+            message = f"internal server error ({type(error).__name__})"
+        if message:
+            log.add(message, "error", step)
+        await in_thread(log.flush)
+        if not digest:
+            await in_thread(partial(self._remove_files, tenant, build.id))
+        with suppress(HttpError):  # the template was removed meanwhile
+            end = partial(records.end_build, template.id, build.id, digest=digest, message=message, step=step)
+            await in_thread(end)
+        await self.remove_leftovers(tenant)
+
+    async def _build(
+        self,
+        tenant: Tenant,
+        template: Template,
+        build: Build,
+        asked: StartBuild,
+        base: Image,
+        is_template: bool,
+        log: BuildLog,
+    ) -> Image:
+        policy = server_policy(self._service.policy)
+        policy = replace(policy, allowed_paths=(), gpus=None, allow_process_spawn=True)
+        cancellation, records = Cancellation(), self.records(tenant)
+        most_mb = max(1, tenant.disk_mb)
+        work = TemplateBuild(self.store, self.uploads, tenant.id, asked, policy, most_mb, cancellation, log.add)
+        name = image_name(tenant, build.id)
+
+        def carry_out() -> Image:
+            with self.store.lease(base):
+                image = work.run(base, name, is_template=is_template)
+                copy_home_of(image, records.place_of(build.id, "home"))
+                return image
+
+        try:
+            return await in_thread(carry_out, cancellation.cancel)
+        except BuildCancelled:
+            raise asyncio.CancelledError from None
+
+    async def remove_leftovers(self, tenant: Tenant) -> None:
+        """Remove files and images of builds that no template has."""
+
+        def remove() -> None:
+            for build in self.records(tenant).remove_leftovers():
+                self._remove_files(tenant, build)
+
+        await in_thread(remove)
+
+    def _remove_files(self, tenant: Tenant, build: str) -> None:
+        remove_directory(self.records(tenant).place_of(build, "home"))
+        with suppress(SandboxError, FileNotFoundError):  # it has no image, or another worker was faster
+            self.store.remove(image_name(tenant, build))
+
+    async def cancel(self, build: str) -> None:
+        if build in self._tasks:
+            await cancel_and_wait(self._tasks[build][1])
+
+    async def _keep_only(self, tenants: set[str]) -> None:
+        for owner, task in list(self._tasks.values()):
+            if owner not in tenants:
+                await cancel_and_wait(task)
+
+    async def _close(self) -> None:
+        await cancel_and_wait(*(task for _, task in self._tasks.values()))
+
+
+def image_name(tenant: Tenant, build: str) -> str:
+    """In the server's store. Hashed: a tenant's id may be any text."""
+    return f"{TEMPLATE_HOST}/{hashlib.sha256(tenant.id.encode()).hexdigest()[:32]}/{build}:latest"
+
+
+def builds_of(service: Service) -> TemplateBuilds:
+    return service.state.get(TemplateBuilds, lambda: TemplateBuilds(service))

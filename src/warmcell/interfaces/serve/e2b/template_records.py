@@ -1,0 +1,269 @@
+"""The templates of all tenants, as files in the server's image store, so that every worker sees them.
+
+    templates/key                     signs the URLs of uploads
+    templates/TENANT/ID.json          one template: its name, builds and tags
+    templates/TENANT/BUILD.log        the log of one build, a JSON object per line
+    templates/TENANT/BUILD.lock       locked while a server carries the build out
+    templates/TENANT/BUILD.home/      what /home/user of the image contains
+    templates/TENANT/files/HASH       uploaded archives
+
+Blocking: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.workspace.remove import remove_directory
+
+DEFAULT_TAG = "default"
+WAITING, BUILDING, READY, ERROR = "waiting", "building", "ready", "error"
+#: How long a build may stay requested before its start, after which it is forgotten.
+REQUEST_SECONDS = 3600.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_ID = re.compile(r"[0-9a-z]{20}")
+
+
+@dataclass(slots=True)
+class Build:
+    """One build. `tags` are those that it gets when it is ready, `digest` is that of its image."""
+
+    id: str
+    created: float
+    updated: float
+    status: str = WAITING
+    tags: list[str] = field(default_factory=list)
+    message: str = ""
+    step: str = ""
+    digest: str = ""
+    start_command: str = ""
+    ready_command: str = ""
+
+
+@dataclass(slots=True)
+class Template:
+    """`tags` has by tag the id of its build, and when it was assigned."""
+
+    id: str
+    name: str
+    created: float
+    builds: dict[str, Build] = field(default_factory=dict)
+    tags: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def drop_unnamed(self, keep: str = "") -> None:
+        """Drop ended builds without a tag. `keep`: the last one, whose client still asks for its status."""
+        named = {build for build, _ in self.tags.values()} | {keep}
+        for build in [build for build in self.builds.values() if build.status in (READY, ERROR)]:
+            if build.id not in named:
+                del self.builds[build.id]
+
+    def build_of(self, tag: str) -> Build | None:
+        found = self.tags.get(tag)
+        return None if found is None else self.builds.get(found[0])
+
+
+def parse_name(text: str) -> tuple[str, str | None]:
+    """Name and tag. Raises `HttpError` 400."""
+    name, colon, tag = text.partition(":")
+    if len(text) > 256 or not _NAME.fullmatch(name) or len(name) > 128:
+        raise HttpError(400, f"'{text[:80]}' is not a template name: use letters, digits, '-', '_' and '.'")
+    return name, check_tag(tag) if colon else None
+
+
+def check_tag(tag: str) -> str:
+    if not _TAG.fullmatch(tag):
+        raise HttpError(400, f"'{tag[:80]}' is not a tag: use letters, digits, '-', '_' and '.'")
+    return tag
+
+
+class TemplateRecords:
+    """Those of one tenant. Every change is made under a lock that all workers share."""
+
+    def __init__(self, place: str, tenant: str) -> None:
+        self.path = os.path.join(place, "templates", quote(tenant, safe=""))
+
+    def request_build(self, name: str, tags: Sequence[str], most: int) -> tuple[Template, Build]:
+        """A new build of the template with this name, which is created if there is none."""
+        now = time.time()
+        with self._lock():
+            templates = self._all()
+            for unstarted in [template for template in templates if _forget_unstarted(template, now)]:
+                self._write(unstarted)
+            if sum(len(template.builds) for template in templates) >= most:
+                raise HttpError(429, f"this token already has {most} builds of templates; remove a template or a tag")
+            template = next((item for item in templates if item.name == name), None)
+            if template is None:
+                template = Template(_new_id(), name, now)
+            build = Build(str(uuid.uuid4()), now, now, tags=list(tags))
+            template.builds[build.id] = build
+            self._write(template)
+        return template, build
+
+    def all(self) -> list[Template]:
+        with self._lock():
+            return self._all()
+
+    def find(self, name: str) -> Template | None:
+        """By id or name, which may have a tag."""
+        plain = name.partition(":")[0]
+        return next((template for template in self.all() if plain in (template.id, template.name)), None)
+
+    def get(self, name: str) -> Template:
+        found = self.find(name)
+        if found is None:
+            raise HttpError(404, f"template '{name[:80]}' not found")
+        return found
+
+    def get_build(self, template: str, build: str) -> tuple[Template, Build]:
+        """If the server that carried it out has ended, the build has failed."""
+        found = self.get(template)
+        if build not in found.builds:
+            raise HttpError(404, f"build '{build[:80]}' not found")
+        if found.builds[build].status == BUILDING and not self._is_carried_out(build):
+            found = self.end_build(found.id, build, message="the server ended during the build")
+        return found, found.builds[build]
+
+    @contextmanager
+    def change(self, identity: str) -> Iterator[Template]:
+        """The template as it is now; what the block changes is written. Raises 404 if it was removed."""
+        with self._lock():
+            template = self._read(identity)
+            if template is None:
+                raise HttpError(404, "the template was removed")
+            yield template
+            self._write(template)
+
+    def end_build(self, identity: str, build: str, *, digest: str = "", message: str = "", step: str = "") -> Template:
+        """Ready, if it has a digest; its tags then name it. Builds that no tag names any more are dropped."""
+        with self.change(identity) as template:
+            ended = template.builds[build]
+            ended.status, ended.digest, ended.message, ended.step = READY if digest else ERROR, digest, message, step
+            ended.updated = time.time()
+            if digest:
+                template.tags.update({tag: (build, ended.updated) for tag in ended.tags})
+            template.drop_unnamed(keep=build)
+        return template
+
+    def remove(self, identity: str) -> None:
+        with self._lock(), suppress(FileNotFoundError):
+            os.unlink(self._file(identity))
+
+    def remove_leftovers(self) -> list[str]:
+        """Remove files of builds that no template has any more; returns the ids of those builds."""
+        with self._lock():
+            known = {build for template in self._all() for build in template.builds}
+            names = [name for name in os.listdir(self.path) if name.count(".") == 1]
+            stale = [name for name in names if not name.endswith(".json") and name.partition(".")[0] not in known]
+            for name in stale:
+                path = os.path.join(self.path, name)
+                remove_directory(path) if name.endswith(".home") else os.unlink(path)
+        return sorted({name.partition(".")[0] for name in stale})
+
+    # ---- files of a build ----
+
+    def place_of(self, build: str, kind: str) -> str:
+        """`kind`: "log", "lock" or "home"."""
+        return os.path.join(self.path, f"{build}.{kind}")
+
+    def append_log(self, build: str, entries: Sequence[dict[str, Any]]) -> None:
+        with open(self.place_of(build, "log"), "a", encoding="ascii") as file:
+            file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+
+    def read_log(self, build: str, offset: int, most: int) -> list[dict[str, Any]]:
+        try:
+            with open(self.place_of(build, "log"), encoding="ascii") as file:
+                lines = [line for number, line in enumerate(file) if offset <= number < offset + most]
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @contextmanager
+    def carry_out(self, build: str) -> Iterator[None]:
+        """While a server works on it. Raises `HttpError` 409 if one does already."""
+        descriptor = os.open(self.place_of(build, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise HttpError(409, "the build was started before") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _is_carried_out(self, build: str) -> bool:
+        try:
+            descriptor = os.open(self.place_of(build, "lock"), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    # ---- the files of templates ----
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _all(self) -> list[Template]:
+        names = sorted(name for name in os.listdir(self.path) if name.endswith(".json"))
+        found = (self._read(name.removesuffix(".json")) for name in names)
+        return [template for template in found if template is not None]
+
+    def _file(self, identity: str) -> str:
+        return os.path.join(self.path, f"{identity}.json")
+
+    def _read(self, identity: str) -> Template | None:
+        if not _ID.fullmatch(identity):
+            return None
+        try:
+            with open(self._file(identity), encoding="ascii") as file:
+                plain = json.load(file)
+        except FileNotFoundError:
+            return None
+        builds = {name: Build(**fields) for name, fields in plain.pop("builds").items()}
+        tags = {tag: (build, created) for tag, (build, created) in plain.pop("tags").items()}
+        return Template(**plain, builds=builds, tags=tags)
+
+    def _write(self, template: Template) -> None:
+        draft = self._file(template.id) + ".new"
+        with open(draft, "w", encoding="ascii") as file:
+            json.dump(dataclasses.asdict(template), file)
+        os.rename(draft, self._file(template.id))
+
+
+def _forget_unstarted(template: Template, now: float) -> bool:
+    """Whether there were builds that their client requested and never started."""
+    waiting = [build for build in template.builds.values() if build.status == WAITING]
+    old = [build for build in waiting if build.updated < now - REQUEST_SECONDS]
+    for build in old:
+        del template.builds[build.id]
+    return bool(old)
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice("0123456789abcdefghijklmnopqrstuvwxyz") for _ in range(20))

@@ -1,0 +1,326 @@
+"""`/volumes` and `/volumecontent`: make, list and remove volumes; read and write the files in them.
+
+Files are opened beneath the volume without following links, as those of sandboxes are.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.core.errors import PathTraversal
+from warmcell.interfaces.serve.e2b.box import rfc3339
+from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
+from warmcell.interfaces.serve.e2b.volumes import Volume, volumes_of
+from warmcell.interfaces.serve.requests import parse_model, read_body
+from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import Service, get_service
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.errors import AlreadyExists, FileMissing, LimitExceeded, WorkspaceError, WrongKind
+from warmcell.workspace.files import make_dir, read_file, write_file
+from warmcell.workspace.names import Parts, split_relative
+from warmcell.workspace.remove import remove
+from warmcell.workspace.root import Root, text_of
+from warmcell.workspace.walk import kind_of
+
+T = TypeVar("T")
+CONTENT = "/volumecontent/"
+#: Files belong to the server's user, which is `user` in sandboxes. Owners that a client sets are kept beside the file.
+_OWNER = 1000
+_OWNER_ATTRIBUTE = "user.warmcell.owner"
+_MAX_ID = (1 << 32) - 1
+_MAX_LISTED = 10_000
+_UNSUPPORTED = (errno.ENOTSUP, errno.ENOSYS, errno.EPERM)
+
+
+class NewVolume(BaseModel):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", max_length=128)]
+
+
+class Metadata(BaseModel):
+    uid: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = None
+    gid: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = None
+    mode: Annotated[int, Field(ge=0, le=0o7777)] | None = None
+
+
+async def create(request: Request, tenant: Tenant) -> Response:
+    service = get_service(request)
+    body = parse_model(await read_body(request, service.settings.max_body), NewVolume)
+    made = await volumes_of(service).create(tenant, body.name)
+    return json_response(made.plain() | {"token": made.token}, 201)
+
+
+async def every(request: Request, tenant: Tenant) -> Response:
+    return json_response([volume.plain() for volume in volumes_of(get_service(request)).of(tenant)])
+
+
+async def one(request: Request, tenant: Tenant) -> Response:
+    found = volumes_of(get_service(request)).find(tenant, request.path_params["id"])
+    return json_response(found.plain() | {"token": found.token})
+
+
+async def destroy(request: Request, tenant: Tenant) -> Response:
+    volumes = volumes_of(get_service(request))
+    await volumes.remove(volumes.find(tenant, request.path_params["id"]))
+    return Response(status_code=204)
+
+
+async def stat_path(request: Request, tenant: Tenant) -> Response:
+    return json_response(await _on_files(request, _describe))
+
+
+async def update_path(request: Request, tenant: Tenant) -> Response:
+    body = parse_model(await read_body(request, get_service(request).settings.max_body), Metadata)
+
+    def update(root: Root, parts: Parts) -> dict[str, Any]:
+        _set_metadata(root, parts, body)
+        return _describe(root, parts)
+
+    return json_response(await _on_files(request, update))
+
+
+async def remove_path(request: Request, tenant: Tenant) -> Response:
+    def unlink(root: Root, parts: Parts) -> None:
+        if not parts:
+            raise FileMissing("/", "is the volume itself")
+        if stat.S_ISLNK(root.lstat(parts).st_mode):
+            with root.parent(parts) as (fd, name):
+                os.unlink(name, dir_fd=fd)
+        else:
+            remove(root, parts)
+
+    await _on_files(request, unlink)
+    return Response(status_code=204)
+
+
+async def list_directory(request: Request, tenant: Tenant) -> Response:
+    depth = _number(request, "depth", 1) or 1
+
+    def find_entries(root: Root, parts: Parts) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        waiting = [(parts, 1)]
+        while waiting:
+            here, level = waiting.pop()
+            with root.directory(here) as fd:
+                names = sorted(os.listdir(fd))
+            if len(found) + len(names) > _MAX_LISTED:
+                raise LimitExceeded(text_of(parts), f"has more than {_MAX_LISTED} entries", limit=_MAX_LISTED)
+            for name in names:
+                entry = _describe(root, (*here, name))
+                found.append(entry)
+                if entry["type"] == "directory" and level < depth:
+                    waiting.append(((*here, name), level + 1))
+        return found
+
+    return json_response(await _on_files(request, find_entries))
+
+
+async def make_directory(request: Request, tenant: Tenant) -> Response:
+    asked, is_forced = _metadata(request), _is_forced(request)
+    volume = _volume(request)
+
+    def make(root: Root, parts: Parts) -> dict[str, Any]:
+        volume.check_space(1, tenant)
+        if parts or not is_forced:
+            make_dir(root, parts, parents=is_forced)
+        _set_metadata(root, parts, asked)
+        return _describe(root, parts)
+
+    return json_response(await _on_files(request, make), 201)
+
+
+async def read(request: Request, tenant: Tenant) -> Response:
+    def content(root: Root, parts: Parts) -> bytes:
+        return read_file(root, parts, max(1, tenant.disk_mb) << 20)
+
+    return Response(await _on_files(request, content), media_type="application/octet-stream")
+
+
+async def write(request: Request, tenant: Tenant) -> Response:
+    asked, is_forced, volume = _metadata(request), _is_forced(request), _volume(request)
+    data = await read_body(request, get_service(request).settings.max_body)
+
+    def put(root: Root, parts: Parts) -> dict[str, Any]:
+        if not is_forced and _exists(root, parts):
+            raise AlreadyExists(text_of(parts))
+        volume.check_space(len(data), tenant)
+        write_file(root, parts, data, parents=False)
+        _set_metadata(root, parts, asked)
+        return _describe(root, parts)
+
+    return json_response(await _on_files(request, put), 201)
+
+
+async def _on_files(request: Request, work: Callable[[Root, Parts], T]) -> T:
+    """Carry out `work` on the path of the request, in a thread. Errors about paths become those of the protocol."""
+    volume = _volume(request)
+    path = posixpath.normpath("/" + request.query_params.get("path", ""))
+    with _refusals():
+        parts = () if path.strip("/") == "" else split_relative(path.lstrip("/"))
+        return await in_thread(lambda: _with_root(volume, lambda root: work(root, parts)))
+
+
+def _with_root(volume: Volume, work: Callable[[Root], T]) -> T:
+    root = Root(volume.path)
+    try:
+        return work(root)
+    finally:
+        root.close()
+
+
+@contextmanager
+def _refusals() -> Any:
+    try:
+        yield
+    except FileMissing as error:
+        raise HttpError(404, str(error)) from None
+    except (AlreadyExists, WrongKind) as error:
+        raise HttpError(409, str(error)) from None
+    except LimitExceeded as error:
+        raise HttpError(413, str(error)) from None
+    except (PathTraversal, WorkspaceError) as error:
+        raise HttpError(400, str(error)) from None
+
+
+def _exists(root: Root, parts: Parts) -> bool:
+    try:
+        root.lstat(parts)
+    except FileMissing:
+        return False
+    return True
+
+
+def _describe(root: Root, parts: Parts) -> dict[str, Any]:
+    state = root.lstat(parts)
+    kind = kind_of(state.st_mode)
+    uid, gid = _read_owner(root, parts, kind)
+    name = parts[-1] if parts else "/"
+    entry = {
+        "name": name.encode("utf-8", "replace").decode(),
+        "type": kind if kind in ("file", "directory", "symlink") else "unknown",
+        "path": "/" + "/".join(parts).encode("utf-8", "replace").decode(),
+        "size": state.st_size if kind == "file" else 0,
+        "mode": stat.S_IMODE(state.st_mode),
+        "uid": uid,
+        "gid": gid,
+    }
+    times = {"atime": state.st_atime_ns, "mtime": state.st_mtime_ns, "ctime": state.st_ctime_ns}
+    entry |= {field: rfc3339(at // 10**9, at % 10**9) for field, at in times.items()}
+    if kind == "symlink":
+        with root.parent(parts) as (fd, last):
+            entry["target"] = os.readlink(last, dir_fd=fd).encode("utf-8", "replace").decode()
+    return entry
+
+
+def _read_owner(root: Root, parts: Parts, kind: str) -> tuple[int, int]:
+    """What a client has set. A guest can write the attribute too, so anything else in it is ignored."""
+    if kind not in ("file", "directory"):
+        return _OWNER, _OWNER
+    try:
+        with _open(root, parts, kind) as fd:
+            uid, _, gid = os.getxattr(fd, _OWNER_ATTRIBUTE).decode("ascii").partition(":")
+        return min(int(uid), _MAX_ID), min(int(gid), _MAX_ID)
+    except (OSError, ValueError, WorkspaceError):  # it has none, or its mode forbids reading
+        return _OWNER, _OWNER
+
+
+def _set_metadata(root: Root, parts: Parts, asked: Metadata) -> None:
+    kind = kind_of(root.lstat(parts).st_mode)
+    if kind not in ("file", "directory"):
+        raise PathTraversal(text_of(parts), "is a link or special file")
+    old = _read_owner(root, parts, kind)
+    with _open(root, parts, kind) as fd:
+        if asked.uid is not None or asked.gid is not None:
+            uid, gid = (
+                new if new is not None else before for new, before in zip((asked.uid, asked.gid), old, strict=True)
+            )
+            _write_owner(fd, uid, gid)
+        if asked.mode is not None:
+            os.fchmod(fd, asked.mode & 0o777)
+
+
+def _write_owner(fd: int, uid: int, gid: int) -> None:
+    try:
+        os.setxattr(fd, _OWNER_ATTRIBUTE, f"{uid}:{gid}".encode("ascii"))
+    except OSError as error:
+        if error.errno in _UNSUPPORTED and (uid, gid) == (_OWNER, _OWNER):
+            return  # the owner that it has anyway
+        raise HttpError(400, f"the server's file system cannot keep an owner: {error.strerror}") from None
+
+
+def _open(root: Root, parts: Parts, kind: str) -> Any:
+    return root.directory(parts) if kind == "directory" else root.file(parts)
+
+
+def _metadata(request: Request) -> Metadata:
+    fields = {name: _number(request, name) for name in ("uid", "gid", "mode")}
+    if any(value is not None and value > _MAX_ID for value in fields.values()):
+        raise HttpError(400, "uid, gid and mode are 32-bit numbers")
+    return Metadata(**{**fields, "mode": None if fields["mode"] is None else fields["mode"] & 0o7777})
+
+
+def _is_forced(request: Request) -> bool:
+    return request.query_params.get("force", "").lower() == "true"
+
+
+def _number(request: Request, name: str, default: int | None = None) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    number = parse_whole_number(text)
+    if number is None:
+        raise HttpError(400, f"{name} must be a whole number")
+    return number
+
+
+def _volume(request: Request) -> Volume:
+    """The volume of the request; as if it did not exist if the token is wrong."""
+    found = volumes_of(get_service(request)).find_any(request.path_params["id"])
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if found is None or scheme.lower() != "bearer" or not found.has_token(token.strip()):
+        raise HttpError(404, "volume not found")
+    return found
+
+
+def _owner(request: Request) -> Tenant | None:
+    return _tenant_of(get_service(request), _volume(request))
+
+
+def _tenant_of(service: Service, volume: Volume) -> Tenant:
+    tenant = service.find_tenant_by_id(volume.tenant_id)
+    if tenant is None:
+        raise HttpError(404, "volume not found")
+    return tenant
+
+
+def routes() -> list[Any]:
+    own = (
+        ("POST", "/volumes", create),
+        ("GET", "/volumes", every),
+        ("GET", "/volumes/{id}", one),
+        ("DELETE", "/volumes/{id}", destroy),
+    )
+    content = (
+        ("GET", "path", stat_path),
+        ("PATCH", "path", update_path),
+        ("DELETE", "path", remove_path),
+        ("GET", "dir", list_directory),
+        ("POST", "dir", make_directory),
+        ("GET", "file", read),
+        ("PUT", "file", write),
+    )
+    made = [route(method, path, handler, "sandbox", e2b_refusal) for method, path, handler in own]
+    for method, name, handler in content:
+        made.append(route(method, f"{CONTENT}{{id}}/{name}", handler, None, e2b_refusal, _owner))
+    return made

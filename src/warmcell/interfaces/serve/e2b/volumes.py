@@ -1,0 +1,190 @@
+"""E2B's volumes: directories of a tenant that outlast sandboxes and are mounted in them.
+
+With `--state` they are found again by the next server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from warmcell.core.types import MIB
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.saved_state import VOLUMES
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.own_modes import make_directory
+from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.mount_points import MountPoint
+from warmcell.workspace.private_directory import PrivateDirectory
+from warmcell.workspace.quota import space_for
+from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import walk
+
+PREFIX = "vol-"
+
+
+class Volume:
+    """`token` is the secret for its content, which clients get with the volume."""
+
+    def __init__(self, identity: str, tenant_id: str, name: str, token: str, path: str) -> None:
+        self.id, self.tenant_id, self.name, self.token, self.path = identity, tenant_id, name, token, path
+        #: Sandboxes that have it mounted.
+        self.users = 0
+
+    def plain(self) -> dict[str, Any]:
+        return {"volumeID": self.id, "name": self.name}
+
+    def has_token(self, token: str | None) -> bool:
+        return hmac.compare_digest((token or "").encode(), self.token.encode())
+
+    def check_space(self, added: int, tenant: Tenant) -> None:
+        """Raises `HttpError` 413 if the volume would become larger than the tenant's disk quota. Call in a thread."""
+        if self.measure() + space_for(added) > max(1, tenant.disk_mb) * MIB:
+            raise HttpError(413, f"the volume would be larger than the {tenant.disk_mb} MB of this token")
+
+    def measure(self) -> int:
+        """Allocated bytes. Call in a thread."""
+        root = Root(self.path)
+        try:
+            return sum(found.state.st_blocks * 512 for found in walk(root))
+        finally:
+            root.close()
+
+
+class Volumes:
+    """The volumes of all tenants; each sees its own."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._all: dict[str, Volume] = {}
+        #: Where they lie without a state; removed with the server.
+        self._private: PrivateDirectory | None = None
+
+    def load(self) -> None:
+        """Find those of the last server again. A directory without a record was being made or removed."""
+        state = self._service.saved
+        if state is None:
+            return
+        place = os.path.join(state.path, VOLUMES)
+        for document in state.documents(VOLUMES):
+            identity, path = str(document["id"]), os.path.join(place, str(document["id"]))
+            if os.path.isdir(path):
+                tenant, name, token = (str(document.get(field)) for field in ("tenant", "name", "token"))
+                self._all[identity] = Volume(identity, tenant, name, token, path)
+        for name in os.listdir(place):
+            if name not in self._all and not name.endswith(".json"):
+                remove_directory(os.path.join(place, name))
+
+    async def create(self, tenant: Tenant, name: str) -> Volume:
+        owned = self.of(tenant)
+        if any(volume.name == name for volume in owned):
+            raise HttpError(409, f"a volume named '{name}' exists")
+        if len(owned) >= tenant.sandboxes:
+            raise HttpError(429, f"this token already has {tenant.sandboxes} volumes; remove one")
+        identity = PREFIX + secrets.token_hex(16) + self._service.sandboxes.suffix
+        path = os.path.join(self._directory(), identity)
+        made = Volume(identity, tenant.id, name, secrets.token_urlsafe(32), path)
+        self._all[identity] = made  # before the first await: two requests cannot take the same name
+        try:
+            await in_thread(lambda: self._save(made))
+        except BaseException:
+            del self._all[identity]
+            raise
+        return made
+
+    def _directory(self) -> str:
+        if self._service.saved is not None:
+            return os.path.join(self._service.saved.path, VOLUMES)
+        if self._private is None:
+            self._private = PrivateDirectory("work")
+        return self._private.path
+
+    def _save(self, volume: Volume) -> None:
+        make_directory(volume.path)
+        if self._service.saved is not None:
+            document = {"id": volume.id, "tenant": volume.tenant_id, "name": volume.name, "token": volume.token}
+            document |= {"created": str(time.time())}
+            self._service.saved.put(VOLUMES, volume.id, document, is_durable=True)
+
+    def of(self, tenant: Tenant) -> list[Volume]:
+        return [volume for volume in self._all.values() if volume.tenant_id == tenant.id]
+
+    def find(self, tenant: Tenant, identity: str) -> Volume:
+        found = self._all.get(identity)
+        if found is None or found.tenant_id != tenant.id:
+            raise HttpError(404, "volume not found")
+        return found
+
+    def find_any(self, identity: str) -> Volume | None:
+        """For clients that present the token of the volume."""
+        return self._all.get(identity)
+
+    async def remove(self, volume: Volume) -> None:
+        if volume.users:
+            raise HttpError(409, f"the volume '{volume.name}' is mounted in {volume.users} sandboxes; kill them first")
+        del self._all[volume.id]
+        if self._service.saved is not None:
+            self._service.saved.remove(VOLUMES, volume.id)
+        await in_thread(lambda: remove_directory(volume.path))
+
+    def find_mounts(self, tenant: Tenant, asked: Iterable[tuple[str, str]]) -> list[tuple[Volume, MountPoint]]:
+        """Volumes by name or id, and where a sandbox wants them. Raises `HttpError` 404 for an unknown one."""
+        mounts = []
+        for name, path in asked:
+            found = next((volume for volume in self.of(tenant) if name in (volume.name, volume.id)), None)
+            if found is None:
+                raise HttpError(404, f"volume '{name[:80]}' not found")
+            mounts.append((found, MountPoint(found.path, path, writable=True)))
+        return mounts
+
+    async def keep_only(self, tenants: set[str]) -> None:
+        """After a token was revoked; its sandboxes have ended."""
+        for volume in [volume for volume in self._all.values() if volume.tenant_id not in tenants]:
+            volume.users = 0
+            await self.remove(volume)
+
+    async def aclose(self) -> None:
+        if self._private is not None:
+            await in_thread(self._private.close)
+
+
+async def find_room(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) -> int | None:
+    """MB that a sandbox with these volumes may write: what the fullest has left. None without volumes.
+
+    Raises `HttpError` 413 for a full volume in a new sandbox. One of the last server comes back, to be cleaned up.
+    """
+    rooms = []
+    for volume in volumes:
+        room = max(1, tenant.disk_mb) - await in_thread(volume.measure) // MIB
+        if is_new and room < 1:
+            raise HttpError(413, f"the volume '{volume.name}' has the {tenant.disk_mb} MB of this token; remove files")
+        rooms.append(max(1, room))
+    return min(rooms, default=None)
+
+
+def use_volumes(volumes: list[Volume]) -> list[Volume]:
+    """A sandbox has them mounted until `release_volumes`."""
+    for volume in volumes:
+        volume.users += 1
+    return volumes
+
+
+def release_volumes(volumes: list[Volume]) -> None:
+    for volume in volumes:
+        volume.users = max(0, volume.users - 1)
+
+
+def volumes_of(service: Service) -> Volumes:
+    def make() -> Volumes:
+        made = Volumes(service)
+        service.on_close.append(made.aclose)
+        service.on_revoked.append(made.keep_only)
+        return made
+
+    return service.state.get(Volumes, make)

@@ -1,0 +1,146 @@
+"""Server-sent events: output while it is produced, and last the result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.core.errors import SandboxError
+from warmcell.core.output_events import OutputEvent
+from warmcell.interfaces.serve.requests import cancel_and_wait, while_connected
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_to_dict, http_error_to_dict
+
+#: A comment is sent after so many seconds without an event.
+KEEPALIVE_SECONDS = 15.0
+KEEPALIVE = ": keepalive\n\n"
+#: Events that may wait for a client that reads slowly; then the guest has to wait.
+MAX_QUEUED = 16
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_END: Any = object()
+#: Sends one event: its name and its data.
+Emit = Callable[[str, object], Awaitable[None]]
+
+
+def wants_events(request: Request) -> bool:
+    """Not for HEAD: its response has no body, and an endless stream would never end it."""
+    return request.method != "HEAD" and "text/event-stream" in request.headers.get("accept", "")
+
+
+def event_stream(events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None = None) -> Response:
+    """`on_end` is called once, even if the client disconnected before the first event."""
+    return _EventStream(events, on_end)
+
+
+class _EventStream(Response):
+    """Starlette's StreamingResponse cancels again and again until its body ends; this one cancels once and waits."""
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None) -> None:
+        super().__init__(media_type="text/event-stream", headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events, self._on_end = events, on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await while_connected(Request(scope, receive), self._send(send))
+        except ClientDisconnected:
+            return
+        except HttpError as error:
+            if error.status == 401:  # the token was revoked: the stream is cut
+                return
+            last = format_event("error", {"error": http_error_to_dict(error)})
+            await send({"type": "http.response.body", "body": last.encode()})
+        finally:
+            if self._on_end is not None:
+                await self._on_end()
+
+    async def _send(self, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(_with_error(self._events)) as items:  # type: ignore[type-var]
+            async for item in items:
+                await send({"type": "http.response.body", "body": item.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def format_event(name: str, data: object, identity: str | None = None) -> str:
+    """ASCII, with the data on one line: output of a guest cannot start another event."""
+    head = "" if identity is None else f"id: {identity}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=True, default=str)}\n\n"
+
+
+async def _with_error(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The status has been sent already, so an error becomes the last event."""
+    try:
+        async with aclosing(events) as items:  # type: ignore[type-var]
+            async for item in items:
+                yield item
+    except SandboxError as error:
+        yield format_event("error", {"error": error_to_dict(error)})
+    except HttpError as error:
+        yield format_event("error", {"error": http_error_to_dict(error)})
+
+
+async def with_keepalives(items: AsyncIterator[Any], until: asyncio.Event | None = None) -> AsyncIterator[Any]:
+    """Yield the items, and None after each `KEEPALIVE_SECONDS` of silence. Raises `HttpError` when `until` is set."""
+    async with aclosing(items):  # type: ignore[type-var]
+        ending = asyncio.ensure_future((until or asyncio.Event()).wait())
+        following = asyncio.ensure_future(anext(items, _END))
+        try:
+            while True:
+                await asyncio.wait([following, ending], timeout=KEEPALIVE_SECONDS, return_when="FIRST_COMPLETED")
+                if following.done():
+                    if (item := following.result()) is _END:
+                        return
+                    following = asyncio.ensure_future(anext(items, _END))
+                    yield item
+                elif ending.done():
+                    raise HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})
+                else:
+                    yield None
+        finally:
+            # `items` cannot be closed while `following` is inside it, also when we are cancelled a second time here.
+            await cancel_and_wait(following, ending)
+
+
+async def stream_events(work: Callable[[Emit], Awaitable[object]]) -> AsyncIterator[str]:
+    """Yield the events that `work` emits, and last `result` with its return value. Closing the iterator cancels it."""
+    async with aclosing(with_keepalives(_run_and_queue(work))) as items:  # type: ignore[type-var]
+        async for item in items:
+            yield KEEPALIVE if item is None else format_event(*item)
+
+
+async def _run_and_queue(work: Callable[[Emit], Awaitable[object]]) -> AsyncIterator[tuple[str, object]]:
+    queue: asyncio.Queue[tuple[str, object] | None] = asyncio.Queue()
+    room = asyncio.Semaphore(MAX_QUEUED)
+
+    async def emit(name: str, data: object) -> None:
+        await room.acquire()
+        queue.put_nowait((name, data))
+
+    running = asyncio.ensure_future(work(emit))
+    running.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (item := await queue.get()) is not None:
+            room.release()
+            yield item
+        yield "result", await running
+    finally:
+        await cancel_and_wait(running)
+
+
+class OutputDecoder:
+    """Output as events: text in which no character is cut in two, and base64 for programs."""
+
+    def __init__(self) -> None:
+        self._decoders = {name: getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+
+    def to_dict(self, output: OutputEvent) -> dict[str, str]:
+        text = self._decoders[output.stream].decode(output.data)
+        return {"text": text, "base64": b64encode(output.data).decode()}

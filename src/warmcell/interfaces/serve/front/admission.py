@@ -1,0 +1,125 @@
+"""Per-tenant limits over all workers: the front counts, and workers ask it over their control connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.interfaces.serve.front.control import Control, Message
+from warmcell.interfaces.serve.rate_limits import ConcurrencyLimiter, RateLimiter
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import Tenant, find_tenant, read_tokens
+
+
+class Admission:
+    """In the front: rate and number of requests of each tenant. Quotas do not grow with the number of workers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tenants = read_limited_tenants(settings)
+        self._rates, self._concurrency = RateLimiter(), ConcurrencyLimiter()
+
+    def reload(self) -> None:
+        """Keep the present tenants if the file has an error; the workers log it."""
+        with suppress(SandboxError):
+            self._tenants = read_limited_tenants(self._settings)
+
+    def find_tenant(self, token: str) -> Tenant | None:
+        return find_tenant(self._tenants, token) if self._tenants else None
+
+    def find_by_id(self, identity: str) -> Tenant | None:
+        return next((tenant for tenant in self._tenants if tenant.id == identity), None)
+
+    def enter(self, tenant: Tenant | None, *, ends_something: bool) -> None:
+        """Raises `HttpError` 429. To be followed by `leave`."""
+        if tenant is not None:
+            self._rates.take(tenant)
+            self._concurrency.enter(tenant, ends_something=ends_something)
+
+    def leave(self, tenant: Tenant | None) -> None:
+        if tenant is not None:
+            self._concurrency.leave(tenant)
+
+    @contextmanager
+    def count(self, token: str, *, ends_something: bool) -> Iterator[None]:
+        """Count a request that the front itself has received."""
+        tenant = self.find_tenant(token)
+        self.enter(tenant, ends_something=ends_something)
+        try:
+            yield
+        finally:
+            self.leave(tenant)
+
+
+def read_limited_tenants(settings: Settings) -> tuple[Tenant, ...]:
+    return () if settings.tokens is None else read_tokens(settings.tokens)
+
+
+class WorkerRequests:
+    """In the front: the requests that one worker has received from clients. `close` ends all of them."""
+
+    def __init__(self, admission: Admission, control: Control) -> None:
+        self._admission, self._control = admission, control
+        self._active: dict[int, Tenant | None] = {}
+
+    def handle(self, message: Message) -> None:
+        if "exit" in message:
+            self._admission.leave(self._active.pop(message["exit"], None))
+            return
+        number = message["enter"]
+        # A tenant that was revoked a moment ago is not counted; the worker rejects its token.
+        tenant = self._admission.find_by_id(message["tenant"])
+        try:
+            self._admission.enter(tenant, ends_something=message["ends_something"])
+        except HttpError as error:
+            self._control.send({"refused": number, "message": error.message, "headers": error.headers})
+        else:
+            self._active[number] = tenant
+            self._control.send({"entered": number})
+
+    def close(self) -> None:
+        for tenant in self._active.values():
+            self._admission.leave(tenant)
+        self._active.clear()
+
+
+class FrontAdmission:
+    """In a worker: asks the front whether a tenant may send one more request."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._numbers = itertools.count()
+        self._pending: dict[int, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def request(self, tenant: Tenant, *, ends_something: bool) -> AsyncIterator[None]:
+        """Raises `HttpError` 429."""
+        number = next(self._numbers)
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._control.send({"enter": number, "tenant": tenant.id, "ends_something": ends_something})
+        try:
+            await answer
+            yield
+        finally:
+            self._pending.pop(number, None)
+            self._control.send({"exit": number})
+
+    def handle(self, message: Message) -> None:
+        answer = self._pending.pop(message["entered" if "entered" in message else "refused"], None)
+        if answer is None or answer.done():  # the client left, and 'exit' was sent
+            return
+        if "entered" in message:
+            answer.set_result(None)
+        else:
+            answer.set_exception(HttpError(429, message["message"], headers=message["headers"]))
+
+    def close(self) -> None:
+        """Fail all waiting requests: the front has exited."""
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(BackendUnavailable("the server is shutting down", hint="try again later"))
+        self._pending.clear()

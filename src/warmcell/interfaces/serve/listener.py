@@ -1,0 +1,225 @@
+"""Run an ASGI application on a listening socket: bounded heads and connections, graceful shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import uvicorn
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.connection_shares import ConnectionShares
+from warmcell.interfaces.serve.file_reload import reload_on_change
+from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
+from warmcell.interfaces.serve.responses import HttpError, error_response
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.shutdown import LAST_RESPONSE_SECONDS, exit_after
+from warmcell.interfaces.serve.websockets import MAX_MESSAGE
+
+_log = logging.getLogger("warmcell.serve")
+_CLOSE = {"Connection": "close"}
+#: Connections that the kernel keeps for us, and how many are accepted at once. Those before them come first: a client
+#: that has left is noticed before the next are accepted.
+_BACKLOG, _MOST_AT_ONCE = 1024, 32
+
+
+class ConnectionLimit:
+    """Reject with Retry-After when over the connection limit; uvicorn's own limit does not send that header.
+
+    Also rejects a body with two lengths (Transfer-Encoding and Content-Length): a proxy may have used the other one,
+    and would take part of this body for the next request.
+    """
+
+    def __init__(self, app: Any, limit: int) -> None:
+        self._app, self._limit = app, limit
+        self.connections: Sized = ()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        problem = None if scope["type"] == "lifespan" else self._find_problem(scope)
+        if problem is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(problem)(scope, receive, send)
+
+    def _find_problem(self, scope: Any) -> HttpError | None:
+        if len(self.connections) > self._limit:
+            return HttpError(503, "too many connections", headers=_CLOSE)
+        names = {name for name, _ in scope["headers"]}
+        if b"transfer-encoding" in names and b"content-length" in names:
+            return HttpError(400, "both Transfer-Encoding and Content-Length are set", headers=_CLOSE)
+        return None
+
+
+class Drainable(Protocol):
+    """Accepts no new work once `draining` is set, and exits within `shutdown_seconds`."""
+
+    draining: asyncio.Event
+    shutdown_seconds: float
+
+    def describe_work(self) -> str:
+        """What is in progress, for the log."""
+        ...
+
+
+OnStarted = Callable[["Server"], object]
+
+
+class Server(uvicorn.Server):
+    """Shut down in order at SIGTERM and SIGINT, without uvicorn's raising the signal again at the end."""
+
+    def __init__(self, config: uvicorn.Config, service: Drainable, on_started: OnStarted | None = None) -> None:
+        super().__init__(config)
+        self._service, self._on_started = service, on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)  # asyncio has one number for both
+        if self._on_started is not None and not self.should_exit:
+            self._on_started(self)
+
+    async def adopt(self, connection: socket.socket, make: Any, tls: ssl.SSLContext | None) -> None:
+        """Serve a connection that was accepted elsewhere. Raises `OSError` if its TLS handshake fails."""
+        protocol = partial(make, self.config, self.server_state, self.lifespan.state)
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=tls)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain, number)
+        yield
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    def _drain(self, number: signal.Signals) -> None:
+        if not self._service.draining.is_set():
+            _log.warning("%s: shutting down; %s", number.name, self._service.describe_work())
+            exit_after(self._service.shutdown_seconds)
+        self._service.draining.set()
+        self.handle_exit(number, None)
+
+
+async def serve_on(
+    listening: socket.socket,
+    app: Any,
+    settings: Settings,
+    service: Drainable,
+    *,
+    on_started: OnStarted | None = None,
+    counts_connections: bool = True,
+    **options: Any,
+) -> None:
+    """`on_started` is called when the application has started and listens."""
+    if listening.family == socket.AF_UNIX:  # between our own processes
+        settings = replace(settings, tls_cert=None, tls_key=None)
+    limited = ConnectionLimit(app, settings.max_connections)
+    config = make_config(limited, settings, **options)
+    server = Server(config, service, on_started)
+    if counts_connections:
+        limited.connections = server.server_state.connections
+        shares = ConnectionShares(settings.max_connections, settings.trusted_proxies)
+        server.server_state.connection_limit = shares  # type: ignore[attr-defined]
+    config.load()
+    watching = asyncio.ensure_future(reload_certificate(config.ssl, settings)) if config.ssl else None
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+async def reload_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """New connections use a replaced certificate; one that cannot be read is ignored."""
+
+    def reload() -> None:
+        try:
+            make_tls_context(settings)
+            assert settings.tls_cert is not None
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        except InvalidRequest as error:
+            _log.error("keeping the previous certificate: %s", error)
+        else:
+            _log.warning("reloaded the certificate")
+
+    assert settings.tls_cert is not None
+    await reload_on_change(settings.tls_cert, reload)
+
+
+def make_tls_context(settings: Settings) -> ssl.SSLContext:
+    """Raises `InvalidRequest` if the certificate and the key cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_cert or "", settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidRequest(f"cannot use {settings.tls_cert!r} for TLS: {reason}", field="tls-cert") from None
+    return context
+
+
+def make_config(
+    app: Any, settings: Settings, http: Any = DeadlineProtocol, ws: Any = None, **options: Any
+) -> uvicorn.Config:
+    if settings.tls_cert is not None:
+        options |= {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+    logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
+    return uvicorn.Config(
+        app,
+        http=http,
+        ws=ws or find_websocket_protocol(),
+        ws_max_size=MAX_MESSAGE,
+        ws_per_message_deflate=False,
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        backlog=_MOST_AT_ONCE,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout + LAST_RESPONSE_SECONDS),
+        h11_max_incomplete_event_size=MAX_HEAD,
+        **options,
+    )
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's message about responses that we cut on purpose; see `e2b.interpreter.CellStream`."""
+    return "without completing response" not in record.getMessage()
+
+
+def find_websocket_protocol() -> Any:
+    try:
+        from warmcell.interfaces.serve.websocket_protocol import DrainingWebSocketProtocol
+    except ImportError:
+        _log.warning("WebSockets are disabled: 'wsproto' is not installed (pip install 'warmcell[serve]')")
+        return "none"
+    return DrainingWebSocketProtocol
+
+
+def listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+        # Accepted connections inherit it. Without it the second piece of a stream waits 40 ms for an ACK of the first.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        where = f"{settings.host}:{settings.port}"
+        raise InvalidRequest(f"cannot listen on {where}: {reason.lower()}", hint="choose another --port") from None
+
+
+def url_of(listening: socket.socket, settings: Settings) -> str:
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

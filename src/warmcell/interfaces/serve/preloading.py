@@ -1,0 +1,35 @@
+"""Load the modules that requests may need before the server accepts any.
+
+A package that is replaced while the server runs must not be mixed with what the server has loaded. `/mcp` is left out:
+its SDK takes longer to load than everything else, and most servers have no MCP clients.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+_PACKAGE = "warmcell"
+#: With all modules below them.
+_ROOMS = (
+    *("backends.process", "backends.streaming", "cage", "core", "diagnosis.doctor", "enforcers", "images"),
+    *("interfaces.serve", "judging", "languages", "lifetime", "net", "observe", "policy", "pool", "runner"),
+    *("sandbox", "sessions", "toolbox.location", "workspace", "workspaces"),
+)
+
+
+def load_modules() -> None:
+    for room in _ROOMS:
+        _load(f"{_PACKAGE}.{room}")
+
+
+def _load(name: str) -> None:
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == _PACKAGE:
+            raise
+        return  # it needs a package that is not installed, and then no request can use it
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+        if not found.name.endswith(".__main__"):
+            _load(found.name)

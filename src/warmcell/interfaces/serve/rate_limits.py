@@ -1,0 +1,71 @@
+"""Per-tenant limits on requests: how many per second, and how many at a time. Pure except for the clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.tokens import Tenant
+
+#: The size of a bucket, in seconds of the tenant's rate: clients start with a burst and continue evenly.
+BURST_SECONDS = 2.0
+#: Extra concurrent requests per tenant for routes that end something: open streams cannot lock a tenant out.
+RESERVED_FOR_DELETE = 4
+
+
+class RateLimiter:
+    """A token bucket for each tenant. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: By tenant: the level of the bucket, and when it was computed.
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, tenant: Tenant) -> None:
+        """Raises `HttpError` 429 with Retry-After if the bucket is empty."""
+        if not tenant.rate:
+            return
+        now, capacity = self._clock(), max(1.0, tenant.rate * BURST_SECONDS)
+        level, then = self._buckets.get(tenant.id, (capacity, now))
+        level = min(capacity, level + (now - then) * tenant.rate)
+        if level < 1:
+            self._buckets[tenant.id] = level, now
+            pause = str(math.ceil((1 - level) / tenant.rate))
+            message = f"rate limit exceeded: {tenant.rate} requests per second"
+            raise HttpError(429, message, headers={"Retry-After": pause})
+        self._buckets[tenant.id] = level - 1, now
+
+
+class ConcurrencyLimiter:
+    """Count the requests of each tenant until their responses are sent, up to `tenant.connections`."""
+
+    def __init__(self) -> None:
+        self._active: Counter[str] = Counter()
+
+    def enter(self, tenant: Tenant, *, ends_something: bool = False) -> None:
+        if self._active[tenant.id] >= tenant.connections + RESERVED_FOR_DELETE * ends_something:
+            message = f"this token already has {tenant.connections} requests in progress"
+            raise HttpError(429, message, headers={"Retry-After": "1"})
+        self._active[tenant.id] += 1
+
+    def leave(self, tenant: Tenant) -> None:
+        self._active[tenant.id] -= 1
+        if not self._active[tenant.id]:
+            del self._active[tenant.id]
+
+
+class CountedResponse:
+    """A response that calls `on_sent` after its last byte, or when its client has disconnected."""
+
+    def __init__(self, response: Any, on_sent: Callable[[], None]) -> None:
+        self._response, self._on_sent = response, on_sent
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            self._on_sent()

@@ -1,0 +1,197 @@
+"""Reading a request: a bounded body, parsed into a model, and work that ends when its client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, MutableMapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.lines import one_line
+from warmcell.core.types import MIB
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+#: How long a client may take to send its body.
+BODY_SECONDS = 60.0
+_CLOSE = {"Connection": "close"}
+#: Keys in a request's scope: the tenant's id, how many bytes of its body are in memory, and a set of tasks that are
+#: cancelled when the token is revoked.
+OWNER, BUFFERED, REVOCABLE = "warmcell.owner", "warmcell.body", "warmcell.revocable"
+#: Another: registers a future that is cancelled when an operator ends the request.
+ENDABLE = "warmcell.endable"
+#: The message of that cancellation, and of the error that its client gets.
+ENDED_BY_OPERATOR = "an operator of the server ended it"
+
+
+class OpenRequests:
+    """Work in progress by tenant and request id, so that an operator can end it. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._work: dict[tuple[str, str], set[asyncio.Future[Any]]] = {}
+
+    def add(self, tenant: str, request: str, work: asyncio.Future[Any]) -> None:
+        """Until `work` is done."""
+        key = tenant, request
+        self._work.setdefault(key, set()).add(work)
+        work.add_done_callback(lambda _: self._remove(key, work))
+
+    def _remove(self, key: tuple[str, str], work: asyncio.Future[Any]) -> None:
+        left = self._work[key] - {work}
+        self._work[key] = left
+        if not left:
+            del self._work[key]
+
+    def end(self, tenant: str, request: str) -> bool:
+        """Whether there was something to end."""
+        found = self._work.get((tenant, request), set())
+        for work in list(found):
+            work.cancel(ENDED_BY_OPERATOR)
+        return bool(found)
+
+
+class BodyMemory:
+    """A bound on the bodies of all requests together; each one is bounded too, but there may be a thousand.
+
+    One tenant may use half of it. Belongs to one event loop.
+    """
+
+    def __init__(self, limit: int = 512 * MIB) -> None:
+        self._limit, self._used = limit, Counter[str]()
+
+    def take(self, scope: MutableMapping[str, Any], size: int) -> None:
+        owner = scope.get(OWNER, "")
+        if self._used[owner] + size > self._limit // 2:
+            raise HttpError(429, "too many request bytes in flight for this token", headers=_CLOSE)
+        if self._used.total() + size > self._limit:
+            raise HttpError(503, "too many request bytes in flight", headers=_CLOSE)
+        self._used[owner] += size
+        scope[BUFFERED] = scope.get(BUFFERED, 0) + size
+
+    def release(self, scope: MutableMapping[str, Any]) -> None:
+        """Called when the handler returned; its response may still be streaming."""
+        if size := scope.pop(BUFFERED, 0):
+            self._used[scope.get(OWNER, "")] -= size
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the whole body. Raises `HttpError` if it is larger than `limit` or takes too long."""
+    with suppress(ValueError):
+        if int(request.headers.get("content-length", "0")) > limit:
+            raise _too_large(limit)
+    parts, size = [], 0
+    memory: BodyMemory = request.app.state.bodies
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                memory.take(request.scope, len(part))
+                parts.append(part)
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+    except TimeoutError:
+        raise HttpError(408, f"the body did not arrive within {BODY_SECONDS:g} s", headers=_CLOSE) from None
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> HttpError:
+    # The rest of the body is not read, so the connection has to close.
+    return HttpError(413, f"the body is larger than {limit} bytes", headers=_CLOSE)
+
+
+async def read_model(request: Request, kind: type[M], limit: int) -> M:
+    """Read the body as a model. The parser bounds depth and builds nothing that does not fit."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise HttpError(415, "the body must be application/json")
+    return parse_model(await read_body(request, limit), kind)
+
+
+def parse_model(body: bytes, kind: type[M]) -> M:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise HttpError(400, f"the body is not valid JSON: {one_line(str(first['msg']), 200)}") from None
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(str(first["msg"]).lower(), field=one_line(field, 200) or "body") from None
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, and cancel it when the client disconnects or its token is revoked. Read the body before."""
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
+    revocable: set[asyncio.Future[Any]] = request.scope.get(REVOCABLE, set())
+    revocable.add(disconnect)
+    if (register := request.scope.get(ENDABLE)) is not None:
+        register(disconnect)
+    try:
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise _reason(disconnect)
+    finally:
+        revocable.discard(disconnect)
+        await cancel_and_wait(task, disconnect)
+
+
+def _reason(disconnect: asyncio.Future[Any]) -> Exception:
+    """Why the work of a request ends before its result."""
+    try:
+        disconnect.result()
+    except asyncio.CancelledError as error:
+        if error.args == (ENDED_BY_OPERATOR,):
+            return HttpError(409, ENDED_BY_OPERATOR, fault="host")
+        return HttpError(401, "the token was revoked")
+    return ClientDisconnected()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_allowed(
+    revocable: set[asyncio.Future[Any]],
+    work: Coroutine[Any, Any, T],
+    register: Callable[[asyncio.Future[Any]], object] = lambda task: None,
+) -> T:
+    """Run `work`, and cancel it when the token is revoked. An operator can end what `register` gets."""
+    task = asyncio.ensure_future(work)
+    revocable.add(task)
+    register(task)
+    try:
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise _reason(task)
+        return task.result()
+    finally:
+        revocable.discard(task)
+        await cancel_and_wait(task)
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and return when all have ended; a cancellation of the caller is raised only then."""
+    for task in tasks:
+        task.cancel()
+    interrupted: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            interrupted = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved, or asyncio logs that it never was
+    if interrupted is not None:
+        raise interrupted

@@ -1,0 +1,278 @@
+"""The sandboxes that stay between requests: the owner and the lifetime of each."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from warmcell.core.errors import NodeLost, SandboxError
+from warmcell.interfaces.serve.quotas import Quota, TenantQuota
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.typed_state import TypedState
+from warmcell.sandbox.asynchronous import AsyncSandbox
+
+_log = logging.getLogger("warmcell.serve")
+#: How long `on_expiry` may take before the sandbox is removed instead.
+EXPIRY_SECONDS = 30.0
+Make = Callable[[], AsyncSandbox]
+
+
+class SandboxNotFound(SandboxError):
+    """The sandbox does not exist or belongs to another tenant; a client cannot tell which."""
+
+    code = "sandbox.destroyed"
+    fault = "caller"
+
+
+class SandboxLost(NodeLost):
+    """The node of this sandbox was lost, and the sandbox with it: trying again does not help."""
+
+    retryable = False
+    http_status = 410
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(node, reason)
+        self.hint = "create a new sandbox; it goes to another node"
+
+
+class SandboxEntry:
+    """One sandbox. `created` and `expires` are Unix times; `deadline` is monotonic, so clock jumps do not matter."""
+
+    def __init__(
+        self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str], suffix: str = ""
+    ) -> None:
+        self.id = secrets.token_hex(16) + suffix
+        self.sandbox, self.tenant, self.metadata = sandbox, tenant, dict(metadata)
+        self.tenant_id = tenant.id
+        self.created, self.max_lifetime = time.time(), tenant.lifetime
+        self._started = time.monotonic()
+        self.deadline = self._started + seconds
+        #: Counts the reloads that changed the policy; a fork is made only under the present one.
+        self.policy_version = 0
+        #: What a protocol keeps with the sandbox.
+        self.state = TypedState()
+        self.on_close: list[Callable[[], Any]] = []
+        #: Whether its guests have a GPU, which counts against a quota of the tenant; see `gpu_access`.
+        self.has_gpu = False
+        #: Called instead of removing the sandbox, the first time that it expires.
+        self.on_expiry: Callable[[], Awaitable[None]] | None = None
+        #: Called when its deadline has changed.
+        self.on_change: Callable[[], object] = lambda: None
+        #: What runs in it, by kind: for the message that it was lost.
+        self.count_running: Callable[[], Mapping[str, int]] = dict
+
+    def continue_as(self, identity: str, created: float, expires: float) -> None:
+        """Be a sandbox of the last server: its id, and its times by the clock."""
+        self.id, self.created = identity, created
+        self._started = time.monotonic() - (time.time() - created)
+        self.deadline = min(self._started + (expires - created), self.last_deadline)
+
+    @property
+    def expires(self) -> float:
+        return self.created + self.deadline - self._started
+
+    @property
+    def is_expired(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    @property
+    def last_deadline(self) -> float:
+        return self._started + self.max_lifetime
+
+    def prolong(self, seconds: float, max_lifetime: float) -> None:
+        self.deadline = min(time.monotonic() + seconds, self._started + max_lifetime)
+        self.on_change()
+
+    async def destroy(self) -> None:
+        try:
+            await self.sandbox.destroy()
+        finally:
+            for call in self.on_close:
+                ended = call()
+                if inspect.isawaitable(ended):
+                    await ended
+
+
+class SandboxRegistry:
+    """Belongs to the server's event loop.
+
+    An id is 128 random bits, never reused, and looked up by its hash: timing says nothing about existing ids.
+    `suffix` ends every id; see `worker_suffix`.
+    """
+
+    def __init__(self, suffix: str = "", quota: Quota | None = None) -> None:
+        self.suffix, self.policy_version = suffix, 0
+        #: Counts the sandboxes, and those that are being made.
+        self._quota = quota or TenantQuota()
+        self._entries: dict[bytes, SandboxEntry] = {}
+        self._timers: dict[bytes, asyncio.TimerHandle] = {}
+        self._expiring: set[asyncio.Task[None]] = set()
+
+    def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> SandboxEntry:
+        """Raises `HttpError` 429 if the tenant has reached its number of sandboxes."""
+        self._take(tenant)
+        try:
+            made = make()
+        except BaseException:
+            self._quota.release(tenant.id)
+            raise
+        return self._register(made, tenant, seconds, metadata)
+
+    async def add_async(
+        self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
+    ) -> SandboxEntry:
+        """`add` for a sandbox that takes time to make: its slot is reserved from the start."""
+        self._take(tenant)
+        try:
+            made = await make()
+        except BaseException:
+            self._quota.release(tenant.id)
+            raise
+        return self._register(made, tenant, seconds, metadata)
+
+    @contextmanager
+    def reserve(self, tenant: Tenant) -> Iterator[None]:
+        """Hold a slot while a sandbox is made, so that concurrent requests cannot exceed the quota together."""
+        self._take(tenant)
+        try:
+            yield
+        finally:
+            self._quota.release(tenant.id)
+
+    def check_room(self, tenant: Tenant) -> None:
+        """Raises `HttpError` 429 if the tenant has reached its number of sandboxes."""
+        if self._quota.count(tenant.id) >= tenant.sandboxes:
+            raise _quota_exceeded(tenant)
+
+    def _take(self, tenant: Tenant) -> None:
+        if not self._quota.take(tenant.id, tenant.sandboxes):
+            raise _quota_exceeded(tenant)
+
+    def _register(
+        self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]
+    ) -> SandboxEntry:
+        entry = SandboxEntry(sandbox, tenant, min(seconds, tenant.lifetime), metadata, self.suffix)
+        entry.policy_version = self.policy_version
+        self._entries[_key(entry.id)] = entry
+        self._set_timer(entry)
+        return entry
+
+    def restore(
+        self,
+        sandbox: AsyncSandbox,
+        tenant: Tenant,
+        identity: str,
+        created: float,
+        expires: float,
+        metadata: Mapping[str, str],
+    ) -> SandboxEntry:
+        """A sandbox of the last server, under its id. It does not count against the quota until it is there."""
+        entry = SandboxEntry(sandbox, tenant, 0.0, metadata)
+        entry.continue_as(identity, created, expires)
+        self._quota.add(tenant.id)
+        entry.policy_version = self.policy_version
+        self._entries[_key(entry.id)] = entry
+        self._set_timer(entry)
+        return entry
+
+    def find(self, tenant: Tenant, identity: str) -> SandboxEntry:
+        entry = self.find_any(identity)
+        if entry is None or entry.tenant_id != tenant.id:
+            raise SandboxNotFound("sandbox not found")
+        return entry
+
+    def find_any(self, identity: str) -> SandboxEntry | None:
+        """For a protocol that has a secret of its own for each sandbox."""
+        return self._entries.get(_key(identity))
+
+    def of(self, tenant: Tenant) -> list[SandboxEntry]:
+        return [entry for entry in self._entries.values() if entry.tenant_id == tenant.id]
+
+    def all(self) -> list[SandboxEntry]:
+        return list(self._entries.values())
+
+    def prolong(self, entry: SandboxEntry, seconds: float, tenant: Tenant) -> None:
+        """Expire `seconds` from now, but never past the tenant's maximum lifetime."""
+        entry.prolong(seconds, tenant.lifetime)
+        self._set_timer(entry)
+
+    async def remove(self, entry: SandboxEntry) -> None:
+        key = _key(entry.id)
+        if self._entries.pop(key, None) is not None:
+            self._timers.pop(key).cancel()
+            self._quota.release(entry.tenant_id)
+        await entry.destroy()
+
+    async def aclose(self) -> None:
+        removing = [self.remove(entry) for entry in list(self._entries.values())]
+        for error in await asyncio.gather(*removing, *self._expiring, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log.error("cannot remove a sandbox: %s", error, exc_info=error)
+
+    def _set_timer(self, entry: SandboxEntry) -> None:
+        key = _key(entry.id)
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(max(0.0, entry.deadline - time.monotonic()), self._start_expiry, entry)
+
+    def _start_expiry(self, entry: SandboxEntry) -> None:
+        task = asyncio.ensure_future(self._expire(entry))
+        self._expiring.add(task)
+        task.add_done_callback(self._expiring.discard)
+
+    async def _expire(self, entry: SandboxEntry) -> None:
+        if entry.on_expiry is None or time.monotonic() >= entry.last_deadline:
+            await self.remove(entry)
+            return
+        try:
+            async with asyncio.timeout(EXPIRY_SECONDS):
+                await entry.on_expiry()
+        except Exception as error:
+            _log.error("cannot pause an expired sandbox, removing it: %s", error)
+            await self.remove(entry)
+            return
+        entry.deadline = entry.last_deadline
+        entry.on_change()
+        self._set_timer(entry)
+
+
+def _quota_exceeded(tenant: Tenant) -> HttpError:
+    return HttpError(
+        429,
+        f"sandbox quota exceeded: this token already has {tenant.sandboxes} sandboxes; remove one, or raise the"
+        " quota with `warmcell serve --sandboxes N` (with --tokens: `warmcell token new NAME --sandboxes N`)",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _key(identity: str) -> bytes:
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).digest()
+
+
+#: A response header: this worker does not know the object, another one might.
+MAYBE_ELSEWHERE = "x-warmcell-maybe-elsewhere"
+#: A request header: the front only asks whether this worker knows the object; answered with 204.
+PROBE_ONLY = "x-warmcell-probe-only"
+#: Behind a front the last digits of an id are the number of the worker that has the sandbox.
+_SUFFIX_DIGITS = 2
+
+
+def worker_suffix(number: int) -> str:
+    return f"{number:0{_SUFFIX_DIGITS}x}"
+
+
+def worker_of_id(identity: str) -> int | None:
+    """Inverse of `worker_suffix`; None if the text does not end in hexadecimal digits."""
+    try:
+        return int(identity[-_SUFFIX_DIGITS:], 16)
+    except ValueError:
+        return None

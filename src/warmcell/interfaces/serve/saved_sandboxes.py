@@ -1,0 +1,163 @@
+"""Keeps the records of sandboxes up to date, and brings the sandboxes back when a server starts with `--state`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState, StateHome
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import in_thread
+from warmcell.net.rules.network_update import from_plain
+from warmcell.sandbox.asynchronous import AsyncSandbox
+
+_log = logging.getLogger("warmcell.serve")
+#: Makes the sandbox of a record, and attaches what its protocol keeps with it.
+Restore = Callable[[Service, Tenant, dict[str, Any], StateHome], Awaitable["RestoredSandbox"]]
+
+
+class RestoredSandbox:
+    """`attach` is called with its entry."""
+
+    def __init__(self, sandbox: AsyncSandbox, attach: Callable[[SandboxEntry], object]) -> None:
+        self.sandbox, self.attach = sandbox, attach
+
+
+class SavedSandbox:
+    """Kept in the `state` of an entry: its home, its packages, and what its protocol wants to find again."""
+
+    def __init__(self, protocol: str, home: StateHome, describe: Callable[[], dict[str, Any]]) -> None:
+        self.protocol, self.home, self.describe = protocol, home, describe
+        self.packages: str | None = None
+
+
+def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = False, lost: str = "") -> None:
+    """Write the record of a sandbox. `lost` says what cannot come back."""
+    saved, state = entry.state.find(SavedSandbox), service.saved
+    if saved is None or state is None:
+        return
+    document = {
+        "id": entry.id,
+        "tenant": entry.tenant_id,
+        "created": entry.created,
+        "expires": entry.expires,
+        "metadata": entry.metadata,
+        "protocol": saved.protocol,
+        "home": saved.home.name,
+        "packages": saved.packages,
+        "network": entry.sandbox.network_update,
+        "lost": lost,
+        "own": saved.describe(),
+    }
+    state.put(SANDBOXES, entry.id, document, is_durable=is_durable)
+
+
+async def save_now(service: Service, entry: SandboxEntry) -> None:
+    """The record and the files are on disk afterwards."""
+    if service.saved is not None:
+        await in_thread(lambda: save_sandbox(service, entry, is_durable=True))
+
+
+async def save_packages(service: Service, entry: SandboxEntry) -> None:
+    """After an installation."""
+    saved, state = entry.state.find(SavedSandbox), service.saved
+    if saved is not None and state is not None:
+        source, before = entry.sandbox.packages_directory, saved.packages
+        saved.packages = await in_thread(lambda: state.keep_packages(source, before))
+        save_sandbox(service, entry)
+
+
+def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
+    """From now on the sandbox has a record, until it is removed."""
+    state = service.saved
+    assert state is not None
+
+    def forget() -> None:
+        state.remove(SANDBOXES, entry.id)
+        state.remove_packages(saved.packages)
+        saved.home.close()
+
+    entry.state.put(saved)
+    entry.on_close.append(lambda: in_thread(forget))
+    entry.on_change = lambda: save_sandbox(service, entry)
+    save_sandbox(service, entry)
+
+
+async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) -> None:
+    """Bring back the sandboxes of the last server, and name those that cannot come back."""
+    state = service.saved
+    if state is None:
+        return
+    homes, packages = set(), set()
+    for document in await in_thread(lambda: state.documents(SANDBOXES)):
+        reason = await _restore(service, state, restorers, document)
+        if reason is None:
+            homes.add(str(document.get("home")))
+            packages.add(str(document.get("packages")))
+        else:
+            _log.warning("sandbox %s does not come back: %s", document["id"], reason)
+            state.remove(SANDBOXES, str(document["id"]))
+    homes |= {str(document.get("home")) for document in state.documents("snapshots")}
+    await in_thread(lambda: state.remove_unused(homes, packages))
+
+
+async def _restore(
+    service: Service, state: SavedState, restorers: Mapping[str, Restore], document: dict[str, Any]
+) -> str | None:
+    """Restore one sandbox; the reason if that is not possible."""
+    try:
+        own, created, expires = document["own"], float(document["created"]), float(document["expires"])
+        tenant, home = service.find_tenant_by_id(str(document["tenant"])), state.find_home(document["home"])
+        restore, metadata = restorers[str(document["protocol"])], dict(document["metadata"])
+        if not isinstance(own, dict) or not math.isfinite(created + expires):
+            raise ValueError("a field has a value of the wrong kind")
+    except (KeyError, TypeError, ValueError) as error:
+        return f"its record is damaged ({error!r})"
+    if tenant is None:
+        return "its token was revoked"
+    if home is None:
+        return "its files are gone"
+    if expires < time.time() and not own.get("is_kept_after_expiry"):
+        return "it expired while the server was stopped"
+    try:
+        made = await restore(service, tenant, own, home)
+        if (network := document.get("network")) is not None:
+            await made.sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
+    except (SandboxError, HttpError) as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"its record is damaged ({error!r})"
+    entry = service.sandboxes.restore(made.sandbox, tenant, document["id"], created, expires, metadata)
+    saved = SavedSandbox(str(document["protocol"]), home, dict)
+    if (source := state.find_packages(document.get("packages"))) is not None:
+        saved.packages = document["packages"]
+        await made.sandbox.use_packages(source)
+    entry.state.put(saved)
+    made.attach(entry)
+    lost = document.get("lost") or "what ran in it, if anything"
+    _log.warning("sandbox %s is back; lost: %s", entry.id, lost)
+    keep_sandbox(service, entry, saved)
+    return None
+
+
+def save_all(service: Service) -> None:
+    """The server stops: everything is on disk when this returns. Call in a thread."""
+    state = service.saved
+    if state is None:
+        return
+    for entry in service.sandboxes.all():
+        save_sandbox(service, entry, lost=_count_running(entry))
+    state.is_closing = True
+    state.sync_files()
+
+
+def _count_running(entry: SandboxEntry) -> str:
+    lost = [f"{count} {name}" for name, count in entry.count_running().items() if count]
+    return " and ".join(lost) or "nothing"

@@ -1,0 +1,185 @@
+"""SavedState: what a server with `--state DIR` finds again when it starts.
+
+    layout.json              the number of workers: the id of a sandbox names its worker
+    worker-N/                one directory for each worker, held while it runs
+        homes/NAME/          the files of a sandbox or snapshot, where they are used: nothing is copied at a stop
+        packages/NAME/       packages that were installed in a sandbox
+        records/ID.json      a sandbox, from its creation until it is removed
+        snapshots/ID.json    a snapshot
+        volumes/             see `e2b/volumes.py`
+
+A record is replaced as a whole. It is synced, together with the files, where clients rely on it: after a pause, a
+snapshot and a stop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+from typing import Any
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.lifetime.held_directories import HeldDirectory, hold
+from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
+from warmcell.workspace.private_directory import PrivateDirectory
+from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.untrusted_files import open_regular, parse_json
+from warmcell.workspaces.snapshots.archive import sync_file_system
+from warmcell.workspaces.snapshots.objects import sync_directory, sync_file
+
+_log = logging.getLogger("warmcell.serve")
+_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+SANDBOXES, SNAPSHOTS, VOLUMES = "records", "snapshots", "volumes"
+_DIRECTORIES = ("homes", "packages", SANDBOXES, SNAPSHOTS, VOLUMES)
+
+
+class StateHome:
+    """A directory below the state. `close` removes it, unless the server is stopping."""
+
+    def __init__(self, state: SavedState, name: str) -> None:
+        self._state, self.name = state, name
+        self.path = os.path.join(state.path, "homes", name)
+
+    def close(self) -> None:
+        if not self._state.is_closing:
+            remove_directory(self.path)
+
+
+Home = PrivateDirectory | StateHome
+
+
+class SavedState:
+    """Of one worker. Belongs to the server's event loop; what takes long is called in a thread."""
+
+    def __init__(self, directory: str, worker: int) -> None:
+        self.path = os.path.join(os.path.abspath(directory), f"worker-{worker}")
+        for name in _DIRECTORIES:
+            make_directories(os.path.join(self.path, name))
+        held = hold(self.path)
+        if held is None:
+            raise InvalidRequest(f"{self.path!r} is in use by another server or user", field="state")
+        self._held: HeldDirectory = held
+        #: Set when the server stops: homes and records then stay.
+        self.is_closing = False
+
+    def make_home(self) -> StateHome:
+        home = StateHome(self, secrets.token_hex(16))
+        make_directory(home.path)
+        return home
+
+    def find_home(self, name: Any) -> StateHome | None:
+        home = StateHome(self, str(name))
+        return home if _is_name(name) and os.path.isdir(home.path) else None
+
+    def put(self, kind: str, identity: str, document: dict[str, Any], *, is_durable: bool = False) -> None:
+        path = self._record(kind, identity)
+        draft = f"{path}.new"
+        with open(draft, "w", encoding="ascii") as file:
+            grant_owner(file.fileno())
+            os.fchmod(file.fileno(), 0o600)  # it has the secrets of the sandbox
+            json.dump(document, file)
+        if is_durable:
+            self.sync_files()
+            sync_file(draft)
+        os.replace(draft, path)
+        if is_durable:
+            sync_directory(os.path.dirname(path))
+
+    def remove(self, kind: str, identity: str) -> None:
+        if not self.is_closing and os.path.exists(path := self._record(kind, identity)):
+            os.unlink(path)
+
+    def documents(self, kind: str) -> list[dict[str, Any]]:
+        """Every record, the oldest first. One that cannot be read is named and left alone."""
+        found = []
+        directory = os.path.join(self.path, kind)
+        for name in os.listdir(directory):
+            if not name.endswith(".json"):
+                continue
+            try:
+                with open(open_regular(os.path.join(directory, name), "state"), "rb") as file:
+                    document = parse_json(file.read())
+                identity = document.get("id") if isinstance(document, dict) else None
+                if not _is_name(identity) or f"{identity}.json" != name:
+                    raise ValueError("it is not the record of that id")
+            except (OSError, ValueError, InvalidRequest) as error:
+                _log.error("cannot read %s in %s: %s", name, directory, error)
+                continue
+            found.append(document)
+        return sorted(found, key=lambda document: str(document.get("created")))
+
+    def keep_packages(self, source: str | None, before: str | None) -> str | None:
+        """A copy of installed packages; its name. The copy `before` it is removed."""
+        if source is None:
+            return None
+        name = secrets.token_hex(16)
+        shutil.copytree(source, os.path.join(self.path, "packages", name), symlinks=True)
+        self.remove_packages(before)
+        return name
+
+    def find_packages(self, name: Any) -> str | None:
+        path = os.path.join(self.path, "packages", str(name))
+        return path if _is_name(name) and os.path.isdir(path) else None
+
+    def remove_packages(self, name: Any) -> None:
+        if not self.is_closing and (path := self.find_packages(name)) is not None:
+            remove_directory(path)
+
+    def remove_unused(self, homes: set[str], packages: set[str]) -> None:
+        """Directories that no record names: a killed server was making or removing them."""
+        for kind, used in (("homes", homes), ("packages", packages)):
+            for name in os.listdir(os.path.join(self.path, kind)):
+                if name not in used:
+                    remove_directory(os.path.join(self.path, kind, name))
+
+    def sync_files(self) -> None:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_file_system(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        self._held.let_go()
+
+    def _record(self, kind: str, identity: str) -> str:
+        if not _is_name(identity):
+            raise InvalidRequest("is not an id", field="id")
+        return os.path.join(self.path, kind, f"{identity}.json")
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and _ID.fullmatch(name) is not None and not name.startswith(".")
+
+
+def hold_state(directory: str, workers: int) -> HeldDirectory:
+    """For the whole server: one at a time, and with the same number of workers. Raises `InvalidRequest`."""
+    try:
+        make_directories(os.path.abspath(directory))
+        held = hold(directory)
+        if held is not None:
+            written = _read_layout(os.path.join(directory, "layout.json"), workers)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"cannot use {directory!r}: {error}", field="state") from None
+    if held is None:
+        raise InvalidRequest(f"{directory!r} is in use by another server or user", field="state")
+    if written != workers:
+        held.let_go()
+        hint = f"start it with --workers {written}, or with another directory"
+        raise InvalidRequest(f"{directory!r} was written by a server with {written} workers", field="state", hint=hint)
+    return held
+
+
+def _read_layout(path: str, workers: int) -> int:
+    """The number of workers that wrote the state; a new one gets this number."""
+    if not os.path.exists(path):
+        draft = f"{path}.new"
+        with open(draft, "w", encoding="ascii") as file:
+            json.dump({"version": 1, "workers": workers}, file)
+        os.replace(draft, path)
+    with open(path, encoding="ascii") as file:
+        return int(json.load(file)["workers"])

@@ -1,0 +1,190 @@
+"""Single runs: `/v1/run`, `/v1/judge`, capabilities, doctor, health."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.core.output_events import OutputEvent, ResultEvent
+from warmcell.core.types import MIB, ExecRequest
+from warmcell.interfaces.serve.event_streams import (
+    KEEPALIVE,
+    OutputDecoder,
+    event_stream,
+    format_event,
+    wants_events,
+    with_keepalives,
+)
+from warmcell.interfaces.serve.requests import read_model, while_connected
+from warmcell.interfaces.serve.responses import ENDED_EARLY, error_to_dict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.service import RunPlace, Service, get_service
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.v1.models import JudgeBody, RunBody
+from warmcell.judging.judge import ajudge
+from warmcell.judging.verdicts import Verdict
+from warmcell.lifetime.threads import in_thread
+
+DOCTOR_SECONDS = 60.0
+#: Of all cases together: they are in one JSON response, in which a byte may take six.
+MAX_JUDGE_OUTPUT = 32 * MIB
+
+
+async def run(request: Request, tenant: Tenant) -> Response:
+    """Runs a program. A program ended by a limit has a result too; see `status`."""
+    service = get_service(request)
+    body = await read_model(request, RunBody, service.settings.max_body)
+    limited = service.apply_limits(body.request())
+    place = await service.find_place(tenant, body.gpus, body.image, body.user)
+    if wants_events(request):
+        return event_stream(_events(service, tenant, limited, place))
+    return json_response(outcome_to_dict(await while_connected(request, _outcome(service, tenant, limited, place))))
+
+
+async def _outcome(service: Service, tenant: Tenant, asked: ExecRequest, place: RunPlace) -> Any:
+    async with service.run_slot(tenant, **place) as backend:
+        try:
+            return await backend.execute(asked)
+        except ENDED_EARLY as error:
+            return error
+
+
+async def _events(service: Service, tenant: Tenant, asked: ExecRequest, place: RunPlace) -> AsyncIterator[str]:
+    """Yield `stdout` and `stderr` events, and last `result` or `error`."""
+    texts = OutputDecoder()
+    slot = service.run_slot(tenant, **place)
+    try:
+        async with slot as backend, aclosing(with_keepalives(backend.stream(asked))) as events:  # type: ignore[type-var]
+            async for item in events:
+                if item is None:
+                    yield KEEPALIVE
+                elif isinstance(item, OutputEvent):
+                    yield format_event(item.stream, texts.to_dict(item))
+                elif isinstance(item, ResultEvent):
+                    yield format_event("result", outcome_to_dict(item.result))
+    except ENDED_EARLY as error:
+        yield format_event("result", outcome_to_dict(error))
+
+
+async def judge(request: Request, tenant: Tenant) -> Response:
+    """Builds a program once, runs it on every case and returns the verdicts."""
+    service = get_service(request)
+    body = await read_model(request, JudgeBody, service.settings.max_body)
+    limited = service.apply_limits(body.request())
+    place = await service.find_place(tenant, body.gpus, body.image, body.user)
+    cases = [item.case() for item in body.cases]
+    for case in cases:
+        if case.timeout is not None:
+            service.apply_limits(dataclasses.replace(limited, timeout=case.timeout))
+
+    outputs = 0
+
+    def add_output(index: int, verdict: Verdict) -> None:
+        nonlocal outputs
+        if verdict.result is not None:
+            outputs += len(verdict.result.stdout_bytes) + len(verdict.result.stderr_bytes)
+        if outputs > MAX_JUDGE_OUTPUT:
+            message = f"the outputs of all cases together exceed {MAX_JUDGE_OUTPUT >> 20} MiB"
+            raise InvalidRequest(message, field="cases", hint="send fewer cases, or lower limits.output_bytes")
+
+    async def run_cases() -> list[Verdict]:
+        # One slot for all cases: they run in parallel only as far as there are processors.
+        async with service.run_slot(tenant, **place) as backend:
+            options: dict[str, Any] = {"checker": body.checker, "clock": body.clock, "stop_early": body.stop_early}
+            options["max_elapsed"] = service.settings.max_timeout
+            return await ajudge(limited, cases, backend=backend, on_verdict=add_output, **options)
+
+    verdicts = await while_connected(request, run_cases())
+    failed = next((verdict for verdict in verdicts if not verdict.ok), None)
+    return json_response(
+        {
+            "status": "accepted" if failed is None else failed.status,
+            "accepted": sum(verdict.ok for verdict in verdicts),
+            "total": len(cases),
+            "verdicts": [_verdict_to_dict(verdict) for verdict in verdicts],
+        }
+    )
+
+
+def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "status": verdict.status,
+        "time": verdict.time,
+        "cpu_time": verdict.cpu_time,
+        "memory_bytes": verdict.memory_bytes,
+        "result": None if verdict.result is None else verdict.result.to_dict(),
+        "error": None if verdict.error is None else error_to_dict(verdict.error),
+    }
+
+
+async def capabilities(request: Request, tenant: Tenant) -> Response:
+    """The languages of this host and the limits that are enforced."""
+    found = await in_thread(get_service(request).backend.capabilities)
+    versions = await in_thread(lambda: dict(found.versions))
+    return json_response(
+        {
+            "languages": [str(language) for language in found.supported_languages],
+            "versions": versions,
+            "isolation_class": found.isolation_class,
+            "enforced_limits": dataclasses.asdict(found.enforced_limits),
+            "network": list(found.network),
+        }
+    )
+
+
+class Doctor:
+    """Examines the host by attacking our own cage, one examination at a time; the report is cached for a minute."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._report: dict[str, Any] = {}
+        self._at = 0.0
+
+    async def __call__(self, request: Request, tenant: Tenant) -> Response:
+        """What this host can enforce, verified by trying."""
+        async with self._lock:
+            if not self._report or time.monotonic() - self._at > DOCTOR_SECONDS:
+                self._report, self._at = await in_thread(_examine), time.monotonic()
+        return json_response(self._report)
+
+
+def _examine() -> dict[str, Any]:
+    from warmcell.diagnosis.doctor import examine
+
+    report = examine()
+    rows = [dataclasses.asdict(row) for row in report.rows]
+    return {"default_available": report.default_available, "rows": rows}
+
+
+async def alive(request: Request, tenant: Tenant) -> Response:
+    """Liveness: the process responds."""
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request, tenant: Tenant) -> Response:
+    """Readiness: whether the server accepts new work."""
+    service = get_service(request)
+    if service.is_draining or service.queue.waiting >= service.settings.max_waiting:
+        return json_response({"status": "busy"}, 503, {"Retry-After": "1"})
+    if (problem := service.resources.problem()) is not None:
+        return json_response({"status": problem}, 503, {"Retry-After": "5"})
+    return json_response({"status": "ready"})
+
+
+def routes() -> list[Any]:
+    return [
+        route("POST", "/v1/run", run, "run", body=RunBody, answers=("Result", "text/event-stream")),
+        route("POST", "/v1/judge", judge, "run", body=JudgeBody, answers=("Judged",)),
+        route("GET", "/v1/capabilities", capabilities, "run", answers=("Capabilities",)),
+        route("GET", "/v1/doctor", Doctor(), "doctor", answers=("Report",)),
+        route("GET", "/healthz", alive, None, answers=("Status",)),
+        route("GET", "/readyz", ready, None, answers=("Status",)),
+    ]
