@@ -1,4 +1,4 @@
-"""Runs on record: what went in, under which policy, what came out, by which versions. One JSON object a line."""
+"""Recordings of runs: request, policy, outcome and versions, as JSON lines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli.render import to_plain
 from warmcell.policy.model import SandboxPolicy
+from warmcell.workspace.untrusted_files import open_regular, parse_json
 
 if TYPE_CHECKING:
     from warmcell.core.contracts import SandboxBackend
@@ -24,7 +25,7 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One run as it was. `outcome` is what `warmcell run --json` prints; `versions` says what ran it."""
+    """One recorded run. `outcome` is what `warmcell run --json` prints."""
 
     request: ExecRequest
     outcome: Mapping[str, Any]
@@ -35,10 +36,10 @@ class Recording:
 
 
 class Recorder:
-    """A backend that runs everything by another one and writes it down. The caller closes that one.
+    """A backend that runs every request on another one and records it. The caller closes the other one.
 
-    The file is made for its owner alone: it holds code, input and environment. `policy` is what the other backend was
-    made with, so that a replay can be; a backend does not tell.
+    The file is created with mode 0600: it contains code, input and environment. Pass the `policy` of the other backend,
+    so that a replay uses it too.
     """
 
     def __init__(self, backend: SandboxBackend, path: str | os.PathLike[str], *, policy: SandboxPolicy | None = None):
@@ -60,13 +61,13 @@ class Recorder:
         return result
 
     def _write(self, request: ExecRequest, outcome: ExecResult | SandboxError) -> None:
-        write(self._path, recorded(request, outcome, backend=self.name, policy=self._policy))
+        write(self._path, make_recording(request, outcome, backend=self.name, policy=self._policy))
 
     async def aclose(self) -> None:
-        """The other backend is its owner's."""
+        """Does nothing: the other backend belongs to the caller."""
 
 
-def recorded(
+def make_recording(
     request: ExecRequest,
     outcome: ExecResult | SandboxError,
     *,
@@ -78,7 +79,7 @@ def recorded(
 
 
 def current_versions(backend: str, request: ExecRequest) -> dict[str, str]:
-    """What could explain a difference: Warmcell, this host, and what runs the language."""
+    """The versions that could explain a difference: Warmcell, the kernel and the language."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -92,13 +93,13 @@ def current_versions(backend: str, request: ExecRequest) -> dict[str, str]:
 
         try:
             found[str(request.language)] = language_version(str(request.language), ProcessConfig())
-        except SandboxError:  # there is none, and the outcome says so
+        except SandboxError:  # not installed; the outcome says so
             found[str(request.language)] = "none"
     return found
 
 
 def write(path: str, recording: Recording) -> None:
-    """Adds one to the file, in one write, so that several writers do not mix."""
+    """Append one recording with a single write, so that concurrent writers do not interleave."""
     plain = {
         "format": FORMAT,
         "backend": recording.backend,
@@ -110,17 +111,16 @@ def write(path: str, recording: Recording) -> None:
     }
     line = json.dumps(plain, ensure_ascii=True, default=str).encode() + b"\n"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "ab", buffering=0) as file:
+        with open(open_regular(path, "record", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
             file.write(line)
     except OSError as error:
         raise InvalidRequest(f"cannot write {path!r}: {(error.strerror or '').lower()}", field="record") from None
 
 
 def read(path: str) -> Iterator[Recording]:
-    """Those of a file, one after another; `InvalidRequest` names the line that is none."""
+    """Yield the recordings of a file. `InvalidRequest` names an invalid line."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path, "record"), "rb") as file:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
@@ -133,16 +133,16 @@ def _recording(line: bytes, where: str) -> Recording:
     if len(line) > MAX_LINE_BYTES:
         raise InvalidRequest(f"is longer than {MAX_LINE_BYTES} bytes", field=where)
     try:
-        plain = json.loads(line)
+        plain = parse_json(line)
         if plain["format"] != FORMAT:
-            raise InvalidRequest(f"is of format {str(plain['format'])[:20]}, not {FORMAT}", field=where)
+            raise InvalidRequest(f"has format {str(plain['format'])[:20]}, not {FORMAT}", field=where)
         policy = None if plain["policy"] is None else SandboxPolicy.from_json(json.dumps(plain["policy"]))
         request = _request_from_plain(plain["request"])
         outcome, versions = dict(plain["outcome"]), {str(k): str(v) for k, v in plain["versions"].items()}
         enforcer = None if plain["enforcer"] is None else str(plain["enforcer"])
         return Recording(request, outcome, str(plain["backend"]), enforcer, policy, versions)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"is no recording ({type(error).__name__})", field=where) from None
+        raise InvalidRequest(f"is not a recording ({type(error).__name__})", field=where) from None
 
 
 def _request_to_plain(request: ExecRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SandboxTool: the door that a model uses. Whatever it sends, it gets data back that it can act on."""
+"""SandboxTool: a tool for models. Whatever a model sends, it gets an answer that it can act on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
 from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Language
-from warmcell.languages.registry import known_language
+from warmcell.languages.registry import lookup_language
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.blocking import Sandbox
@@ -27,9 +27,9 @@ _ARGUMENTS = ("language", "code", "stdin", "timeout_secs")
 class SandboxTool:
     """Runs code for a model over any backend, or in the work directory of a `Sandbox` or `AsyncSandbox`.
 
-    `execute` returns a dictionary for everything that a model can send and everything that a backend can raise;
-    only cancellation (and the interpreter's own exits) pass through. What the guest may do is the backend's, fixed
-    when it was made: no argument reaches the policy. The caller closes the backend or destroys the sandbox.
+    `execute` returns a dictionary for every input and every exception of the backend; only cancellation and interpreter
+    exit propagate. The backend's policy is fixed: no argument can change it. The caller closes the backend or destroys
+    the sandbox.
     """
 
     name = "sandbox_exec"
@@ -43,7 +43,7 @@ class SandboxTool:
         env: Mapping[str, str] | None = None,
         max_text: int = MAX_TEXT,
     ) -> None:
-        """`memory_limit_mb` and `env` hold for every run; `max_text` caps what a model sees of each stream."""
+        """`memory_limit_mb` and `env` apply to every run; `max_text` limits the characters of each stream."""
         if isinstance(backend, Sandbox | AsyncSandbox):
             if memory_limit_mb is not None or env:
                 hint = "give them to the Sandbox"
@@ -62,7 +62,7 @@ class SandboxTool:
 
     @property
     def description(self) -> str:
-        """What a model is told, from what the backend really has."""
+        """The description for the model, from the backend's capabilities."""
         capabilities = self._backend.capabilities()
         languages = ", ".join(capabilities.supported_languages)
         shell = " ('command' is a shell script)" if Language.COMMAND in capabilities.supported_languages else ""
@@ -94,13 +94,13 @@ class SandboxTool:
         }
 
     async def execute(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs what the model asked for. `status` is `success`, `timeout`, `memory_exceeded` or `error`."""
+        """Run the model's code. `status` is `success`, `timeout`, `memory_exceeded` or `error`."""
         try:
             request = self._request(args)
             answer = success(await self._backend.execute(request), self._max_text)
         except Exception as error:
             answer = failure(error, self._max_text)
-        return answer | _ignored(args)
+        return answer | _report_unknown(args)
 
     def _request(self, args: object) -> ExecRequest:
         if not isinstance(args, Mapping):
@@ -123,22 +123,22 @@ class SandboxTool:
         )
 
     def _language(self, name: str) -> str:
-        """The backend's own word for what the model asked for, by any of its names."""
-        row = known_language(name)
+        """The canonical name of a language, from any of its names."""
+        row = lookup_language(name)
         wanted = row.name if row is not None else name.lower()
-        if wanted in self._supported:
+        if wanted in self._languages:
             return wanted
         what = f"unknown language {name[:40]!r}" if row is None else f"{wanted} cannot be run here: {row.remedy}"
-        raise InvalidRequest(what, field="language", hint=f"one of {', '.join(self._supported)}")
+        raise InvalidRequest(what, field="language", hint=f"one of {', '.join(self._languages)}")
 
     @cached_property
-    def _supported(self) -> tuple[str, ...]:
-        """Asked once: looking for sixteen toolchains takes about as long as a small run."""
+    def _languages(self) -> tuple[str, ...]:
+        """Cached: looking for sixteen toolchains takes about as long as a small run."""
         return self._backend.capabilities().supported_languages
 
 
 class _SandboxBackend:
-    """A sandbox as a backend: each run in its work directory. It stays its owner's."""
+    """A sandbox as a backend: each run uses its work directory. The caller destroys it."""
 
     name = "sandbox"
 
@@ -155,24 +155,24 @@ class _SandboxBackend:
         return await portal.reach(self._sandbox._async.run, request.code, request.language, **arguments)
 
     async def aclose(self) -> None:
-        """Nothing of ours to close."""
+        """Does nothing: the sandbox belongs to the caller."""
 
 
 def _timeout(value: object) -> float:
-    """The model's timeout, in the range that the schema states; junk and out of range are said, never stretched."""
+    """Check the model's timeout against the range in the schema."""
     if value is None:
         return float(DEFAULT_TIMEOUT)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"must be a number of seconds, not {type(value).__name__}", field="timeout_secs")
-    # Compared before anything else: a whole number of 5,000 digits can neither become a float nor be printed.
+    # Compared first: an integer of 5,000 digits can neither become a float nor be printed.
     if not MIN_TIMEOUT <= value <= MAX_TIMEOUT:
         shown = "not a number" if isinstance(value, float) and math.isnan(value) else "out of range"
         raise InvalidRequest(f"must be from {MIN_TIMEOUT} to {MAX_TIMEOUT} ({shown})", field="timeout_secs")
     return float(value)
 
 
-def _ignored(args: object) -> dict[str, Any]:
-    """Arguments that this tool does not have. Naming them tells a model that they had no effect."""
+def _report_unknown(args: object) -> dict[str, Any]:
+    """Report unknown arguments, so that the model knows that they had no effect."""
     if not isinstance(args, Mapping):
         return {}
     unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in _ARGUMENTS]
