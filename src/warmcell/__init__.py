@@ -1,24 +1,27 @@
 """Warmcell runs code that you did not write.
 
-Every public name is importable from here. Modules load on first use, so that `import warmcell` costs nothing and
-`warmcell run` never pays for WebAssembly or HTTP.
+Every public name is importable from here. Modules load on first use: `import warmcell` loads nothing else, and
+`warmcell run` loads neither WebAssembly nor HTTP code.
 """
 
 from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # as `typing` has it, without importing that
+TYPE_CHECKING = False  # as in `typing`, without importing it
 if TYPE_CHECKING:
     from warmcell import errors as errors
     from warmcell.backends.built import Program as Program
     from warmcell.backends.fake import FakeBackend as FakeBackend
     from warmcell.backends.process.backend import ProcessBackend as ProcessBackend
+    from warmcell.backends.ray.backend import RayBackend as RayBackend
+    from warmcell.backends.ray.placement import Node as Node
     from warmcell.backends.registry import get_backend as get_backend
     from warmcell.backends.wasm.backend import WasmBackend as WasmBackend
+    from warmcell.changes.model import Change as Change
+    from warmcell.changes.model import CommitReport as CommitReport
+    from warmcell.changes.model import Conflict as Conflict
     from warmcell.core.contracts import SandboxBackend as SandboxBackend
-    from warmcell.core.contracts import SandboxEnforcer as SandboxEnforcer
-    from warmcell.core.contracts import WrappedCommand as WrappedCommand
     from warmcell.core.outcomes import Outcome as Outcome
     from warmcell.core.output_events import OutputEvent as OutputEvent
     from warmcell.core.output_events import ResultEvent as ResultEvent
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from warmcell.core.types import Language as Language
     from warmcell.core.types import Limits as Limits
     from warmcell.core.types import Usage as Usage
+    from warmcell.enforcers.contract import SandboxEnforcer as SandboxEnforcer
+    from warmcell.enforcers.contract import WrappedCommand as WrappedCommand
     from warmcell.enforcers.registry import get_enforcer as get_enforcer
     from warmcell.errors import BackendBusy as BackendBusy
     from warmcell.errors import BackendUnavailable as BackendUnavailable
@@ -42,9 +47,12 @@ if TYPE_CHECKING:
     from warmcell.errors import ExecutionTimeout as ExecutionTimeout
     from warmcell.errors import FetchFailed as FetchFailed
     from warmcell.errors import FuelExhausted as FuelExhausted
+    from warmcell.errors import ImageInvalid as ImageInvalid
+    from warmcell.errors import ImageNotFound as ImageNotFound
     from warmcell.errors import InvalidRequest as InvalidRequest
     from warmcell.errors import MemoryExceeded as MemoryExceeded
     from warmcell.errors import NetworkingDisabled as NetworkingDisabled
+    from warmcell.errors import NodeLost as NodeLost
     from warmcell.errors import PathTraversal as PathTraversal
     from warmcell.errors import PolicyViolation as PolicyViolation
     from warmcell.errors import ProvisionFailed as ProvisionFailed
@@ -54,9 +62,14 @@ if TYPE_CHECKING:
     from warmcell.errors import SessionEnded as SessionEnded
     from warmcell.errors import SessionNotFound as SessionNotFound
     from warmcell.errors import SessionTimeout as SessionTimeout
+    from warmcell.errors import SnapshotInvalid as SnapshotInvalid
     from warmcell.errors import SnapshotNotFound as SnapshotNotFound
-    from warmcell.interfaces.client.blocking import AsyncClient as AsyncClient
-    from warmcell.interfaces.client.blocking import Client as Client
+    from warmcell.errors import WorkspaceNotFound as WorkspaceNotFound
+    from warmcell.evaluation.evaluate import aevaluate as aevaluate
+    from warmcell.evaluation.evaluate import evaluate as evaluate
+    from warmcell.evaluation.summary import Summary as Summary
+    from warmcell.interfaces.client.client import AsyncClient as AsyncClient
+    from warmcell.interfaces.client.client import Client as Client
     from warmcell.interfaces.recording import Recorder as Recorder
     from warmcell.interfaces.tool import SandboxTool as SandboxTool
     from warmcell.judging.judge import ajudge as ajudge
@@ -70,6 +83,7 @@ if TYPE_CHECKING:
     from warmcell.net import RateLimit as RateLimit
     from warmcell.net import SafeClient as SafeClient
     from warmcell.net import SecretRef as SecretRef
+    from warmcell.net.connect.connection_log import Connection as Connection
     from warmcell.policy.builder import SandboxPolicyBuilder as SandboxPolicyBuilder
     from warmcell.policy.model import AccessMode as AccessMode
     from warmcell.policy.model import AllowedPath as AllowedPath
@@ -88,75 +102,58 @@ if TYPE_CHECKING:
     from warmcell.sandbox.processes import Process as Process
     from warmcell.sandbox.processes import ProcessInfo as ProcessInfo
     from warmcell.sandbox.processes import PtySize as PtySize
+    from warmcell.sandbox.session import AsyncCheckpoint as AsyncCheckpoint
     from warmcell.sandbox.session import AsyncSession as AsyncSession
+    from warmcell.sandbox.session import Checkpoint as Checkpoint
     from warmcell.sandbox.session import Session as Session
     from warmcell.sessions.cell_results import CellError as CellError
     from warmcell.sessions.cell_results import CellResult as CellResult
     from warmcell.sessions.cell_results import DisplayData as DisplayData
-    from warmcell.workspace.watching import FileEvent as FileEvent
+    from warmcell.workspace.file_watch import FileEvent as FileEvent
 
-#: Where each public name lives. `tests/arch/test_public_names.py` holds this table and the block above together.
+#: The module of each public name. `tests/arch/test_public_names.py` compares it with the block above.
 _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.backends.built": ("Program",),
     "warmcell.backends.fake": ("FakeBackend",),
     "warmcell.backends.process.backend": ("ProcessBackend",),
+    "warmcell.backends.ray.backend": ("RayBackend",),
+    "warmcell.backends.ray.placement": ("Node",),
     "warmcell.backends.registry": ("get_backend",),
     "warmcell.backends.wasm.backend": ("WasmBackend",),
-    "warmcell.core.contracts": ("SandboxBackend", "SandboxEnforcer", "WrappedCommand"),
+    "warmcell.changes.model": ("Change", "CommitReport", "Conflict"),
+    "warmcell.core.contracts": ("SandboxBackend",),
+    "warmcell.enforcers.contract": ("SandboxEnforcer", "WrappedCommand"),
     "warmcell.core.outcomes": ("Outcome",),
     "warmcell.core.output_events": ("OutputEvent", "ResultEvent"),
-    "warmcell.core.types": (
-        "BackendCapabilities",
-        "Denial",
-        "Enforced",
-        "EnforcedLimits",
-        "ExecRequest",
-        "ExecResult",
-        "Language",
-        "Limits",
-        "Usage",
+    "warmcell.core.types": tuple(
+        "BackendCapabilities Denial Enforced EnforcedLimits ExecRequest ExecResult Language Limits Usage".split()
     ),
     "warmcell.enforcers.registry": ("get_enforcer",),
-    "warmcell.errors": (
-        "BackendBusy",
-        "BackendUnavailable",
-        "BuildFailed",
-        "CommandNotFound",
-        "EnforcerFailed",
-        "EnforcerUnavailable",
-        "ExecutionFailed",
-        "ExecutionTimeout",
-        "FetchFailed",
-        "FuelExhausted",
-        "InvalidRequest",
-        "MemoryExceeded",
-        "NetworkingDisabled",
-        "PathTraversal",
-        "PolicyViolation",
-        "ProvisionFailed",
-        "SandboxDestroyed",
-        "SandboxError",
-        "SessionBusy",
-        "SessionEnded",
-        "SessionNotFound",
-        "SessionTimeout",
-        "SnapshotNotFound",
+    "warmcell.errors": tuple(
+        "BackendBusy BackendUnavailable BuildFailed CommandNotFound EnforcerFailed EnforcerUnavailable"
+        " ExecutionFailed ExecutionTimeout FetchFailed FuelExhausted ImageInvalid ImageNotFound InvalidRequest"
+        " MemoryExceeded NetworkingDisabled NodeLost PathTraversal PolicyViolation ProvisionFailed SandboxDestroyed"
+        " SandboxError SessionBusy SessionEnded SessionNotFound SessionTimeout SnapshotInvalid SnapshotNotFound"
+        " WorkspaceNotFound".split()
     ),
-    "warmcell.interfaces.client.blocking": ("AsyncClient", "Client"),
+    "warmcell.evaluation.evaluate": ("aevaluate", "evaluate"),
+    "warmcell.evaluation.summary": ("Summary",),
+    "warmcell.interfaces.client.client": ("AsyncClient", "Client"),
     "warmcell.interfaces.recording": ("Recorder",),
     "warmcell.interfaces.tool": ("SandboxTool",),
     "warmcell.judging.judge": ("ajudge", "judge"),
     "warmcell.judging.verdicts": ("Case", "Verdict"),
     "warmcell.languages.config": ("ProcessConfig",),
     "warmcell.net": ("FetchPolicy", "FetchRequest", "FetchResponse", "RateLimit", "SafeClient", "SecretRef"),
+    "warmcell.net.connect.connection_log": ("Connection",),
     "warmcell.sandbox.oneshot": ("arun", "run"),
     "warmcell.policy.builder": ("SandboxPolicyBuilder",),
     "warmcell.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),
     "warmcell.sandbox.ports": ("AsyncExposedPort", "ExposedPort"),
     "warmcell.sandbox.processes": ("AsyncProcess", "Process", "ProcessInfo", "PtySize"),
-    "warmcell.sandbox.session": ("AsyncSession", "Session"),
+    "warmcell.sandbox.session": ("AsyncCheckpoint", "AsyncSession", "Checkpoint", "Session"),
     "warmcell.sessions.cell_results": ("CellError", "CellResult", "DisplayData"),
-    "warmcell.workspace.watching": ("FileEvent",),
+    "warmcell.workspace.file_watch": ("FileEvent",),
     "warmcell.sandbox.blocking": ("AsyncSandbox", "DirEntry", "FsChange", "MountPoint", "Sandbox"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -164,11 +161,11 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME_OF, "errors"])
 
 
-if "WARMCELL_CHILD" in os.environ:  # the environment of interpreters that we start, which never import this
-    os.write(2, b"this program is no Python interpreter, and was started as one by Warmcell\n")
+if "WARMCELL_CHILD" in os.environ:  # set for interpreters that we start, which never import this
+    os.write(2, b"this program is not a Python interpreter, but Warmcell started it as one\n")
     os._exit(125)
 
-if not TYPE_CHECKING:  # a type checker that saw this would accept any name at all
+if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
     def __getattr__(name: str) -> object:
         from importlib import import_module
@@ -178,7 +175,12 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name at a
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module 'warmcell' has no attribute {name!r}")
-        value = getattr(import_module(home), name)
+        try:
+            value = getattr(import_module(home), name)
+        except (ImportError, AttributeError) as error:
+            from warmcell.core.platform_support import explain_platform
+
+            raise (explain_platform(error) or error) from None
         globals()[name] = value
         return value
 
