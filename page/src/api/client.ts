@@ -1,6 +1,6 @@
 // Requests to /v1. What is no success is thrown as a `Refusal`, with what the server said and advised.
 
-import { lost, refused } from "./connection";
+import { answered, lost, refused, untilOnline } from "./connection";
 import { eventsOf, type ServerEvent } from "./events";
 import { token } from "./token";
 
@@ -33,6 +33,7 @@ export async function ask(path: string, options: Options = {}): Promise<Response
     lost();
     throw new Refusal(0, "The server does not answer.", "It is tried again until it does.");
   });
+  answered();
   if (!answer.ok) throw await refusalOf(answer);
   return answer;
 }
@@ -76,6 +77,23 @@ export async function* stream(path: string, options: Options): AsyncGenerator<Se
     if (options.signal?.aborted) throw error;
     lost();
     throw new Refusal(0, "The connection to the server was lost.", "What was under way has ended with it.");
+  }
+}
+
+/** The events of something that the server runs in the background, until its `result` or `error`. After a lost
+ * connection it goes on with the event after the last one, once the server is back. */
+export async function* follow(path: string, signal: AbortSignal): AsyncGenerator<ServerEvent> {
+  for (let last = ""; ; ) {
+    try {
+      for await (const event of stream(last === "" ? path : `${path}?from=${last}`, { signal })) {
+        if (event.id !== "") last = event.id;
+        yield event;
+        if (event.name === "result" || event.name === "error") return;
+      }
+    } catch (error) {
+      if (signal.aborted || !(error instanceof Refusal) || (error.status !== 0 && error.status !== 503)) throw error;
+    }
+    await untilOnline(signal);
   }
 }
 

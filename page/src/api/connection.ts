@@ -22,6 +22,26 @@ export function back(): void {
   connection.set({ state: "online", epoch: connection.value.epoch + 1, message: "" });
 }
 
+/** Resolves when the server answers, but not at once: what failed just now is not tried again without a pause. */
+export async function untilOnline(signal: AbortSignal): Promise<void> {
+  do await new Promise((resolve) => setTimeout(resolve, 500));
+  while (connection.value.state !== "online" && !signal.aborted);
+  signal.throwIfAborted();
+}
+
+const BEAT = 8000;
+let lastAnswer = 0;
+/** Called with every answer, so that a busy page needs no other sign of life. */
+export const answered = (): void => void (lastAnswer = Date.now());
+
+/** Notices a server that has gone while no view asks it anything. */
+export function watchServer(): void {
+  setInterval(() => {
+    const isNeeded = connection.value.state === "online" && document.visibilityState === "visible" && Date.now() - lastAnswer > BEAT;
+    if (isNeeded) fetch("/healthz", { cache: "no-store" }).catch(lost);
+  }, BEAT / 2);
+}
+
 async function probe(): Promise<void> {
   isProbing = true;
   for (let wait = 400; connection.value.state === "offline"; wait = Math.min(wait * 1.5, 4000)) {

@@ -4,7 +4,14 @@ const KEY = "warmcell.token";
 
 export const token = (): string | null => sessionStorage.getItem(KEY);
 export const keepToken = (value: string): void => sessionStorage.setItem(KEY, value);
-export const forgetToken = (): void => sessionStorage.removeItem(KEY);
+
+/** Forgets the token and all that the tab kept. Views save what they have when the page goes: this listener is the last. */
+export function signOut(): void {
+  addEventListener("pagehide", () => sessionStorage.clear());
+  sessionStorage.clear();
+  location.replace(location.pathname);
+  location.reload();
+}
 
 /** What `warmcell serve --open` put behind the `#`, which works once. Taken out of the address before anything else. */
 export async function redeemCode(): Promise<void> {

@@ -13,7 +13,7 @@ import { theme } from "./theme";
 export type EditorProps = {
   /** What it begins with, and begins anew with at another `revision`: in between the text is the editor's own. */
   code: string;
-  revision?: number;
+  revision?: unknown;
   language: string;
   label: string;
   onChange?: (code: string) => void;

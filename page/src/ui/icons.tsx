@@ -34,3 +34,9 @@ export const IconWarning = () => <Icon><path d="M12 4 2.8 19.5h18.4zM12 10v4.5M1
 export const IconSettings = () => <Icon><path d="M4 7h9M17 7h3M4 17h3M11 17h9" /><circle cx="15" cy="7" r="2" /><circle cx="9" cy="17" r="2" /></Icon>;
 export const IconUpload = () => <Icon><path d="M12 16V5M7.5 9 12 4.5 16.5 9M5 20h14" /></Icon>;
 export const IconSpeaker = () => <Icon><path d="M4 9.5v5h3.5L12 18.5v-13L7.5 9.5zM15.5 9a4 4 0 0 1 0 6M18 6.5a7.5 7.5 0 0 1 0 11" /></Icon>;
+export const IconUp = () => <Icon><path d="M5 4h14M12 20V8M7 13l5-5 5 5" /></Icon>;
+export const IconDown = () => <Icon><path d="M5 20h14M12 4v12M7 11l5 5 5-5" /></Icon>;
+export const IconList = () => <Icon><path d="M9 6h11M9 12h11M9 18h11M4.5 6h.1M4.5 12h.1M4.5 18h.1" /></Icon>;
+export const IconGauge = () => <Icon><path d="M4 18a8.5 8.5 0 1 1 16 0M12 14l4-5" /></Icon>;
+export const IconUser = () => <Icon><circle cx="12" cy="8" r="3.5" /><path d="M5 20c.8-4 3.5-6 7-6s6.200 2 7 6" /></Icon>;
+export const IconLeave = () => <Icon><path d="M14 4.500H5.500v15H14M10 12h10.500M17 8l4 4-4 4" /></Icon>;

@@ -1,7 +1,7 @@
 // What a view shows when it has nothing to show: empty, loading, or refused.
 
 import type { ComponentChildren } from "preact";
-import { Refusal, words } from "../api/client";
+import { words } from "../api/client";
 import { IconReload, IconWarning } from "./icons";
 
 export function Empty({ icon, title, children }: { icon: ComponentChildren; title: string; children?: ComponentChildren }) {
@@ -15,7 +15,7 @@ export function Empty({ icon, title, children }: { icon: ComponentChildren; titl
 }
 
 export function Failure({ error, onRetry }: { error: unknown; onRetry?: () => void }) {
-  const hint = error instanceof Refusal ? error.hint : null;
+  const hint = (error as { hint?: string | null } | null)?.hint ?? null;
   return (
     <div class="failure" role="alert">
       <IconWarning />

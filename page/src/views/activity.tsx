@@ -5,6 +5,7 @@ import type { History, Step } from "../api/types";
 import { Chart, type Series } from "../ui/chart";
 import { seconds, size, until } from "../ui/figures";
 import { Failure, Skeleton } from "../ui/states";
+import { Active } from "./active";
 import { useHistory } from "./live";
 
 const SPANS = [
@@ -33,6 +34,7 @@ export function Activity() {
       {error != null && history === null && <Failure error={error} />}
       {history === null && error == null && <Skeleton rows={8} />}
       {history !== null && <Charts history={history} minutes={minutes} />}
+      <Active />
     </section>
   );
 }
@@ -70,7 +72,7 @@ function Charts({ history, minutes }: { history: History; minutes: number }) {
       <Tiles history={history} steps={history.steps.filter((step) => step.time >= first)} />
       <div class="charts">
         <Chart title="Runs" unit="per second" {...chart} times={times} series={runs} isStacked format={(value) => `${value.toFixed(value < 10 ? 1 : 0)}/s`} />
-        <Chart title="Latency" unit="from asked to ended" {...chart} times={times} series={latency} format={seconds} />
+        <Chart title="Latency" unit="from request to result" {...chart} times={times} series={latency} format={seconds} />
         <Chart title="Memory" unit="at most" {...chart} times={times} series={memory} format={size} isBinary />
         <Chart title="At a time" unit="at most" {...chart} times={times} series={load} format={(value) => value.toFixed(0)} isWhole />
       </div>

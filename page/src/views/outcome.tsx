@@ -29,7 +29,7 @@ export function Outcome({ state, onRetry }: { state: RunState; onRetry: () => vo
     <div class="pane outcome">
       <Verdict state={state} />
       <div class="outcome-body">
-        {log.lines.length > 0 ? (
+        {!log.isEmpty ? (
           <Terminal log={log} version={state.version} label="Output of the program" />
         ) : (
           phase !== "failed" && !hasMore && <p class="silence note">{phase === "running" ? "Nothing printed yet…" : "It printed nothing."}</p>
@@ -92,12 +92,12 @@ export function verdictOf(state: RunState): { tone: string; text: string } {
 }
 
 function Elapsed({ since }: { since: number }) {
-  const [now, setNow] = useState(performance.now());
+  const [now, setNow] = useState(Date.now());
   useEffect(() => {
-    const timer = setInterval(() => setNow(performance.now()), 100);
+    const timer = setInterval(() => setNow(Date.now()), 100);
     return () => clearInterval(timer);
   }, []);
-  return <span class="note tabular">{((now - since) / 1000).toFixed(1)} s</span>;
+  return <span class="note tabular">{Math.max(0, (now - since) / 1000).toFixed(1)} s</span>;
 }
 
 function Costs({ result }: { result: Result }) {

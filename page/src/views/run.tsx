@@ -8,7 +8,6 @@ import type { Capabilities } from "../api/types";
 import { Editor } from "../editor/editor";
 import { nameOf } from "../editor/languages";
 import { sampleOf } from "../editor/samples";
-import { namesIn } from "../output/files";
 import { IconRun, IconSettings, IconStop } from "../ui/icons";
 import { useCommands } from "../ui/palette";
 import { go, route } from "../ui/router";
@@ -16,7 +15,7 @@ import { Failure } from "../ui/states";
 import { Drafts } from "./drafts";
 import { Outcome } from "./outcome";
 import { Running } from "./running";
-import { DEFAULTS, RunSettings, type Settings } from "./run-settings";
+import { DEFAULTS, requestOf, RunSettings, type Settings } from "./run-settings";
 
 const running = new Running();
 
@@ -33,7 +32,7 @@ export function Run() {
   const isRunning = state.phase === "running";
 
   const start = () => {
-    if (code.trim() !== "") void running.start("/v1/run", requestOf(language, code, settings));
+    if (code.trim() !== "") void running.start(requestOf(language, code, settings));
   };
   const choose = (next: string) => {
     Drafts.keep(language, code, next);
@@ -60,7 +59,7 @@ export function Run() {
       <div class="toolbar">
         <label class="choice">
           <span class="visually-hidden">Language</span>
-          <select value={language} onChange={(event) => choose(event.currentTarget.value)}>
+          <select value={language} onInput={(event) => choose(event.currentTarget.value)}>
             {[...new Set([...languages, language])].map((one) => <option value={one}>{nameOf(one)}</option>)}
           </select>
         </label>
@@ -89,19 +88,6 @@ export function Run() {
       </div>
     </section>
   );
-}
-
-function requestOf(language: string, code: string, settings: Settings): object {
-  const wanted = [...new Set([...namesIn(code), ...settings.files.split(/[\s,]+/).filter(Boolean)])];
-  return {
-    language,
-    code,
-    timeout: settings.timeout,
-    ...(settings.memory === null ? {} : { memory_limit_mb: settings.memory }),
-    ...(settings.stdin === "" ? {} : { stdin: settings.stdin }),
-    ...(settings.arguments.trim() === "" ? {} : { args: settings.arguments.trim().split(/\s+/) }),
-    ...(wanted.length === 0 ? {} : { fetch_files: wanted }),
-  };
 }
 
 function useRunKeys(start: () => void, isRunning: boolean): void {

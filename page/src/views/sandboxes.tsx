@@ -53,7 +53,7 @@ export function Sandboxes() {
         </div>
         <form class="new-sandbox" onSubmit={(event) => (event.preventDefault(), void make())}>
           <input aria-label="Name of the new sandbox" placeholder="Name (optional)" maxLength={80} value={name} onInput={(event) => setName(event.currentTarget.value)} />
-          <select aria-label="How long it stays" value={lifetime} onChange={(event) => setLifetime(Number(event.currentTarget.value))}>
+          <select aria-label="How long it stays" value={lifetime} onInput={(event) => setLifetime(Number(event.currentTarget.value))}>
             {LIFETIMES.map((one) => <option value={one.seconds}>{one.name}</option>)}
           </select>
           <button class="primary" type="submit" disabled={isMaking}><IconPlus /> New sandbox</button>

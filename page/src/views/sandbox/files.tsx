@@ -14,6 +14,7 @@ import { size } from "../../ui/figures";
 import { IconCheck, IconDownload, IconFile, IconFolder, IconReload, IconTrash, IconUpload } from "../../ui/icons";
 import { Empty, Failure, Skeleton } from "../../ui/states";
 import { useDialog } from "../../ui/confirm";
+import { useWatch } from "./watch";
 
 const LARGEST_SHOWN = 2 << 20;
 const SHOWN = ["png", "jpg", "jpeg", "gif", "webp", "svg", "csv", "tsv", "html"];
@@ -25,7 +26,12 @@ export function Files({ at }: { at: string }) {
   const [chosen, setChosen] = useState<Entry | null>(null);
   const [failure, setFailure] = useState<unknown>(null);
   const [underWay, setUnderWay] = useState<{ name: string; share: number } | null>(null);
+  const [revisions, setRevisions] = useState<Record<string, number>>({});
   const reload = () => (tree.reload(), changes.reload());
+  useWatch(at, (paths) => {
+    setRevisions((before) => ({ ...before, ...Object.fromEntries(paths.map((path) => [path, (before[path] ?? 0) + 1])) }));
+    reload();
+  });
   const upload = async (files: FileList | null) => {
     setFailure(null);
     for (const [index, file] of [...(files ?? [])].entries()) {
@@ -89,7 +95,7 @@ export function Files({ at }: { at: string }) {
         </ul>
       </div>
       {chosen !== null && (tree.data === null || paths.has(chosen.path) || kinds.has(chosen.path)) ? (
-        <FileView key={`${chosen.path} ${chosen.size} ${kinds.get(chosen.path)}`} at={at} entry={chosen} change={kinds.get(chosen.path)} onRemoved={() => (setChosen(null), reload())} />
+        <FileView key={`${chosen.path} ${kinds.get(chosen.path)}`} at={at} entry={tree.data?.find((entry) => entry.path === chosen.path) ?? chosen} revision={revisions[chosen.path] ?? 0} change={kinds.get(chosen.path)} onRemoved={() => (setChosen(null), reload())} />
       ) : (
         <div class="card file-card">
           <Empty icon={<IconFile />} title="No file is chosen"><p class="note">Choose one to look at it, or upload one.</p></Empty>
@@ -100,9 +106,9 @@ export function Files({ at }: { at: string }) {
 }
 
 type Content = { bytes: Uint8Array<ArrayBuffer> } | { error: unknown } | null;
-type FileProps = { at: string; entry: Entry; change?: Change["kind"]; onRemoved: () => void };
+type FileProps = { at: string; entry: Entry; revision: number; change?: Change["kind"]; onRemoved: () => void };
 
-function FileView({ at, entry, change, onRemoved }: FileProps) {
+function FileView({ at, entry, revision, change, onRemoved }: FileProps) {
   const [content, setContent] = useState<Content>(null);
   const isGone = change === "deleted";
   const [isDiff, setDiff] = useState(change === "modified" || isGone);
@@ -113,8 +119,10 @@ function FileView({ at, entry, change, onRemoved }: FileProps) {
   useEffect(() => {
     if (isGone) return setContent({ bytes: new Uint8Array() });
     if (isTooLarge) return;
-    fetched().then((bytes) => setContent({ bytes }), (error: unknown) => setContent({ error }));
-  }, [address]);
+    let isCurrent = true;
+    fetched().then((bytes) => isCurrent && setContent({ bytes }), (error: unknown) => isCurrent && setContent({ error }));
+    return () => void (isCurrent = false);
+  }, [address, revision, isTooLarge]);
   const remove = async () => {
     if (!(await confirm(`Remove ${entry.name}?`, "It cannot be taken back.", "Remove"))) return;
     await ask(address, { method: "DELETE" }).then(onRemoved, (error: unknown) => setContent({ error }));
@@ -148,7 +156,7 @@ function Contents({ path, bytes }: { path: string; bytes: Uint8Array<ArrayBuffer
   const suffix = suffixOf(path);
   if (SHOWN.includes(suffix)) return <div class="artefact-body"><Rich bundle={bundleOf(path, bytes)!} name={path} /></div>;
   if (bytes.includes(0)) return <p class="note tree-empty">It is not text; download it.</p>;
-  return <Editor code={new TextDecoder().decode(bytes)} language={languageOfSuffix(suffix)} label={`Content of ${path}`} />;
+  return <Editor code={new TextDecoder().decode(bytes)} revision={bytes} language={languageOfSuffix(suffix)} label={`Content of ${path}`} />;
 }
 
 function Changes({ at, path, change, after }: { at: string; path: string; change: Change["kind"]; after: Uint8Array<ArrayBuffer> }) {

@@ -9,7 +9,7 @@ import { Terminal } from "../../output/terminal";
 import { IconPulse, IconRun, IconStop } from "../../ui/icons";
 import { Empty, Failure, Skeleton } from "../../ui/states";
 import { useNow } from "../sandboxes";
-import { SHELL } from "./terminal";
+import { shellName } from "./terminal";
 
 export function Processes({ at }: { at: string }) {
   const { data, error, reload } = useLoaded<Process[]>(`${at}/processes`);
@@ -50,7 +50,7 @@ export function Processes({ at }: { at: string }) {
                   <span class="dot" aria-hidden="true" />
                   {process.is_running ? "running" : `exit ${process.exit_code ?? "?"}`}
                 </span>
-                {process.command === SHELL ? <span class="grow">Shell of the terminal</span> : <code>{process.command}</code>}
+                {shellName(process.command) !== null ? <span class="grow process-shell">{shellName(process.command)} of the terminal</span> : <code>{process.command}</code>}
                 <span class="note">pid {process.pid}</span>
               </button>
               {process.is_running && <button class="quiet icon" aria-label={`End process ${process.pid}`} onClick={() => void end(process.pid)}><IconStop /></button>}
@@ -70,11 +70,12 @@ function ProcessOutput({ at, isRunning }: { at: string; isRunning: boolean }) {
   const [typed, setTyped] = useState("");
   useEffect(() => {
     const stop = new AbortController();
+    let timer: ReturnType<typeof setTimeout> | undefined;
     const follow = async () => {
       for await (const { name, data } of stream(`${at}/output`, { signal: stop.signal })) {
         if (name !== "stdout" && name !== "stderr") continue;
         log.current.add(name, data.text);
-        setVersion((before) => before + 1);
+        timer ??= setTimeout(() => ((timer = undefined), setVersion((before) => before + 1)), 40);
       }
     };
     follow().catch((error: unknown) => isAbort(error) || setFailure(error));
@@ -87,7 +88,7 @@ function ProcessOutput({ at, isRunning }: { at: string; isRunning: boolean }) {
   return (
     <div class="process-output">
       {failure != null && <Failure error={failure} />}
-      {log.current.lines.length === 0 ? <p class="note">It has printed nothing.</p> : <Terminal log={log.current} version={version} label="Output of the process" />}
+      {log.current.isEmpty ? <p class="note">It has printed nothing.</p> : <Terminal log={log.current} version={version} label="Output of the process" />}
       {isRunning && (
         <form class="command" onSubmit={(event) => (event.preventDefault(), void write())}>
           <input aria-label="Write to the process" class="mono" placeholder="Write to it…" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />

@@ -1,37 +1,77 @@
-// A shell in the sandbox, on a terminal of its own. It goes on while nobody looks, and is found again by its pid.
+// Shells in the sandbox, each with a name and a terminal of its own. They go on while nobody looks. The server's list of
+// processes says which there are, so that another tab, or this one after a reload, finds them.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, get, post } from "../../api/client";
 import type { Process } from "../../api/types";
 import { Failure, Skeleton } from "../../ui/states";
-import { IconPlus, IconSpeaker } from "../../ui/icons";
+import { IconPlus, IconSpeaker, IconTrash } from "../../ui/icons";
 import type { Link, TerminalConnection } from "../../terminal/connection";
 import type { Screen } from "../../terminal/screen";
 
-export const SHELL = "command -v bash >/dev/null && exec bash; exec sh";
+const SHELL = "command -v bash >/dev/null && exec bash; exec sh # ";
 const READ_ALOUD = "warmcell.terminal.read-aloud";
 const TONES = { connecting: "busy", connected: "good", reconnecting: "warn", ended: "" };
 const NAMES = { connecting: "Connecting", connected: "Connected", reconnecting: "Reconnecting", ended: "Ended" };
+type Shell = { pid: number; name: string };
 
-/** The shell that was opened here before, where it still runs; otherwise a new one. */
-async function shellIn(at: string, size: { cols: number; rows: number }, isNew: boolean): Promise<number> {
-  const key = `warmcell.terminal.${at}`;
-  const held = sessionStorage.getItem(key);
-  if (held !== null) {
-    const found = await get<Process>(`${at}/processes/${held}`).catch(() => null);
-    if (found?.is_running && !isNew) return found.pid;
-    if (found?.is_running) await ask(`${at}/processes/${held}`, { method: "DELETE" }).catch(() => undefined);
-  }
-  const made = await post<Process>(`${at}/processes`, { command: SHELL, pty: size, env: { TERM: "xterm-256color" } });
-  sessionStorage.setItem(key, String(made.pid));
-  return made.pid;
+/** The name of a shell that was opened here, or null for any other process. It is the comment at the end of its command. */
+export const shellName = (command: string): string | null => (command.startsWith(SHELL) ? command.slice(SHELL.length) : null);
+
+async function shellsIn(at: string): Promise<Shell[]> {
+  const running = (await get<Process[]>(`${at}/processes`)).filter((process) => process.is_running);
+  return running.flatMap((process) => {
+    const name = shellName(process.command);
+    return name === null ? [] : [{ pid: process.pid, name }];
+  });
+}
+
+async function newShell(at: string, others: Shell[]): Promise<Shell> {
+  const numbers = others.map((shell) => Number(/\d+$/.exec(shell.name)?.[0] ?? 0));
+  const name = `Shell ${Math.max(0, ...numbers) + 1}`;
+  const made = await post<Process>(`${at}/processes`, { command: SHELL + name, pty: { cols: 80, rows: 24 }, env: { TERM: "xterm-256color" } });
+  return { pid: made.pid, name };
 }
 
 export function TerminalView({ at, isShown }: { at: string; isShown: boolean }) {
+  const [shells, setShells] = useState<Shell[] | null>(null);
+  const [chosen, setChosen] = useState<number | null>(null);
+  const [failure, setFailure] = useState<unknown>(null);
+  const load = async (isNew: boolean) => {
+    setFailure(null);
+    const found = await shellsIn(at);
+    const all = isNew || found.length === 0 ? [...found, await newShell(at, found)] : found;
+    setShells(all);
+    const held = Number(sessionStorage.getItem(`warmcell.terminal.${at}`));
+    choose(all.find((shell) => !isNew && shell.pid === held)?.pid ?? all.at(-1)!.pid);
+  };
+  const choose = (pid: number) => (sessionStorage.setItem(`warmcell.terminal.${at}`, String(pid)), setChosen(pid));
+  const end = async (pid: number) => {
+    await ask(`${at}/processes/${pid}`, { method: "DELETE" }).catch(setFailure);
+    await load(false).catch(setFailure);
+  };
+  useEffect(() => void load(false).catch(setFailure), [at]);
+  return (
+    <div class="terminal-view">
+      <div class="shells">
+        <div class="segments" role="group" aria-label="Shells">
+          {shells?.map((shell) => <button key={shell.pid} aria-pressed={chosen === shell.pid} onClick={() => choose(shell.pid)}>{shell.name}</button>)}
+        </div>
+        <button class="quiet" aria-label="New shell" onClick={() => void load(true).catch(setFailure)}><IconPlus /> <span>New shell</span></button>
+        <span class="grow" />
+        {chosen !== null && <button class="quiet icon" aria-label={`End ${shells?.find((shell) => shell.pid === chosen)?.name ?? "the shell"}`} onClick={() => void end(chosen)}><IconTrash /></button>}
+      </div>
+      {failure != null && <Failure error={failure} onRetry={() => void load(false).catch(setFailure)} />}
+      {chosen !== null && <ShellScreen key={chosen} at={`${at}/processes/${chosen}`} isShown={isShown} />}
+      {shells === null && failure == null && <Skeleton rows={4} />}
+    </div>
+  );
+}
+
+function ShellScreen({ at, isShown }: { at: string; isShown: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const leave = useRef<HTMLButtonElement>(null);
   const held = useRef<{ screen: Screen | null; connection: TerminalConnection | null }>({ screen: null, connection: null });
-  const [turn, setTurn] = useState(0);
   const [link, setLink] = useState<Link>({ state: "connecting", note: "" });
   const [failure, setFailure] = useState<unknown>(null);
   const [isLoaded, setLoaded] = useState(false);
@@ -48,10 +88,8 @@ export function TerminalView({ at, isShown }: { at: string; isShown: boolean }) 
         onSize: () => held.current.connection?.resize(),
         onLeave: () => leave.current?.focus(),
       }, isReadAloud));
-      const pid = await shellIn(at, screen.size, turn > 0);
-      if (isOver) return;
       screen.focus();
-      await (held.current.connection = new TerminalConnection(`${at}/processes/${pid}`, screen, setLink)).follow();
+      await (held.current.connection = new TerminalConnection(at, screen, setLink)).follow();
     };
     setFailure(null);
     open().catch(setFailure);
@@ -61,7 +99,7 @@ export function TerminalView({ at, isShown }: { at: string; isShown: boolean }) 
       held.current.screen?.close();
       held.current = { screen: null, connection: null };
     };
-  }, [at, turn]);
+  }, [at]);
   useEffect(() => {
     if (isShown) held.current.screen?.focus();
   }, [isShown]);
@@ -71,7 +109,7 @@ export function TerminalView({ at, isShown }: { at: string; isShown: boolean }) 
     setReadAloud(!isReadAloud);
   };
   return (
-    <div class="terminal-view">
+    <>
       <div class="toolbar">
         <span class={`pill ${TONES[link.state]}`} role="status">
           {link.state === "connecting" || link.state === "reconnecting" ? <span class="spinner" aria-hidden="true" /> : <span class="dot" aria-hidden="true" />}
@@ -79,14 +117,13 @@ export function TerminalView({ at, isShown }: { at: string; isShown: boolean }) 
         </span>
         <span class={`note ${link.note === "" ? "hint" : ""}`} aria-live="polite">{link.note || <>Everything typed goes to the shell; <kbd>Ctrl Shift L</kbd> leaves it.</>}</span>
         <span class="grow" />
-        <button class="quiet" aria-label="Screen reader" aria-pressed={isReadAloud} onClick={toggle}><IconSpeaker /> <span>Screen reader</span></button>
-        <button ref={leave} onClick={() => setTurn(turn + 1)}><IconPlus /> New shell</button>
+        <button ref={leave} class="quiet" aria-label="Screen reader" aria-pressed={isReadAloud} onClick={toggle}><IconSpeaker /> <span>Screen reader</span></button>
       </div>
-      {failure != null && <Failure error={failure} onRetry={() => setTurn(turn + 1)} />}
+      {failure != null && <Failure error={failure} />}
       <div class={`card screen ${link.state}`}>
         {!isLoaded && failure == null && <Skeleton rows={4} />}
         <div class="screen-box" ref={box} />
       </div>
-    </div>
+    </>
   );
 }
