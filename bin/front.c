@@ -1,12 +1,12 @@
 /* The `warmcell` command of a wheel that was built with a C compiler.
  *
- * A command and its manager are two interpreters, which take the same time to load. This starts the manager's, tells it
- * what it is to become, and then becomes the command's: `warmcell-python` beside it, so that both load at the same time. It
- * decides nothing. Where something is not as it expects, the script starts the manager itself, as it does without this.
+ * A command and its manager are two interpreters that take the same time to load. This program starts the manager's,
+ * sends it its first order, and then execs the command's: `warmcell-python` beside it, so that both load at the same time.
+ * It makes no decisions. Where something is not as expected, the script starts the manager itself, as it does without this.
  *
- * What the manager is given is the same as in src/warmcell/pool/spawn.py, from which modules/front.py writes front.h:
+ * The manager gets the same as from src/warmcell/pool/prestarted_manager.py, from which modules/front.py writes front.h:
  * BOOT, its program; ENVIRONMENT, its variables; ORDER_BEGINS, ORDER_GOES_ON and ORDER_ENDS, around the path of the
- * worker and, for one that runs WebAssembly, that of the packages in which its runtime is.
+ * worker and, for WebAssembly, that of the packages that contain its runtime.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,13 +25,13 @@
 
 enum { LOWEST_OWN = 10, PATH_ROOM = PATH_MAX };
 
-/* Where the script is, which interpreter its first line names, and where the package is that it will import. */
+/* The paths of the script, of the interpreter that its first line names, and of the package that it will import. */
 static char script[PATH_ROOM], interpreter[PATH_ROOM], package[PATH_ROOM];
 static char real_interpreter[PATH_ROOM];
 
 static bool has_room(int length) { return length > 0 && length < PATH_ROOM; }
 
-/* The first line, as the installer wrote it: "#!" and the path of an interpreter, without arguments. */
+/* Reads the first line, as the installer wrote it: "#!" and the path of an interpreter, without arguments. */
 static bool read_interpreter(void)
 {
     FILE *file = fopen(script, "re");
@@ -47,7 +47,7 @@ static bool read_interpreter(void)
     return realpath(interpreter, real_interpreter) != NULL;
 }
 
-/* Below what the directory of commands is in, as pip installs for an interpreter that is called "python3.11", say. */
+/* Below the parent of the directory of commands, where pip installs for an interpreter called, say, "python3.11". */
 static bool find_package(const char *prefix)
 {
     static const char *const places[] = {"lib/%s/site-packages", "lib64/%s/site-packages", "lib/%s/dist-packages"};
@@ -68,7 +68,7 @@ static bool find_package(const char *prefix)
     return false;
 }
 
-/* A pair of descriptors out of the way of the numbers that the child's get. */
+/* Moves a pair of descriptors above the numbers that the child's get. */
 static bool raise_both(int pair[2])
 {
     for (int end = 0; end < 2; end++) {
@@ -86,7 +86,7 @@ static bool make_channel(int pair[2])
     return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0 && raise_both(pair);
 }
 
-/* In a session of its own, with these descriptors as 0, 1, 2 and 3, and nothing of ours in its environment. */
+/* In a session of its own, with these descriptors as 0, 1, 2 and 3, and without our environment. */
 static pid_t spawn_manager(const int descriptors[4])
 {
     char cage[PATH_ROOM];
@@ -117,8 +117,8 @@ static pid_t spawn_manager(const int descriptors[4])
     return pid;
 }
 
-/* As JSON, for which the path must need no escaping. The packages are those that ours was installed with. */
-static bool tell_order(int channel, bool is_wasm)
+/* As JSON: paths that would need escaping are refused. The packages are those that ours was installed with. */
+static bool send_order(int channel, bool is_wasm)
 {
     char order[3 * PATH_ROOM];
     for (const char *place = package; *place != '\0'; place++)
@@ -132,7 +132,7 @@ static bool tell_order(int channel, bool is_wasm)
 
 static void keep_open(int descriptor) { fcntl(descriptor, F_SETFD, 0); }
 
-/* True: it is on its way, and the script is told by an environment variable where its ends of the channels are. */
+/* True if it was started. An environment variable passes our ends of its channels to the script. */
 static bool start_manager(bool is_wasm)
 {
     int in[2], out[2], complaints[2], control[2];
@@ -144,10 +144,10 @@ static bool start_manager(bool is_wasm)
         close(descriptors[each]);
     if (pid < 0)
         return false;
-    char told[2 * PATH_ROOM + 128];
-    int length = snprintf(told, sizeof told, "%d %d %d %d %d %d\n%s\n%s", (int)pid, control[0], complaints[0], in[1],
-                          out[0], tell_order(control[0], is_wasm), real_interpreter, package);
-    if (length < 0 || (size_t)length >= sizeof told || setenv(HANDED_OVER, told, 1) != 0)
+    char handed_over[2 * PATH_ROOM + 128];
+    int length = snprintf(handed_over, sizeof handed_over, "%d %d %d %d %d %d\n%s\n%s", (int)pid, control[0], complaints[0], in[1],
+                          out[0], send_order(control[0], is_wasm), real_interpreter, package);
+    if (length < 0 || (size_t)length >= sizeof handed_over || setenv(HANDED_OVER, handed_over, 1) != 0)
         return false;
     keep_open(control[0]);
     keep_open(complaints[0]);
@@ -168,7 +168,7 @@ int main(int count, char **words)
 {
     char own[PATH_ROOM];
     if (realpath((const char *)getauxval(AT_EXECFN), own) == NULL) {
-        perror("warmcell: where it is installed");
+        perror("warmcell: cannot find its own path");
         return 126;
     }
     *strrchr(own, '/') = '\0';
@@ -177,8 +177,10 @@ int main(int count, char **words)
     *strrchr(own, '/') = '\0';
     bool is_run = count > 1 && strcmp(words[1], "run") == 0, is_sh = count > 1 && strcmp(words[1], "sh") == 0;
     unsetenv(HANDED_OVER);
-    if ((is_run || is_sh) && !asks_for_help(words) && read_interpreter() && find_package(own) && start_manager(is_sh)) {
-        /* Without `site`: most runs need none of what it does, and the script makes up for it in those that do. */
+    /* The interpreter may need this variable to start; only the script passes it on. */
+    bool is_plain = getenv("LD_LIBRARY_PATH") == NULL && !asks_for_help(words);
+    if ((is_run || is_sh) && is_plain && read_interpreter() && find_package(own) && start_manager(is_sh)) {
+        /* Without `site`, which most runs do not need; the script loads it for those that do. */
         char **with_options = calloc((size_t)count + 3, sizeof *with_options);
         if (with_options != NULL) {
             with_options[0] = interpreter;
