@@ -1,4 +1,4 @@
-"""What a fork of a session costs, by how much it holds, and what many branches cost at once.
+"""The cost of forking a session, by its memory size, and of many branches at once.
 
     python benchmarks/forking.py [--quick]
 
@@ -17,7 +17,7 @@ from warmcell import Limits, Sandbox, Session
 MEGABYTES = (0, 100, 500)
 
 
-def timed_fork(session: Session) -> tuple[float, Session]:
+def time_fork(session: Session) -> tuple[float, Session]:
     start = time.perf_counter()
     branch = session.fork()
     branch.run("0")
@@ -32,7 +32,7 @@ def by_size(rounds: int) -> None:
             session.run(f"data = bytes({megabytes} << 20)")
             times = []
             for _ in range(rounds):
-                took, branch = timed_fork(session)
+                took, branch = time_fork(session)
                 branch.sandbox.destroy()
                 times.append(took)
         print(f"| {megabytes} MB | {min(times):.0f} | {statistics.median(times):.0f} | {max(times):.0f} |", flush=True)

@@ -1,4 +1,4 @@
-"""What judging costs: many short programs, many cases of compiled ones, many languages; each beside bare `subprocess`.
+"""The cost of judging: many short programs, compiled programs with many cases, many languages; beside `subprocess`.
 
     python benchmarks/judging.py [--quick] [--concurrency N] [--results DIR]
 
@@ -42,7 +42,7 @@ Built = tuple[Program, str]
 
 @dataclass
 class Series:
-    """Runs of one kind, over all its turns."""
+    """Samples of one kind, over all its turns."""
 
     name: str
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class Series:
         return len(self.latencies) / self.seconds if self.seconds else 0.0
 
     def quantile(self, share: float) -> float:
-        """In milliseconds."""
+        """A quantile in milliseconds."""
         ordered = sorted(self.latencies)
         return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -82,7 +82,7 @@ class Task:
 
 
 def take_turns(name: str, tasks: list[Task], concurrency: int) -> tuple[Series, Series]:
-    """Ours, bare, ours, bare: what the machine does meanwhile falls on both."""
+    """Alternate ours and bare, so that noise on the host affects both alike."""
     ours, bare = Series(f"{name}, warmcell"), Series(f"{name}, bare")
     size = -(-len(tasks) // ROUNDS)
     for first in range(0, len(tasks), size):
@@ -151,7 +151,7 @@ int main() {{
 def build_programs(
     backend: ProcessBackend, count: int, directory: str
 ) -> tuple[list[tuple[Program, str]], list[float]]:
-    """Each program built by us and by a bare compiler with the same flags; what each took."""
+    """Build each program with Warmcell and with a bare compiler with the same flags; return both times."""
     built, seconds = [], [0.0, 0.0]
     compiler = shutil.which("g++") or "g++"
     for number in range(1, count + 1):
@@ -168,7 +168,7 @@ def build_programs(
     return built, [total / count for total in seconds]
 
 
-def compiled_tasks(built: list[Built], cases: int) -> list[Task]:
+def make_compiled_tasks(built: list[Built], cases: int) -> list[Task]:
     def task(number: int, program: Program, binary: str, n: int) -> Task:
         expected = f"{max(i * number % 1009 for i in range(n))}\n"
         return Task(lambda: program.run(str(n)), [binary], str(n), expected)
@@ -193,12 +193,12 @@ MIXED = {
 }
 
 
-def mixed_tasks(backend: ProcessBackend, count: int, directory: str) -> list[Task]:
-    kinds = [_mixed_kind(backend, name, directory) for name in MIXED if why_missing(name, ProcessConfig()) is None]
+def make_mixed_tasks(backend: ProcessBackend, count: int, directory: str) -> list[Task]:
+    kinds = [_make_mixed_task(backend, name, directory) for name in MIXED if why_missing(name, ProcessConfig()) is None]
     return [kinds[number % len(kinds)] for number in range(count)]
 
 
-def _mixed_kind(backend: ProcessBackend, name: str, directory: str) -> Task:
+def _make_mixed_task(backend: ProcessBackend, name: str, directory: str) -> Task:
     code, command = MIXED[name]
     file = os.path.join(directory, f"mixed-{name}")
     argv = [word.format(file=file) for word in command]
@@ -226,7 +226,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def measured(quick: bool, concurrency: int) -> Iterator[tuple[str, Any]]:
+def measure(quick: bool, concurrency: int) -> Iterator[tuple[str, Any]]:
     programs, count, cases, mixed = (4, 60, 5, 40) if quick else (200, 1000, 20, 400)
     with tempfile.TemporaryDirectory() as directory, ProcessBackend() as backend:
         yield "memory before, MB", memory_mb()
@@ -234,15 +234,15 @@ def measured(quick: bool, concurrency: int) -> Iterator[tuple[str, Any]]:
         yield "series", take_turns(f"python x {concurrency}", python_tasks(backend, count), concurrency)
         built, seconds = build_programs(backend, programs, directory)
         yield "a C++ build, seconds (warmcell, bare)", [round(each, 3) for each in seconds]
-        tasks = compiled_tasks(built, cases)
+        tasks = make_compiled_tasks(built, cases)
         yield "series", take_turns("C++ one by one", tasks[:: 1 if quick else 8], 1)
         yield "series", take_turns(f"C++ x {concurrency}", tasks, concurrency)
-        yield "series", take_turns(f"mixed x {concurrency}", mixed_tasks(backend, mixed, directory), concurrency)
+        yield "series", take_turns(f"mixed x {concurrency}", make_mixed_tasks(backend, mixed, directory), concurrency)
         yield "memory at its peak, MB", memory_mb("VmHWM")
 
 
-def judged(rows: dict[str, dict[str, Any]], concurrency: int) -> list[tuple[str, bool]]:
-    """What was promised, and whether it held."""
+def check_goals(rows: dict[str, dict[str, Any]], concurrency: int) -> list[tuple[str, bool]]:
+    """The goals, and whether each was met."""
     python, bare_python = (rows[f"python x {concurrency}, {who}"] for who in ("warmcell", "bare"))
     compiled, bare_compiled = (rows[f"C++ one by one, {who}"] for who in ("warmcell", "bare"))
     ratio = python["per_second"] / bare_python["per_second"]
@@ -266,7 +266,7 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
     facts: dict[str, Any] = {"user": "root" if os.geteuid() == 0 else "user", "kernel": platform.release()}
-    for name, value in measured(arguments.quick, arguments.concurrency):
+    for name, value in measure(arguments.quick, arguments.concurrency):
         if name == "series":
             rows |= {series.name: series.row() for series in value}
             show([series.row() for series in value])
@@ -274,7 +274,7 @@ def main() -> int:
         else:
             facts[name] = value
             print(f"{name}: {value}", flush=True)
-    verdicts = judged(rows, arguments.concurrency)
+    verdicts = check_goals(rows, arguments.concurrency)
     for text, holds in verdicts:
         print(f"{'ok    ' if holds else 'MISSED'} {text}")
     if not arguments.quick:

@@ -1,4 +1,4 @@
-"""What benchmarks/server.py drives the server with: connections that cost little, and a look at its processes."""
+"""Load generation for benchmarks/server.py: cheap connections, and figures of the server's processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection, one request at a time: a real client's own work would be measured as the server's."""
+    """One persistent connection, one request at a time. A real client's own work would count as the server's."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
@@ -42,6 +42,8 @@ class Connection(asyncio.Protocol):
         self._received += data
         found = whole_answer(self._received)
         if found is not None and self._answer is not None and not self._answer.done():
+            if b"\r\nconnection: close\r\n" in self._received.partition(b"\r\n\r\n")[0].lower() + b"\r\n":
+                self.close()
             self._answer.set_result(found)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -52,24 +54,25 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+            self._transport = None
 
 
 def whole_answer(received: bytes) -> tuple[int, bytes] | None:
-    """Status and body of an HTTP response, when all of it is there."""
+    """Status and body of an HTTP response, or None if it is incomplete."""
     head, found, rest = received.partition(b"\r\n\r\n")
     if not found:
         return None
     head = head.lower()
     status = int(head[9:12])
     if b"transfer-encoding: chunked" in head:
-        body = _joined(rest) if rest.endswith(b"0\r\n\r\n") else None
+        body = _join(rest) if rest.endswith(b"0\r\n\r\n") else None
         return None if body is None else (status, body)
     size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
     return (status, rest) if len(rest) >= size else None
 
 
-def _joined(rest: bytes) -> bytes | None:
-    """The chunks of a body; None where the last is not there."""
+def _join(rest: bytes) -> bytes | None:
+    """Join the chunks of a body; None if the last one is missing."""
     parts = []
     while rest:
         line, _, rest = rest.partition(b"\r\n")
@@ -89,7 +92,7 @@ def start_message(line: str) -> bytes:
 
 
 class Box:
-    """A sandbox as E2B's clients have it, over the calls that they make."""
+    """A sandbox, used by the same calls as E2B's clients make."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -105,7 +108,7 @@ class Box:
         self._headers = f"E2b-Sandbox-Id: {self.id}\r\nX-Access-Token: {made['envdAccessToken']}\r\n"
 
     async def command(self, line: str = "echo hello") -> bool:
-        """Whether it was carried out to its end, with status 0."""
+        """Run a command; whether it ended with status 0."""
         headers = self._headers + "Content-Type: application/connect+json\r\n"
         status, body = await self._connection.ask("POST", "/process.Process/Start", start_message(line), headers)
         return status == 200 and b'"exitCode": 0' in body
@@ -115,7 +118,7 @@ class Box:
 
 
 class State(NamedTuple):
-    """Of the server and everything below it."""
+    """The server and its descendants."""
 
     resident_kb: int
     descriptors: int
@@ -124,7 +127,7 @@ class State(NamedTuple):
 
 
 class Server:
-    """A running `warmcell serve`, with one tenant who may have much."""
+    """A running `warmcell serve` with one tenant with high limits."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, token: str) -> None:
         self.process, self.url, self.token = process, url, token
@@ -140,10 +143,10 @@ class Server:
 
 
 @contextmanager
-def started(directory: str, *options: str) -> Iterator[Server]:
+def start_server(directory: str, *options: str) -> Iterator[Server]:
     tokens = str(Path(tempfile.mkdtemp(dir=directory)) / "tokens.json")
     command = [sys.executable, "-m", "warmcell"]
-    quotas = ["--runs", "4096", "--sandboxes", "4096"]
+    quotas = ["--runs", "4096", "--sandboxes", "4096", "--rate", "1000000"]
     making = [*command, "token", "new", "load", "--tokens", tokens, *quotas]
     token = subprocess.run(making, check=True, capture_output=True, text=True).stdout.strip()
     serving = [*command, "serve", "--port", "0", "--tokens", tokens, *options]
@@ -167,7 +170,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _size(pid: int, name: str, field: str) -> int:
-    """In kB. A sleeping init, which nobody may look into, has two pages of its own; one that has ended nothing."""
+    """Proportional set size in kB. A sleeping init is not readable and counts as two pages; an ended process as 0."""
     try:
         with open(f"/proc/{pid}/{name}", encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(field)), 0)
@@ -180,7 +183,7 @@ def _size(pid: int, name: str, field: str) -> int:
 async def for_a_while(
     clients: int, seconds: float, step: Callable[[int], Coroutine[Any, Any, bool]]
 ) -> tuple[int, int, float]:
-    """So many at once call `step` again and again: how often, how often it failed, and seconds that it took."""
+    """Call `step` in a loop in concurrent tasks; return the calls, the failures and the seconds of each."""
     loop = asyncio.get_running_loop()
     began, counts = loop.time(), [0, 0]
 

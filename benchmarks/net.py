@@ -1,4 +1,4 @@
-"""What safe networking costs: a fetch against plain httpx, the egress proxy against direct loopback.
+"""The cost of safe networking: a fetch against plain httpx, the egress proxy against direct loopback.
 
     python benchmarks/net.py [--fetches 300] [--megabytes 256]
 
@@ -25,7 +25,7 @@ PIECE = b"\0" * (1 << 18)
 
 
 class LocalServer:
-    """In a thread of its own: `/` gives 1 KiB and keeps the connection, `/big/N` pours N megabytes and closes."""
+    """A server in a thread: `/` sends 1 KiB and keeps the connection, `/big/N` sends N megabytes and closes."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -61,7 +61,7 @@ class LocalServer:
 
 
 async def medians(ways: dict[str, Callable[[], Awaitable[object]]], count: int) -> list[tuple[str, float]]:
-    """Median milliseconds of each way, taken in turns so that a busy machine is unfair to all alike."""
+    """Median milliseconds of each way, interleaved so that noise on the host affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(count + 5):
         for name, fetch in ways.items():
@@ -87,7 +87,7 @@ async def fetch_rows(server: LocalServer, count: int) -> list[tuple[str, float]]
 
 
 def megabytes_per_second(port: int, opening: bytes, request: bytes, megabytes: int) -> float:
-    """How fast the big answer arrives after `opening` (a CONNECT, or nothing) and the request."""
+    """The rate of the big response after `opening` (a CONNECT, or nothing) and the request."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         if opening:
             connection.sendall(opening)

@@ -1,11 +1,11 @@
-"""The page: how large it is, how soon it is there, and what it and the server hold while a load is watched live.
+"""The page: its size, its time to paint, and the memory of page and server while it watches a load live.
 
     python benchmarks/page.py                          100 runs a second for five minutes
     python benchmarks/page.py --rate 20 --seconds 15   the short form
 
 Needs Debian's chromium and the extra `test`. Prints a table, and what a run cost the server and the browser in
-processor time, which says what bounds the rate on this machine. Leaves with 1 where the target was missed: fewer than
-95 % of the runs a second that were asked for, one that failed, or something that has grown.
+processor time, which says what bounds the rate on this machine. Exits with 1 if a target was missed: fewer than
+95 % of the requested runs per second, a failed run, or growing memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONNECTIONS = 64
 
 
 def sizes() -> dict[str, float]:
-    """In kB as they are sent; fonts are packed already."""
+    """Transfer sizes in kB; fonts are already compressed."""
     packed = {path.name: len(gzip.compress(path.read_bytes(), 9)) / 1000 for path in BUILT.iterdir()}
     html = (BUILT / "index.html").read_text()
     first = [name for name in packed if name in html or name == "index.html"]
@@ -47,7 +47,7 @@ def sizes() -> dict[str, float]:
     }
 
 
-async def painted(page: Page, url: str) -> dict[str, float]:
+async def wait_for_paint(page: Page, url: str) -> dict[str, float]:
     await page.goto(url)
     await page.get_by_role("button", name="Run").wait_for()
     await page.wait_for_timeout(500)
@@ -57,7 +57,7 @@ async def painted(page: Page, url: str) -> dict[str, float]:
 
 
 class Sender:
-    """One connection that is kept. A client library would cost more processor time than the server does."""
+    """One persistent connection. A client library would use more processor time than the server."""
 
     def __init__(self, url: str) -> None:
         self._host, self._port = url.removeprefix("http://").split(":")
@@ -80,7 +80,7 @@ class Sender:
 
 
 async def load(url: str, rate: float, seconds: float, counts: dict[str, int]) -> None:
-    """So many a second whether or not they end; but never more at a time than there are connections."""
+    """Start a fixed number of runs per second, with at most as many at a time as there are connections."""
     turns: asyncio.Queue[bool] = asyncio.Queue(CONNECTIONS)
 
     async def send() -> None:
@@ -100,8 +100,8 @@ async def load(url: str, rate: float, seconds: float, counts: dict[str, int]) ->
     await asyncio.gather(*senders)
 
 
-def spent(pid: int) -> float:
-    """Seconds of processor time of a process and all below it, those that have ended and were waited for too."""
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and its descendants, including reaped ones."""
     found, below = 0.0, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -119,32 +119,35 @@ def spent(pid: int) -> float:
     return found / os.sysconf("SC_CLK_TCK")
 
 
-async def held(pid: int, session: CDPSession) -> dict[str, float]:
-    """Megabytes after rubbish was collected, and nodes of the document."""
+async def memory_use(pid: int, session: CDPSession) -> dict[str, float]:
+    """Megabytes after garbage collection, and DOM nodes."""
     await session.send("HeapProfiler.collectGarbage")
     metrics = {one["name"]: one["value"] for one in (await session.send("Performance.getMetrics"))["metrics"]}
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {"server": resident / 1e6, "page": metrics["JSHeapUsedSize"] / 1e6, "nodes": metrics["Nodes"]}
 
 
-async def watched(url: str, pid: int, browser: int, page: Page, asked: float, seconds: float) -> bool:
+async def watch_load(url: str, pid: int, browser: int, page: Page, asked: float, seconds: float) -> bool:
     session = await page.context.new_cdp_session(page)
     await session.send("Performance.enable")
     await page.goto(f"{url}/#/activity")
     await page.locator(".tile").first.wait_for()
-    counts, before = {"ok": 0, "bad": 0}, {"server": spent(pid), "browser": spent(browser), "load": time.process_time()}
+    counts, before = (
+        {"ok": 0, "bad": 0},
+        {"server": cpu_seconds(pid), "browser": cpu_seconds(browser), "load": time.process_time()},
+    )
     sending = asyncio.ensure_future(load(url, asked, seconds, counts))
     began, samples = time.monotonic(), []
     print(f"{'s':>5} {'runs':>7} {'server MB':>10} {'page MB':>9} {'nodes':>7}")
     while not sending.done():
         await asyncio.wait([sending], timeout=seconds / 12)
-        samples.append(await held(pid, session))
+        samples.append(await memory_use(pid, session))
         last = samples[-1]
         at = time.monotonic() - began
         print(f"{at:5.0f} {counts['ok']:7} {last['server']:10.1f} {last['page']:9.2f} {last['nodes']:7.0f}", flush=True)
     await sending
     took = time.monotonic() - began
-    after = {"server": spent(pid), "browser": spent(browser), "load": time.process_time()}
+    after = {"server": cpu_seconds(pid), "browser": cpu_seconds(browser), "load": time.process_time()}
     costs = {name: 1000 * (after[name] - before[name]) / max(1, counts["ok"]) for name in after}
     settled = samples[len(samples) // 3]
     growth = {name: samples[-1][name] - settled[name] for name in MOST_GROWTH_MB}
@@ -160,7 +163,7 @@ async def watched(url: str, pid: int, browser: int, page: Page, asked: float, se
     return not misses
 
 
-async def measured(arguments: Any) -> bool:
+async def measure(arguments: Any) -> bool:
     for name, size in sizes().items():
         print(f"{name:26} {size:6.0f} kB")
     command = [sys.executable, "-m", "warmcell", "serve", "--port", "0"]
@@ -172,10 +175,10 @@ async def measured(arguments: Any) -> bool:
             rootly = ["--no-sandbox"] if os.geteuid() == 0 else []
             browser = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=rootly)
             page = await browser.new_page()
-            for name, at in (await painted(page, url)).items():
+            for name, at in (await wait_for_paint(page, url)).items():
                 print(f"{name:26} {at:6.0f} ms")
             running = _browser_pid()
-            is_steady = await watched(url, server.pid, running, page, arguments.rate, arguments.seconds)
+            is_steady = await watch_load(url, server.pid, running, page, arguments.rate, arguments.seconds)
             await browser.close()
         return is_steady
     finally:
@@ -184,7 +187,7 @@ async def measured(arguments: Any) -> bool:
 
 
 def _browser_pid() -> int:
-    """The one that Playwright's driver started: all of it counts."""
+    """The browser that Playwright's driver started."""
     own = str(os.getpid())
     children = [
         path for path in Path("/proc").glob("[0-9]*/stat") if path.read_text().rpartition(")")[2].split()[1] == own
@@ -196,4 +199,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=float, default=100)
     parser.add_argument("--seconds", type=float, default=300)
-    sys.exit(0 if asyncio.run(measured(parser.parse_args())) else 1)
+    sys.exit(0 if asyncio.run(measure(parser.parse_args())) else 1)

@@ -1,8 +1,8 @@
-"""What an isolated process run costs, against bare runs and peers, all interleaved in one process.
+"""The cost of an isolated process run, against bare runs and peers, interleaved in one process.
 
     python benchmarks/process.py [--rounds 200] [--quick] [--results DIRECTORY]
 
-Run it as an ordinary user, who is the measure, and as root. It prints tables, judges the targets, and writes
+Run it as an ordinary user, which is the reference, and as root. It prints tables, checks the targets, and writes
 benchmarks/results/process-user.json or process-root.json, and from both of them process.md and process.svg. Peers that
 are not installed (benchmarks/requirements.txt) are left out with a line that says so.
 """
@@ -43,7 +43,7 @@ from warmcell.diagnosis.bench import (
     rates,
     standard_cases,
     table,
-    until_ready,
+    wait_until_ready,
 )
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
@@ -87,7 +87,7 @@ def peers() -> list[Case]:
 
 
 def cold() -> None:
-    """Everything from nothing: the zygote too."""
+    """A cold run, including the start of the zygote."""
     with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
         backend.execute_blocking(ExecRequest(Language.PYTHON, "print(1)", 30))
 
@@ -103,7 +103,7 @@ def other_languages(rounds: int) -> list[Figure]:
     with ExitStack() as stack:
         warm = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
         cases = [Case("bare sh -c", bare("/bin/sh", "-c", "echo hi"))]
-        cases.append(Case("warmcell shell, warm cell", ours(warm, "echo hi", Language.COMMAND), until_ready(warm)))
+        cases.append(Case("warmcell shell, warm cell", ours(warm, "echo hi", Language.COMMAND), wait_until_ready(warm)))
         node = shutil.which("node")
         if node:
             other = stack.enter_context(ProcessBackend(ProcessConfig(pool_min=2)))
@@ -114,7 +114,7 @@ def other_languages(rounds: int) -> list[Figure]:
 
 
 def _node_ready(backend: ProcessBackend) -> Any:
-    wait = until_ready(backend)
+    wait = wait_until_ready(backend)
 
     def settle() -> None:
         wait()
@@ -133,12 +133,12 @@ def numpy_import(rounds: int) -> list[Figure]:
     with ProcessBackend(ProcessConfig(preload=["numpy"], pool_min=2)) as backend:
         cases = [
             Case("bare import numpy", bare(sys.executable, "-c", code)),
-            Case("warmcell, numpy preloaded", ours(backend, code), until_ready(backend)),
+            Case("warmcell, numpy preloaded", ours(backend, code), wait_until_ready(backend)),
         ]
         return figures(measure(cases, rounds), cases[0].name)
 
 
-def cpu_bound(rounds: int) -> list[Figure]:
+def run_cpu_bound(rounds: int) -> list[Figure]:
     code = "x = 0\nfor i in range(3_000_000): x += i * i % 7\nprint(x)"
     with ProcessBackend(ProcessConfig(pool_min=1)) as backend:
         cases = [
@@ -149,7 +149,7 @@ def cpu_bound(rounds: int) -> list[Figure]:
 
 
 def command_line(rounds: int, python: str) -> list[Figure]:
-    """As people type it: the script that an installation makes, against bare Python."""
+    """The installed command against bare Python."""
     script = Path(sys.executable).with_name("warmcell")
     cases = [Case(BARE, bare(python, "-c", HELLO))]
     cases.append(Case("warmcell run python -c", bare(str(script), "run", "python", "-c", HELLO)))
@@ -157,10 +157,10 @@ def command_line(rounds: int, python: str) -> list[Figure]:
 
 
 def idle_cell_memory() -> dict[str, float]:
-    """Proportional memory of a waiting cell (init and guest), in a pool of four: how much more four are than none."""
+    """Proportional memory of a waiting cell (init and guest): the difference between four cells and none, per cell."""
     with ProcessBackend(ProcessConfig(pool_size=4, pool_min=4)) as backend:
         backend.execute_blocking(ExecRequest(Language.PYTHON, HELLO, 30))
-        until_ready(backend, 4)()
+        wait_until_ready(backend, 4)()
         time.sleep(0.5)
         (manager,) = backend.zygote_pids
         own = os.stat(f"/proc/{manager}/ns/mnt").st_ino
@@ -170,7 +170,7 @@ def idle_cell_memory() -> dict[str, float]:
 
 
 def _namespace(pid: int) -> int:
-    """An init out of everybody's reach says nothing, and is not the manager's helper."""
+    """An unreadable init has an empty command line; the manager's helper does not."""
     try:
         return os.stat(f"/proc/{pid}/ns/mnt").st_ino
     except PermissionError:
@@ -183,7 +183,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _proportional(pid: int) -> int:
-    """A sleeping init, which nobody may look into, has two pages of its own."""
+    """A sleeping init is not readable and counts as two pages."""
     try:
         return _pss(pid)
     except PermissionError:
@@ -196,10 +196,10 @@ def _pss(pid: int) -> int:
 
 
 def leak(runs: int) -> dict[str, float]:
-    """What many runs leave in this process, between two moments at which the same number of cells wait."""
+    """What many runs leave in this process, measured with the same number of waiting cells before and after."""
 
     def state() -> tuple[int, int]:
-        until_ready(backend, 4)()
+        wait_until_ready(backend, 4)()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return len(os.listdir("/proc/self/fd")), resident
 
@@ -238,7 +238,7 @@ def measure_all(rounds: int, seconds: float, runs: int, python: str) -> dict[str
         "hello": lambda: hello(rounds),
         "other languages": lambda: other_languages(max(5, rounds // 4)),
         "numpy": lambda: numpy_import(max(5, rounds // 8)),
-        "cpu bound": lambda: cpu_bound(max(5, rounds // 20)),
+        "cpu bound": lambda: run_cpu_bound(max(5, rounds // 20)),
         "command line": lambda: command_line(max(5, rounds // 8), python),
     }
     for name, group in groups.items():

@@ -1,4 +1,4 @@
-"""Interpreters that remember, each behind the same few methods: ours, a bare `python3 -i` over pipes, and ipykernel."""
+"""Stateful interpreters behind one interface: ours, a bare `python3 -i` over pipes, and ipykernel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MARK = "--end-of-cell--"
 
 
 class Repl(Protocol):
-    """Ready when it is made: it has answered once."""
+    """Ready after construction: it has run one cell."""
 
     def run(self, code: str) -> str:
-        """What the cell printed, and its value, as text."""
+        """Run a cell; return its output and its value as text."""
         ...
 
     def close(self) -> None: ...
@@ -37,7 +37,7 @@ class OurSession:
 
 
 class BareRepl:
-    """One write per cell, one mark after its output: as little as anybody who drives it by hand can do with."""
+    """One write per cell and one marker after its output: the minimum for driving it over pipes."""
 
     def __init__(self) -> None:
         argv = [sys.executable, "-i", "-q", "-u", "-c", "import sys; sys.ps1 = sys.ps2 = ''"]
@@ -60,7 +60,7 @@ class BareRepl:
 
 
 class JupyterKernel:
-    """ipykernel by its own client; ImportError where it is not installed."""
+    """ipykernel with its own client; ImportError if it is not installed."""
 
     def __init__(self) -> None:
         from jupyter_client.manager import start_new_kernel

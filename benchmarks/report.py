@@ -1,4 +1,4 @@
-"""What the figures of benchmarks/process.py must reach, and the table and plot of what they were, for both users."""
+"""Targets for benchmarks/process.py, and the table and plot of its results, for both users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USERS = {"user": "ordinary user", "root": "root"}
 
 
 class Target(NamedTuple):
-    """A figure, and the most that it may be for each of the users."""
+    """A figure and its maximum for each user."""
 
     name: str
     value: float
@@ -40,7 +40,7 @@ def targets(report: dict[str, Any], who: str) -> Iterator[Target]:
 
 
 def judge(report: dict[str, Any], who: str) -> int:
-    """Prints each target with what was reached; 1 when one was missed."""
+    """Print each target with its result; return 1 if one was missed."""
     print("\ntargets")
     found = list(targets(report, who))
     for name, value, most in found:
@@ -49,7 +49,7 @@ def judge(report: dict[str, Any], who: str) -> int:
 
 
 def write_summary(results: Path) -> None:
-    """One table and one plot from what is there of both users."""
+    """Write one table and one plot from the available results of both users."""
     paths = {who: results / f"process-{who}.json" for who in USERS}
     reports = {who: json.loads(path.read_text()) for who, path in paths.items() if path.exists()}
     (results / "process.md").write_text("\n".join(_lines(reports)) + "\n")
@@ -64,7 +64,7 @@ def _bars(report: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _lines(reports: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Targets first, then where the processor time goes, then what it was measured on."""
+    """Targets first, then the processor time by process, then the machine."""
     names = list(reports)
     yield f"| | {' | '.join(f'{USERS[who]} | at most' for who in names)} |"
     yield f"|---{'|---:|---:' * len(names)}|"

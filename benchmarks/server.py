@@ -1,11 +1,11 @@
-"""What the server costs: E2B's create to first command, runs per second beside in-process ones, memory, leaks.
+"""The cost of the server: E2B's create to first command, runs per second beside in-process ones, memory, leaks.
 
     python benchmarks/server.py [--quick] [--only create] [--results DIRECTORY]
 
-Run it as an ordinary user. The server is a process of its own, and so is whoever asks: both share the processors with
-what runs. Server and in-process take turns. Prints the figures, writes benchmarks/results/server.json (not with
---quick), and ends with status 1 when a target is missed. For many at once the goals are told beside the figures: on how
-many processors they are met is for the reader to see, and what the other figures have as targets must not be missed.
+Run it as an ordinary user. Server and client are separate processes and share the processors with the runs. Server
+and in-process runs are interleaved. Prints the figures, writes benchmarks/results/server.json (not with
+--quick), and ends with status 1 when a target is missed. Goals for many
+concurrent clients depend on the number of processors; they are shown but do not affect the status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from load import Box, Connection, Server, for_a_while, started
+from load import Box, Connection, Server, for_a_while, start_server
 
 from warmcell import ExecRequest, ProcessBackend, SandboxError
 
@@ -38,7 +38,7 @@ GOALS = {"p50": 60.0, "p99": 137.0}
 
 
 class Plan(NamedTuple):
-    """How much of everything."""
+    """The size of each measurement."""
 
     creates: int
     rate_seconds: float
@@ -51,7 +51,7 @@ WHOLE, QUICK = Plan(200, 60.0, 50, 60.0, 300.0), Plan(40, 6.0, 10, 6.0, 12.0)
 
 
 class Target(NamedTuple):
-    """One that is a `goal` is told, and missed without consequence."""
+    """A `goal` is reported and does not affect the exit status."""
 
     name: str
     value: float
@@ -60,9 +60,9 @@ class Target(NamedTuple):
 
 
 async def first_command(server: Server, at_once: int, count: int) -> dict[str, float]:
-    """Milliseconds from asking for a sandbox to the end of its first command; waves of `at_once`.
+    """Milliseconds from the request for a sandbox to the end of its first command, in waves of `at_once`.
 
-    The server makes some ahead, as many as it has seen asked for: `unprepared` is the wave that it had not seen before.
+    The server prepares sandboxes according to demand; `unprepared` is the first wave, before it has adapted.
     """
     connections = [server.connect() for _ in range(at_once)]
     taken: list[float] = []
@@ -96,7 +96,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 async def rates(server: Server, clients: int, seconds: float) -> dict[str, float]:
-    """`/run_code` and `backend.execute` in turns, a third of the time each turn."""
+    """`/run_code` and `backend.execute`, alternating, a third of the time per turn."""
     connections = [server.connect() for _ in range(clients)]
     request = ExecRequest("python", CODE, 30)
 
@@ -131,7 +131,7 @@ async def rates(server: Server, clients: int, seconds: float) -> dict[str, float
 
 
 async def idle_memory(server: Server, count: int) -> dict[str, float]:
-    """Proportional memory of the server and all below it, with sandboxes that have run a command, and without."""
+    """Proportional memory of the server and its descendants, with idle sandboxes and without."""
     connection = server.connect()
     first = Box(connection)
     await first.create()
@@ -156,7 +156,7 @@ async def idle_memory(server: Server, count: int) -> dict[str, float]:
 
 
 async def leak(server: Server, warm_seconds: float, seconds: float) -> dict[str, Any]:
-    """Many clients with a mixture of requests; what the server has afterwards that it did not have before."""
+    """Run many clients with mixed requests; report what the server has gained afterwards."""
     connections = [server.connect() for _ in range(LEAK_CLIENTS)]
     turns = [0] * LEAK_CLIENTS
 
@@ -172,17 +172,17 @@ async def leak(server: Server, warm_seconds: float, seconds: float) -> dict[str,
         return b'"Success"' in (await connection.ask("POST", "/run_code", RUN_CODE))[1]
 
     await for_a_while(LEAK_CLIENTS, warm_seconds, step)
-    before = await settled(server)
+    before = await wait_until_settled(server)
     requests, failed, _ = await for_a_while(LEAK_CLIENTS, seconds, step)
-    after = await settled(server)
+    after = await wait_until_settled(server)
     for connection in connections:
         connection.close()
     more = {name: getattr(after, name) - getattr(before, name) for name in before._fields}
     return {"requests": requests, "failed": failed, "before": before._asdict(), "more": more}
 
 
-async def settled(server: Server) -> Any:
-    """When nothing is under way: what is kept warm is made anew after the last run, and goes after a while."""
+async def wait_until_settled(server: Server) -> Any:
+    """Wait until nothing is active and the number of warm cells is stable."""
     await asyncio.sleep(SETTLE_SECONDS)
     states = []
     for _ in range(10):
@@ -201,16 +201,18 @@ async def creates(server: Server, plan: Plan) -> dict[str, Any]:
     return report
 
 
-async def measured(plan: Plan, directory: str, only: str | None) -> dict[str, Any]:
+async def measure(plan: Plan, directory: str, only: str | None) -> dict[str, Any]:
     report: dict[str, Any] = {"host": about()}
-    with started(directory) as server:
+    with start_server(directory) as server:
         report |= await creates(server, plan)
         if only == "create":
             return report
         for clients in (64, 128):
             name = f"{clients} clients"
             report[name] = tell(name, await rates(server, clients, plan.rate_seconds))
-    with started(directory, "--spares", "1") as server:  # what is made ahead would be counted as an idle one, or a leak
+    with start_server(
+        directory, "--spares", "1"
+    ) as server:  # what is made ahead would be counted as an idle one, or a leak
         report["idle"] = tell("idle", await idle_memory(server, plan.idle))
         report["leak"] = tell("leak", await leak(server, plan.warm_seconds, plan.leak_seconds))
     return report
@@ -252,7 +254,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=None, help="where the figures are written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-of-warmcell-") as directory:
-        report = asyncio.run(measured(QUICK if options.quick else WHOLE, directory, options.only))
+        report = asyncio.run(measure(QUICK if options.quick else WHOLE, directory, options.only))
     found = list(targets(report))
     for name, value, most, is_goal in found:
         missed = "goal" if is_goal else "MISS"

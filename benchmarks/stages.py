@@ -1,4 +1,4 @@
-"""Where the processor time of a run goes: how much of it each kind of process uses, from the kernel's own accounts."""
+"""The processor time of a run by kind of process, from the kernel's accounting."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def processor_time(runs: int) -> dict[str, float]:
-    """Milliseconds per run, back to back with one caller: the whole, and per kind of process."""
+    """Milliseconds per run with one caller: in total, and per kind of process."""
     with ProcessBackend() as backend:
         action = ours(backend)
         for _ in range(max(20, runs // 10)):
             action()
         manager = backend.zygote_pids[0]
         zygote, watcher = _who_stays(manager)
-        before = _used(manager, zygote, watcher)
+        before = _cpu_used(manager, zygote, watcher)
         for _ in range(runs):
             action()
-        after = _used(manager, zygote, watcher)
+        after = _cpu_used(manager, zygote, watcher)
     found = {name: round((after[name] - before[name]) / runs, 2) for name in after}
     return {"all": round(sum(found.values()), 2), **found}
 
 
 def _who_stays(manager: int) -> tuple[int, int | None]:
-    """Guests come and go; the zygote was there first, and the watcher, where there is one, runs Python as it does."""
+    """Find the zygote, which is the oldest child, and the watcher, which also runs Python, if there is one."""
     time.sleep(0.2)
     pids = sorted(map(int, Path(f"/proc/{manager}/task/{manager}/children").read_text().split()))
-    oldest = sorted(pids, key=_started)
+    oldest = sorted(pids, key=_start_time)
     watchers = [pid for pid in oldest[1:] if _thread_name(pid) == _thread_name(oldest[0]) and _shares(pid, manager)]
     return oldest[0], watchers[0] if watchers else None
 
@@ -42,7 +42,7 @@ def _shares(pid: int, manager: int) -> bool:
     return os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat(f"/proc/{manager}/ns/mnt").st_ino
 
 
-def _started(pid: int) -> int:
+def _start_time(pid: int) -> int:
     return int(_fields(pid)[19])
 
 
@@ -54,7 +54,7 @@ def _fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _used(manager: int, zygote: int, watcher: int | None) -> dict[str, float]:
+def _cpu_used(manager: int, zygote: int, watcher: int | None) -> dict[str, float]:
     ended = _fields(manager)
     return {
         "supervisor": time.process_time() * 1000,
@@ -66,5 +66,5 @@ def _used(manager: int, zygote: int, watcher: int | None) -> dict[str, float]:
 
 
 def _own(pid: int) -> float:
-    """To the nanosecond, where `stat` counts ticks."""
+    """From schedstat, in nanoseconds: `stat` counts in ticks."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6

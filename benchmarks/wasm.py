@@ -1,12 +1,12 @@
-"""What WASM runs cost, in one process with the host's own commands, in turns so that a busy machine hits all alike.
+"""The cost of WASM runs beside the host's own commands, interleaved in one process so that noise affects all alike.
 
     python benchmarks/wasm.py [--quick] [--installed ENVIRONMENT] [--results DIRECTORY]
 
 Run it as an ordinary user. Small commands run on a warm worker with a pause before each; the big ones over 10 MB of
-generated text. `--installed` adds the command line and what a new account sees first, with the warmcell of a virtual
-environment in which the modules are ready-made:
+generated text. `--installed` adds the command line and the first run of a new account, with the warmcell of a virtual
+environment that has precompiled modules:
 
-    python3 -m venv ENVIRONMENT && ENVIRONMENT/bin/pip install '.[wasm]'
+    python3 -m venv ENVIRONMENT && WARMCELL_PRECOMPILE=1 ENVIRONMENT/bin/pip install '.[wasm]' ./packages/toolbox
 
 A command whose module this installation lacks is left out and named. Writes wasm.json and wasm.md.
 """
@@ -34,6 +34,7 @@ from warmcell.backends.wasm.run_request import Preopen
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import BackendUnavailable, CommandNotFound, ExecutionFailed, SandboxError
 from warmcell.core.types import ExecRequest
+from warmcell.guest.wasm.protocol import RunLimits
 
 RESULTS = Path(__file__).resolve().parent / "results"
 HELLO = """(module
@@ -84,7 +85,7 @@ def milliseconds(action: Action) -> float:
 
 
 def make_text(directory: Path, size: int = 10_000_000) -> None:
-    """Lines of words and a number, and the same as JSON; the seed is fixed."""
+    """Generate lines of words and a number, and the same as JSON, with a fixed seed."""
     generator = random.Random(5)
     words = ["haystack", "needle", "lorem", "ipsum", "dolor", "sit", "amet", "noodle", "naadle"]
     lines = []
@@ -98,7 +99,7 @@ def make_text(directory: Path, size: int = 10_000_000) -> None:
 
 
 class Bench:
-    """Both sides over the same directory."""
+    """Ours and the host's command, in the same directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -126,7 +127,7 @@ class Bench:
             self.measure("over 10 MB", name, self.ours(argv), self.bare(argv), turns, turns_per_bare=1)
 
     def new_sandboxes(self, turns: int) -> None:
-        """From the constructor to the end of the first command, in a program that has had a sandbox before."""
+        """From the constructor to the end of the first command, in a program that has used a sandbox before."""
         taken = []
         with Sandbox(backend="wasm") as kept:
             for _ in range(turns):
@@ -142,7 +143,7 @@ class Bench:
         preopens = [Preopen(self.directory, "/work", True)]
 
         def run() -> None:
-            result = self.toolbox.run_command(argv, timeout=120, cwd="/work", preopens=preopens)
+            result = self.toolbox.run_command(argv, RunLimits(120), cwd="/work", preopens=preopens)
             if result.exit_code != 0:
                 raise ExecutionFailed(f"exit {result.exit_code}: {result.stderr.strip()[:200]}")
 
@@ -174,7 +175,7 @@ class Bench:
 
 
 class Installed:
-    """The command line of a virtual environment, in homes of our own."""
+    """The command of a virtual environment, with a private HOME."""
 
     def __init__(self, environment: Path, directory: Path) -> None:
         self._programs = environment.absolute() / "bin"

@@ -1,4 +1,4 @@
-"""The figures of benchmarks/wasm.py: a table to read, and the same as JSON."""
+"""The figures of benchmarks/wasm.py: as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from living_report import host
+from live_sandboxes_report import host
 
 
 @dataclass(frozen=True)
 class Target:
-    """The most that a p50 may be: in milliseconds, as a multiple of the bare one, or in milliseconds on top of it."""
+    """The maximum p50: in milliseconds, as a multiple of bare, or in milliseconds above bare."""
 
     most: float
     of: str = "ms"
 
-    def reached(self, p50: float, bare: float | None) -> float | None:
+    def in_target_unit(self, p50: float, bare: float | None) -> float | None:
         if self.of == "ms":
             return p50
         if bare is None:
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds of one command, ours and the host's own."""
+    """Milliseconds of one command, ours and the host's."""
 
     part: str
     name: str
@@ -40,8 +40,8 @@ class Row:
 
     @property
     def is_missed(self) -> bool:
-        reached = self.target.reached(self.p50, self.bare_p50) if self.target else None
-        return self.target is not None and reached is not None and reached > self.target.most
+        in_target_unit = self.target.in_target_unit(self.p50, self.bare_p50) if self.target else None
+        return self.target is not None and in_target_unit is not None and in_target_unit > self.target.most
 
 
 def row(part: str, name: str, ours: list[float], bare: list[float], target: Target | None = None) -> Row:
@@ -64,7 +64,7 @@ def lines(rows: list[Row]) -> Iterator[str]:
 
 
 def write(rows: list[Row], left_out: list[str], results: Path) -> int:
-    """Prints and keeps it; 1 when a target was missed."""
+    """Print and write the report; return 1 if a target was missed."""
     table = "\n".join([*lines(rows), *(f"\nleft out: {line}" for line in left_out)])
     print(table)
     results.mkdir(exist_ok=True)

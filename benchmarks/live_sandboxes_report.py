@@ -1,4 +1,4 @@
-"""The figures of benchmarks/living.py: a table to read, and the same as JSON."""
+"""The figures of benchmarks/live_sandboxes.py: as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lines(figures: list[Figure], about: dict[str, str]) -> Iterator[str]:
 
 
 def write(figures: list[Figure], about: dict[str, str], results: Path | None) -> int:
-    """Prints, and keeps it where there is a place for it; 1 when a goal was missed."""
+    """Print the report and write it to `results`, if given; return 1 if a goal was missed."""
     table = "\n".join(lines(figures, about))
     print(table)
     if results is not None:

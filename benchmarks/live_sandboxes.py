@@ -1,8 +1,8 @@
-"""What living sandboxes cost, beside what one would use without them, in the same run and in turns.
+"""The cost of live sandboxes, beside the usual alternatives, interleaved in the same process.
 
-    python benchmarks/living.py [--quick]
+    python benchmarks/live_sandboxes.py [--quick]
 
-Run it as an ordinary user. Writes benchmarks/results/living.json and living.md. ipykernel is left out where it is not
+Run it as an ordinary user. Writes benchmarks/results/living.json and living.md. ipykernel is left out if it is not
 installed (`pip install -r benchmarks/requirements.txt`).
 """
 
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from living_report import Figure, host, write
+from live_sandboxes_report import Figure, host, write
 from repls import BareRepl, JupyterKernel, OurSession, Repl
 
 from warmcell import AsyncSandbox, Limits, ProcessBackend, Sandbox
@@ -55,7 +55,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
 
 
 def median_ms(ways: dict[str, Callable[[], object]], rounds: int, in_a_row: int = 1) -> dict[str, float]:
-    """In turns, so that a busy machine is unfair to all alike; as many in a row as their caches need to be warm."""
+    """Alternate, so that noise on the host affects all alike; several in a row, so that caches are warm."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds // in_a_row):
         for name, call in ways.items():
@@ -80,10 +80,10 @@ def peers() -> dict[str, Callable[[], Repl]]:
 
 
 def session_start(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
-    """From the call to the answer to a first cell."""
+    """From the call to the result of the first cell."""
     ways = {"session, in a live cage": lambda: OurSession(sandbox).close()}
     ways |= {name: lambda make=make: make().close() for name, make in peers().items()}
-    yield from compared("session start", median_ms(ways, rounds), "bare python3 -i")
+    yield from compare("session start", median_ms(ways, rounds), "bare python3 -i")
 
 
 def round_trips(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
@@ -94,7 +94,7 @@ def round_trips(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
     for cell in CELLS:
         ways = {name: lambda repl=repl, cell=cell: repl.run(cell) for name, repl in repls.items()}
         times = median_ms(ways, rounds, in_a_row=20)
-        yield from compared(f"cell: {cell}", times, "bare python3 -i", goals={"session": 3.0})
+        yield from compare(f"cell: {cell}", times, "bare python3 -i", goals={"session": 3.0})
     for repl in repls.values():
         repl.close()
 
@@ -115,13 +115,13 @@ def bare_first_byte() -> None:
 
 def processes(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
     ways: dict[str, Callable[[], object]] = {"spawn": lambda: sandbox.spawn(WORDS).wait(), "bare subprocess": bare}
-    yield from compared("process, to its end", median_ms(ways, rounds), "bare subprocess", goals={"spawn": 2.0})
+    yield from compare("process, to its end", median_ms(ways, rounds), "bare subprocess", goals={"spawn": 2.0})
     ways = {"spawn": lambda: next(sandbox.spawn(WORDS).output()), "bare subprocess": bare_first_byte}
-    yield from compared("process, first byte", median_ms(ways, rounds), "bare subprocess")
+    yield from compare("process, first byte", median_ms(ways, rounds), "bare subprocess")
 
 
-def streamed(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
-    """A program that prints and then goes on for a while: when its first line is heard."""
+def time_first_line(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
+    """The time to the first line of a program that prints and keeps running."""
 
     def hear(began: float) -> float:
         heard: list[float] = []
@@ -137,19 +137,19 @@ def streamed(sandbox: Sandbox, rounds: int) -> Iterator[Figure]:
     times = [(hear(time.perf_counter()), hear_bare(time.perf_counter())) for _ in range(rounds)]
     ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
     figures = {"sandbox.sh(on_stdout=...)": ours, "bare subprocess": theirs}
-    yield from compared("streamed output, first byte", figures, "bare subprocess")
+    yield from compare("streamed output, first byte", figures, "bare subprocess")
 
 
 # ---- ports ----
 
 
-def poured(port: int, size: int) -> float:
-    """MB per second, of so many bytes, into a program of its own: ours has the port to carry."""
+def time_bulk_output(port: int, size: int) -> float:
+    """MB per second into a separate process: ours has the port to relay."""
     got = subprocess.run([sys.executable, "-c", DRINKER, str(port), str(size)], stdout=subprocess.PIPE, check=True)
     return float(got.stdout)
 
 
-def answered(port: int) -> None:
+def time_response(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall((1).to_bytes(8, "big"))
         assert connection.recv(1)
@@ -163,8 +163,11 @@ def ports(sandbox: Sandbox, size: int, rounds: int) -> Iterator[Figure]:
     next(server.output())
     try:
         with sandbox.expose(8000) as exposed:
-            rates = [(poured(exposed.port, size), poured(direct, size)) for _ in range(rounds)]
-            ways = {"exposed port": lambda: answered(exposed.port), "direct loopback": lambda: answered(direct)}
+            rates = [(time_bulk_output(exposed.port, size), time_bulk_output(direct, size)) for _ in range(rounds)]
+            ways = {
+                "exposed port": lambda: time_response(exposed.port),
+                "direct loopback": lambda: time_response(direct),
+            }
             connections = median_ms(ways, rounds * 20)
     finally:
         bare_server.kill()
@@ -173,7 +176,7 @@ def ports(sandbox: Sandbox, size: int, rounds: int) -> Iterator[Figure]:
     ours, theirs = (statistics.median(column) for column in zip(*rates, strict=True))
     for name, rate in (("exposed port", ours), ("direct loopback", theirs)):
         yield Figure("port, one connection", name, rate, "MB/s", rate / theirs)
-    yield from compared("port, a connection", connections, "direct loopback")
+    yield from compare("port, a connection", connections, "direct loopback")
 
 
 # ---- forks and many at once ----
@@ -196,7 +199,7 @@ def forks(rounds: int) -> Iterator[Figure]:
 
 
 def memory_of(pids: list[int]) -> float:
-    """MB that are theirs, shared pages divided among who shares them."""
+    """Proportional set size in MB."""
     total = 0
     for pid in pids:
         with open(f"/proc/{pid}/smaps_rollup") as file:
@@ -205,13 +208,13 @@ def memory_of(pids: list[int]) -> float:
 
 
 async def at_once(count: int) -> list[Figure]:
-    """Of one backend, as a program that serves many would have them; each with a program that runs."""
+    """Live sandboxes of one backend, each with a running program."""
     backend = ProcessBackend()
     began = time.perf_counter()
     sandboxes = [AsyncSandbox(backend=backend) for _ in range(count)]
     started = [await sandbox.spawn("sleep 1000") for sandbox in sandboxes]
     taken = time.perf_counter() - began
-    agents = [(await sandbox._live_cage()).pid for sandbox in sandboxes]
+    agents = [(await sandbox._driver.live.start_cage()).pid for sandbox in sandboxes]
     memory, running = memory_of(agents) / count, sum(process.is_running for process in started)
     began = time.perf_counter()
     for sandbox in sandboxes:
@@ -227,7 +230,7 @@ async def at_once(count: int) -> list[Figure]:
     ]
 
 
-def compared(
+def compare(
     part: str, figures: dict[str, float], base: str, unit: str = "ms", goals: dict[str, float] | None = None
 ) -> Iterator[Figure]:
     for name, value in figures.items():
@@ -246,7 +249,7 @@ def main() -> int:
         figures += session_start(sandbox, 3 if quick else 15)
         figures += round_trips(sandbox, 100 if quick else 2000)
         figures += processes(sandbox, 20 if quick else 200)
-        figures += streamed(sandbox, 5 if quick else 40)
+        figures += time_first_line(sandbox, 5 if quick else 40)
         figures += ports(sandbox, (64 if quick else 512) << 20, 2 if quick else 7)
     figures += forks(2 if quick else 10)
     figures += asyncio.run(at_once(10 if quick else 100))

@@ -1,9 +1,9 @@
-"""What listening to events costs a warm run: nobody, metrics, tracing, an audit, all of them; taking turns.
+"""The cost of event sinks for a warm run: none, metrics, tracing, an audit, all of them; interleaved.
 
-    python benchmarks/observing.py [--quick]
+    python benchmarks/event_sinks.py [--quick]
 
-Each is compared with the runs of the same minute that nobody listened to. Two columns: the whole run, and the time that
-the events themselves take, which is what can be told apart from chance. Writes benchmarks/results/observing.json (not
+Each is compared with runs without a sink in the same minute. Two columns: the whole run, and the time of the events
+alone, which is the figure above the noise. Writes benchmarks/results/observing.json (not
 with --quick). Needs the extras `prometheus` and `otel`, and the package `opentelemetry-sdk`.
 """
 
@@ -54,7 +54,7 @@ def everything() -> Iterator[None]:
 
 
 MODES: dict[str, Mode] = {
-    "nobody": nullcontext,
+    "none": nullcontext,
     "metrics": Metrics,
     "tracing": tracing,
     "audit": audit,
@@ -74,7 +74,7 @@ def run_ms(backend: ProcessBackend, mode: Mode, count: int) -> list[float]:
 
 
 def events_us(mode: Mode, count: int) -> float:
-    """Of a run that does nothing: what is left is the telling."""
+    """The time of the events of a run that does nothing."""
     backend = FakeBackend(lambda request: ExecResult())
     with mode():
         started = time.perf_counter()
@@ -89,18 +89,18 @@ def main() -> None:
     is_quick = parser.parse_args().quick
     rounds, count = (3, 20) if is_quick else (20, 50)
     runs: dict[str, list[float]] = {name: [] for name in MODES}
-    told: dict[str, list[float]] = {name: [] for name in MODES}
+    event_times: dict[str, list[float]] = {name: [] for name in MODES}
     with ProcessBackend() as backend:
         run_ms(backend, nullcontext, 20)
         for _ in range(rounds):
             for name, mode in MODES.items():
                 runs[name] += run_ms(backend, mode, count)
-                told[name].append(events_us(mode, 20 * count))
-    bare, silent = statistics.median(runs["nobody"]), min(told["nobody"])
-    print(f"{'who listens':12}  {'run, p50':>9}  {'ratio':>6}  {'events of a run':>16}")
+                event_times[name].append(events_us(mode, 20 * count))
+    bare, silent = statistics.median(runs["none"]), min(event_times["none"])
+    print(f"{'sinks':12}  {'run, p50':>9}  {'ratio':>6}  {'events of a run':>16}")
     rows = []
     for name in MODES:
-        p50, extra = statistics.median(runs[name]), min(told[name]) - silent
+        p50, extra = statistics.median(runs[name]), min(event_times[name]) - silent
         rows.append(
             {"name": name, "p50_ms": round(p50, 3), "ratio": round(p50 / bare, 3), "events_us": round(extra, 1)}
         )
