@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "warmcell"
+#: Files of the guest that the host imports as well: they define what the two say to each other.
+PROTOCOLS = {"warmcell.guest.wasm.protocol", "warmcell.guest.live.frames"}
 LINT = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
 
 
@@ -20,7 +22,7 @@ def modules(room: str) -> list[Path]:
     return sorted((SOURCE / room).rglob("*.py"))
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Every import in a file as (level, module), wherever it stands, apart from those for type checkers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     checked_only = {
@@ -49,7 +51,7 @@ def test_a_room_imports_only_rooms_below_it() -> None:
 @pytest.mark.parametrize("room", ["core", "policy"])
 def test_words_and_policies_need_the_standard_library_only(room: str) -> None:
     for path in modules(room):
-        for level, name in imported(path):
+        for level, name in imports_of(path):
             top = name.partition(".")[0]
             assert level or top == "warmcell" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
 
@@ -57,7 +59,7 @@ def test_words_and_policies_need_the_standard_library_only(room: str) -> None:
 def test_the_cage_is_made_of_the_standard_library_and_itself() -> None:
     assert modules("cage")
     for path in modules("cage"):
-        for level, name in imported(path):
+        for level, name in imports_of(path):
             depth = len(path.relative_to(SOURCE / "cage").parts)
             assert level <= depth, f"{path.name} imports from outside the cage"
             # `python -I -S <directory>` starts __main__ as a script: there "cage" is the package's own name.
@@ -84,16 +86,20 @@ def _is_type(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def test_nobody_imports_what_runs_inside() -> None:
-    """The package itself may be imported, to find its directory; the files in it are for the guest alone."""
+def test_the_host_imports_only_protocols_from_the_guest() -> None:
+    """The package may be imported to find its directory. A protocol file is shared, and standard library only."""
     for path in SOURCE.rglob("*.py"):
-        for _, name in imported(path):
-            assert not name.startswith("warmcell.guest."), f"{path.relative_to(SOURCE)} imports {name}"
+        for _, name in imports_of(path):
+            is_allowed = not name.startswith("warmcell.guest.") or name in PROTOCOLS
+            assert is_allowed, f"{path.relative_to(SOURCE)} imports {name}"
+    for module in PROTOCOLS:
+        for level, name in imports_of(SOURCE.parent / f"{module.replace('.', '/')}.py"):
+            assert not level and name.partition(".")[0] in sys.stdlib_module_names, f"{module} imports {name}"
 
 
 def test_what_runs_inside_imports_nothing_of_ours() -> None:
     for path in modules("guest"):
-        for _, name in imported(path):
+        for _, name in imports_of(path):
             assert name.partition(".")[0] != "warmcell", f"{path.name} imports {name}"
 
 

@@ -20,7 +20,8 @@ DESIGNED = """
     SandboxError ExecutionTimeout MemoryExceeded ExecutionFailed InvalidRequest BackendUnavailable
     EnforcerFailed EnforcerUnavailable PolicyViolation ProvisionFailed SessionNotFound SnapshotNotFound
     PathTraversal SessionTimeout SessionBusy SandboxDestroyed CommandNotFound NetworkingDisabled FetchFailed
-    FuelExhausted BackendBusy BuildFailed SessionEnded
+    FuelExhausted BackendBusy BuildFailed SessionEnded ImageNotFound ImageInvalid
+    SnapshotInvalid WorkspaceNotFound Change CommitReport Conflict
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.lifetime.held_directories import make_held
+from warmcell.lifetime.held_directories import create_held_directory
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bin/warmcell"
@@ -52,14 +52,14 @@ def heavy(loaded: set[str]) -> set[str]:
 def test_the_command_is_our_own_script() -> None:
     """An entry point's would be written by the installer: pip's loads `re` before anything of ours begins."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "scripts" not in project["project"] and SCRIPT.is_file()
+    assert "warmcell" not in project["project"]["scripts"] and SCRIPT.is_file()
 
 
 def test_a_run_loads_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not to sweep either, where another program has its directories: they are held."""
     for name in ("TMPDIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    another = make_held("warmcell-run-", str(tmp_path))
+    another = create_held_directory("warmcell-run-", str(tmp_path))
     loaded, ended = modules_of("run", "python", "-c", "print(6*7)")
     assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr[-2000:]
     another.let_go()
