@@ -1,0 +1,120 @@
+"""A commit that is killed at any point is undone, or completed by the next start; never half done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from tests.changes.tree import commit, read_tree
+from tests.helpers import fork_child
+
+from warmcell.changes import journal
+from warmcell.changes.apply import recover
+
+#: At so many points of one commit, evenly spread over its function calls.
+POINTS = 60
+
+
+def prepare(place: Path) -> None:
+    """A directory of the host, an upper directory with changes of every kind, and room for the journal."""
+    lower, upper = place / "lower", place / "layer/upper"
+    for path in (lower / "old", upper / "new/deep", place / "layer/bases"):
+        path.mkdir(parents=True)
+    for number in range(4):
+        (lower / f"file{number}").write_text(f"old {number}")
+        (upper / f"file{number}").write_text(f"new {number}")
+        (lower / f"old/{number}").write_text("to be deleted")
+        (upper / f"new/deep/{number}").write_text("added")
+    (lower / "gone").write_text("to be deleted too")
+    for whiteout in ("old", "gone"):
+        os.mknod(upper / whiteout, 0o20000, 0)
+    (lower / "link").symlink_to("file0")
+    (upper / "link").symlink_to("file1")
+    (lower / "type").write_text("a file")
+    (upper / "type").mkdir()
+    (upper / "type/inside").write_text("now a directory")
+
+
+class Killer:
+    """Kills this process at its nth call of a function of ours, of `os`, or of the kernel."""
+
+    def __init__(self, at: int) -> None:
+        self.calls, self.at = 0, at
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if "/changes/" in frame.f_code.co_filename and event in ("call", "c_call", "c_return"):
+            self.calls += 1
+            if self.calls == self.at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_calls(place: Path) -> int:
+    killer = Killer(-1)
+    sys.setprofile(killer)
+    try:
+        commit(place)
+    finally:
+        sys.setprofile(None)
+    return killer.calls
+
+
+def commit_and_die(place: Path, at: int) -> None:
+    sys.setprofile(Killer(at))
+    commit(place)
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.claim("WC-FS-9")
+def test_a_killed_commit_is_undone_or_completed(tmp_path: Path) -> None:
+    prepare(tmp_path / "whole")
+    before = read_tree(tmp_path / "whole/lower")
+    calls = count_calls(tmp_path / "whole")
+    after = read_tree(tmp_path / "whole/lower")
+    assert before != after
+    seen = set()
+    for point in range(POINTS):
+        place = tmp_path / str(point)
+        prepare(place)
+        child = fork_child(lambda place=place, at=1 + point * calls // POINTS: commit_and_die(place, at))
+        os.waitpid(child, 0)
+        found = journal.read(str(place / "layer"))
+        seen.add("none" if found is None else found.state)
+        assert recover(str(place / "layer"))
+        state = read_tree(place / "lower")
+        assert state in (before, after), f"half done after {point}"
+        assert journal.read(str(place / "layer")) is None
+        shutil.rmtree(place)
+    assert seen == {"none", "staging", "applying"}
+
+
+@pytest.mark.needs("linux")
+def test_recovery_keeps_what_the_host_changed_since(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    child = fork_child(lambda: commit_and_die_while_applying(tmp_path))
+    os.waitpid(child, 0)
+    assert journal.read(str(tmp_path / "layer")).state == "applying"  # type: ignore[union-attr]
+    (tmp_path / "lower/file3").write_text("by the host, later")
+    (tmp_path / "lower/gone").write_text("by the host, later")
+    assert recover(str(tmp_path / "layer"))
+    assert (tmp_path / "lower/file3").read_text() == "by the host, later"
+    assert (tmp_path / "lower/gone").read_text() == "by the host, later"
+    assert (tmp_path / "lower/file0").read_text() == "new 0"
+    assert not [name for name in os.listdir(tmp_path / "lower") if name.startswith(".warmcell")]
+
+
+def commit_and_die_while_applying(place: Path) -> None:
+    killer, write = Killer(-1), journal.write
+
+    def note(directory: str, written: journal.Journal) -> None:
+        write(directory, written)
+        if written.state == "applying":
+            killer.at = killer.calls + 20
+
+    journal.write = note  # type: ignore[assignment]
+    sys.setprofile(killer)
+    commit(place)

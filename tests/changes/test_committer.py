@@ -1,0 +1,66 @@
+"""What a commit writes, given an upper directory that no guest could make, and a host that acts at the worst moment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.changes.tree import commit, read_tree
+
+from warmcell.changes import apply
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.claim("WC-FS-8")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name in ("lower", "layer/upper", "layer/bases"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lower/file").write_text("old")
+    (tmp_path / "layer/upper/file").write_text("new")
+    return tmp_path
+
+
+def test_set_id_bits_are_dropped(place: Path) -> None:
+    program = place / "layer/upper/program"
+    program.write_text("#!/bin/sh")
+    os.chmod(program, 0o6755)
+    os.chmod(place / "layer/upper/file", 0o4755)
+    assert set(commit(place).committed) == {"file", "program"}
+    for name in ("file", "program"):
+        assert (place / "lower" / name).stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.claim("WC-FS-9")
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_file_that_the_host_replaces_at_the_last_moment(place: Path, monkeypatch: Any, times: int) -> None:
+    """Once before the exchange, and once more before it is undone."""
+    exchange, acts = apply.exchange, []
+
+    def act_first(*names: Any) -> bool:
+        if len(acts) < times:
+            acts.append(f"by the host {len(acts)}")
+            (place / "other").write_text(acts[-1])
+            os.rename(place / "other", place / "lower/file")
+        return exchange(*names)
+
+    monkeypatch.setattr(apply, "exchange", act_first)
+    report = commit(place)
+    assert [conflict.reason for conflict in report.conflicts] == [apply.CHANGED]
+    assert read_tree(place / "lower") == {"file": acts[-1]}
+
+
+def test_a_file_that_the_host_makes_at_the_last_moment(place: Path, monkeypatch: Any) -> None:
+    (place / "layer/upper/added").write_text("by the guest")
+    rename = apply.rename_to_free_name
+
+    def act_first(*names: Any) -> None:
+        (place / "lower/added").write_text("by the host")
+        rename(*names)
+
+    monkeypatch.setattr(apply, "rename_to_free_name", act_first)
+    report = commit(place)
+    assert [conflict.reason for conflict in report.conflicts] == [apply.TAKEN]
+    assert read_tree(place / "lower") == {"added": "by the host", "file": "new"}

@@ -1,0 +1,254 @@
+"""`Sandbox(changes="ask")`: guests see the directory and write to a layer; commit, discard and branches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.changes.tree import read_tree
+from tests.helpers import is_root
+
+from warmcell import AsyncSandbox, Limits, Sandbox
+from warmcell.errors import InvalidRequest
+
+pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
+
+EDIT = """
+sed -i s/one/ONE/ a.txt; rm src/b.py; mkdir new; echo hi > new/file; chmod +x new/file
+mv src/c.py src/d.py; ln -s a.txt link; echo all: > Makefile
+"""
+
+
+def kinds(sandbox: Sandbox) -> dict[str, str]:
+    return {change.path: change.kind for change in sandbox.changes()}
+
+
+def test_the_host_is_not_written_before_commit(sandbox: Sandbox, directory: Path) -> None:
+    before = read_tree(directory)
+    assert sandbox.sh(EDIT).ok
+    assert read_tree(directory) == before
+    assert kinds(sandbox) == {
+        "Makefile": "added",
+        "a.txt": "modified",
+        "link": "added",
+        "new/file": "added",
+        "src/b.py": "deleted",
+        "src/d.py": "renamed",
+    }
+    flagged = [change for change in sandbox.changes() if change.is_flagged]
+    assert [change.path for change in flagged] == ["Makefile"]
+    assert flagged[0].flag_reason
+    renamed = next(change for change in sandbox.changes() if change.kind == "renamed")
+    assert renamed.old_path == "src/c.py"
+
+
+def test_file_methods_see_what_guests_see(sandbox: Sandbox, directory: Path) -> None:
+    assert sandbox.sh(EDIT).ok
+    assert sandbox.read_text("a.txt").startswith("ONE")
+    assert sandbox.read_text(directory / "new/file") == "hi\n"
+    assert [entry.name for entry in sandbox.list_dir("src")] == ["d.py"]
+    assert not sandbox.exists("src/b.py")
+    sandbox.write_file("written.txt", "by the host program")
+    sandbox.remove("src/d.py")
+    assert sandbox.sh("cat written.txt; ls src").stdout == "by the host program"
+    assert {change.path: change.kind for change in sandbox.diff()}["written.txt"] == "created"
+    assert sandbox.read_before("src/b.py") == b"print('b')\n"
+    assert not (directory / "written.txt").exists()
+
+
+def test_a_live_cage_and_runs_share_the_changes(sandbox: Sandbox) -> None:
+    session = sandbox.session("python")
+    assert session.run("open('a.txt').read()[:3]").value == "'one'"
+    sandbox.sh("echo changed > a.txt; echo new > fresh")
+    assert session.run("open('a.txt').read(), open('fresh').read()").value == "('changed\\n', 'new\\n')"
+    session.run("open('a.txt', 'a').write('more')")
+    assert sandbox.sh("cat a.txt").stdout == "changed\nmore"
+
+
+def test_commit_writes_everything_but_flagged_paths(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh(EDIT)
+    dry = sandbox.commit(dry_run=True)
+    assert (directory / "a.txt").read_text().startswith("one")
+    report = sandbox.commit()
+    assert report == dry
+    assert set(report.committed) == {"a.txt", "link", "new/file", "src/b.py", "src/d.py"}
+    assert report.skipped == ("Makefile",)
+    assert not report.conflicts
+    assert sorted(read_tree(directory)) == ["a.txt", "link", "new/file", "src/d.py"]
+    assert os.access(directory / "new/file", os.X_OK)
+    assert kinds(sandbox) == {"Makefile": "added"}
+    assert sandbox.commit(allow_flagged=["Makefile"]).committed == ("Makefile",)
+    assert (directory / "Makefile").read_text() == "all:\n"
+    assert kinds(sandbox) == {}
+
+
+def test_commit_and_discard_of_some_paths(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh(EDIT)
+    assert set(sandbox.commit(["src", str(directory / "new/file")]).committed) == {"src/b.py", "src/d.py", "new/file"}
+    assert set(kinds(sandbox)) == {"Makefile", "a.txt", "link"}
+    sandbox.discard(["a.txt", "Makefile"])
+    assert set(kinds(sandbox)) == {"link"}
+    assert sandbox.sh("head -1 a.txt; ls").stdout.split() == ["one", "a.txt", "link", "new", "src"]
+    with pytest.raises(InvalidRequest, match="no changes"):
+        sandbox.commit(["nowhere"])
+
+
+def test_discard_brings_everything_back(sandbox: Sandbox, directory: Path) -> None:
+    before = read_tree(directory)
+    sandbox.sh(EDIT + "rm -r src; echo x > src; chmod 600 a.txt; mkdir -p deep/er")
+    sandbox.discard()
+    assert sandbox.changes() == []
+    shown = {name: sandbox.read_text(name) for name in before}
+    assert shown == before
+    assert [entry.name for entry in sandbox.list_dir()] == ["a.txt", "src"]
+
+
+def test_both_sides_changed(sandbox: Sandbox, directory: Path) -> None:
+    """Text merges, the rest is a conflict, and nothing of the host's is lost."""
+    (directory / "same").write_text("1\n2\n3\n4\n5\n")
+    sandbox.sh("sed -i s/one/ONE/ a.txt; sed -i s/b/B/ src/b.py; rm src/c.py; echo mine > both")
+    (directory / "a.txt").write_text("one\ntwo\nthree\nfour\nfive\nSIX\n")
+    (directory / "src/b.py").write_text("print('host')\n")
+    (directory / "src/c.py").write_text("print('host')\n")
+    (directory / "both").write_text("theirs\n")
+    report = sandbox.commit()
+    assert report.merged == ("a.txt",)
+    assert sorted(conflict.path for conflict in report.conflicts) == ["both", "src/b.py", "src/c.py"]
+    assert (directory / "a.txt").read_text() == "ONE\ntwo\nthree\nfour\nfive\nSIX\n"
+    assert (directory / "src/b.py").read_text() == (directory / "src/c.py").read_text() == "print('host')\n"
+    assert (directory / "both").read_text() == "theirs\n"
+    assert sandbox.read_text("a.txt") == "ONE\ntwo\nthree\nfour\nfive\nSIX\n"
+    assert "a.txt" not in kinds(sandbox)
+
+
+def test_a_file_that_the_host_deleted_stays_deleted(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh("echo more >> a.txt")
+    (directory / "a.txt").unlink()
+    assert [conflict.reason for conflict in sandbox.commit().conflicts] == ["deleted on the host"]
+    assert not (directory / "a.txt").exists()
+
+
+def test_what_was_committed_does_not_undo_later_work_of_the_host(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh("echo mine > a.txt")
+    sandbox.commit()
+    (directory / "a.txt").write_text("the host's\n")
+    assert sandbox.changes() == []
+    assert sandbox.commit().committed == ()
+    assert (directory / "a.txt").read_text() == "the host's\n"
+
+
+def test_the_patch_is_one_that_git_applies(sandbox: Sandbox, directory: Path, tmp_path: Path) -> None:
+    sandbox.sh(EDIT + "printf 'no newline' > 'odd \"name'; chmod +x a.txt")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", directory, copy], check=True)
+    patch = sandbox.changes_patch()
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=copy, check=True)
+    sandbox.commit(allow_flagged=["Makefile"])
+    assert read_tree(copy) == read_tree(directory)
+    assert os.access(copy / "a.txt", os.X_OK)
+
+
+def test_a_branch_goes_its_own_way(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh("echo first > a.txt; rm src/b.py")
+    with sandbox.branch() as branch:
+        assert kinds(branch) == {"a.txt": "modified", "src/b.py": "deleted"}
+        branch.sh("echo second > other")
+        sandbox.sh("echo third > third")
+        assert set(kinds(branch)) == {"a.txt", "src/b.py", "other"}
+        assert set(branch.commit().committed) == {"a.txt", "src/b.py", "other"}
+    assert sorted(read_tree(directory)) == ["a.txt", "other", "src/c.py"]
+    assert set(kinds(sandbox)) == {"third"}
+
+
+def test_kept_changes_go_on(sandbox: Sandbox, directory: Path, open_sandbox, state_home: Path) -> None:
+    sandbox.sh("echo kept > a.txt")
+    place = sandbox.keep_changes()
+    sandbox.close()
+    assert list(state_home.iterdir()) == [Path(place)]
+    with open_sandbox(changes="resume") as resumed:
+        assert kinds(resumed) == {"a.txt": "modified"}
+        assert resumed.commit().committed == ("a.txt",)
+    assert list(state_home.iterdir()) == []
+    assert (directory / "a.txt").read_text() == "kept\n"
+
+
+def test_changes_that_are_always_kept(open_sandbox, directory: Path, state_home: Path) -> None:
+    """As for a model's client, which may disconnect at any time."""
+    open_sandbox(changes="keep").close()
+    assert list(state_home.iterdir()) == []
+    with open_sandbox(changes="keep") as first:
+        first.sh("echo kept > a.txt")
+    open_sandbox(changes="keep").close()
+    with open_sandbox(changes="resume") as resumed:
+        assert kinds(resumed) == {"a.txt": "modified"}
+    assert list(state_home.iterdir()) == []
+
+
+def test_at_another_path_and_with_the_asynchronous_form(directory: Path) -> None:
+    import asyncio
+
+    async def use() -> None:
+        async with AsyncSandbox(work_dir=directory, changes="ask") as sandbox:
+            assert (await sandbox.sh("pwd; echo x > /work/x; ln -s /work/a.txt inside")).stdout == "/work\n"
+            changes = {change.path: change.is_flagged for change in await sandbox.changes()}
+            assert changes == {"x": False, "inside": True}  # on the host, /work is something else
+            assert (await sandbox.commit()).committed == ("x",)
+
+    asyncio.run(use())
+    assert (directory / "x").read_text() == "x\n"
+
+
+def test_nothing_is_listed_before_the_first_command(open_sandbox, directory: Path, monkeypatch) -> None:
+    """The start does not depend on the size of the directory."""
+    if is_root():
+        pytest.skip("root has no overlays")
+    listed = []
+    inodes = {directory.stat().st_ino, (directory / "src").stat().st_ino}
+    scandir = os.scandir
+
+    def watch(path="."):
+        if (os.fstat(path) if isinstance(path, int) else os.stat(path)).st_ino in inodes:
+            listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", watch)
+    assert open_sandbox().sh("cat a.txt").ok
+    assert not listed
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "open('big', 'wb').write(bytes(64 << 20))",
+        "import os, time\nfiles = []\nfor number in range(8):\n"
+        "    files.append(open('big', 'wb', buffering=0)); os.unlink('big'); files[-1].write(bytes(8 << 20))\n"
+        "time.sleep(60)",
+    ],
+    ids=["a file", "unlinked files"],
+)
+def test_the_disk_limit_holds(open_sandbox, program: str) -> None:
+    sandbox = open_sandbox(limits=Limits(disk_mb=16))
+    result = sandbox.run(program)
+    assert not result.ok
+
+
+def test_the_disk_limit_counts_all_runs(open_sandbox) -> None:
+    if is_root():
+        pytest.skip("root has no overlays")
+    sandbox = open_sandbox(limits=Limits(disk_mb=16))
+    for number in range(2):
+        assert sandbox.run(f"open('f{number}', 'wb').write(bytes(7 << 20))").ok
+    assert not sandbox.run("open('f2', 'wb').write(bytes(7 << 20)); import time; time.sleep(30)").ok
+    assert sandbox.sh("rm f0 f1 f2; ls").stdout == "a.txt\nsrc\n"  # a full layer can be emptied
+    assert sandbox.run("open('f3', 'wb').write(bytes(7 << 20))").ok
+
+
+def test_wrong_settings_are_refused(directory: Path) -> None:
+    with pytest.raises(InvalidRequest, match="needs a directory"):
+        Sandbox(changes="ask")
+    with pytest.raises(InvalidRequest, match="'ask'"):
+        Sandbox(work_dir=directory, changes="yes")
+    with Sandbox(work_dir=directory) as plain, pytest.raises(InvalidRequest, match="not kept apart"):
+        plain.changes()
