@@ -1,0 +1,91 @@
+"""`warmcell serve --ray`: one address for all nodes, and what the loss of a node costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import e2b
+import httpx
+import pytest
+from tests.helpers import until
+from tests.serve.conftest import Server
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Any) -> Iterator[Server]:
+    made = Server("--ray", cluster.address, "--spares", "0", "--sandboxes", "8", "--log-level", "info")
+    try:
+        until(lambda: len(nodes_of(made)) == len(cluster.worker_nodes))
+        yield made
+    finally:
+        made.stop()
+
+
+def nodes_of(server: Server) -> list[str]:
+    return [node["id"] for node in server.client.get("/v1/activity").json()["nodes"] if not node["reason"]]
+
+
+def make_sandbox(server: Server) -> Any:
+    key = "e2b_" + "0" * 40
+    return e2b.Sandbox.create(api_key=key, api_url=server.url, sandbox_url=server.url)
+
+
+def run(server: Server, code: str) -> httpx.Response:
+    return server.client.post("/run_code", json={"code": code, "language": "python", "run_timeout": 30})
+
+
+def test_runs_of_each_protocol(server: Server) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda n: run(server, f"print({n})").json(), range(24)))
+    assert [answer["run_result"]["stdout"] for answer in answers] == [f"{n}\n" for n in range(24)]
+    body = {"language": "python", "code": "print(6 * 7)", "timeout": 30}
+    assert server.client.post("/v1/run", json=body).json()["stdout"] == "42\n"
+    notebook = {"cells": ["x = 1", "x + 1"], "total_timeout": 40}
+    assert server.client.post("/run_jupyter", json=notebook).json()["status"] == "Success"
+    assert "warmcell_runs_total{" in server.client.get("/metrics").text
+
+
+def test_what_a_cluster_does_not_have_is_refused_with_the_reason(server: Server) -> None:
+    for path in ("/templates", "/volumes", "/snapshots", "/v1/usage"):
+        refused = server.client.get(path)
+        assert refused.status_code == 501 and "cluster" in refused.text, path
+
+
+def test_the_loss_of_a_node_costs_its_sandboxes_and_nothing_else(cluster: Any, server: Server) -> None:
+    boxes = [make_sandbox(server) for _ in range(4)]
+    for box in boxes:
+        box.files.write("kept.txt", box.sandbox_id)
+        assert box.commands.run("cat kept.txt").stdout == box.sandbox_id
+    assert {box.sandbox_id[-8:] for box in boxes} == {one.node_id[:8] for one in cluster.worker_nodes}
+    assert {box.sandbox_id for box in boxes} == {row["sandboxID"] for row in server.client.get("/v2/sandboxes").json()}
+    gone = next(one for one in cluster.worker_nodes if one.node_id[:8] == boxes[0].sandbox_id[-8:])
+    cluster.remove_node(gone, False)
+    until(lambda: gone.node_id not in nodes_of(server))
+    for box in boxes:
+        if box.sandbox_id.endswith(gone.node_id[:8]):
+            with pytest.raises(e2b.TimeoutException, match="was lost"):
+                box.commands.run("true")
+            lost = server.client.get(f"/v1/sandboxes/{box.sandbox_id}/files")
+            error = lost.json()["error"]
+            assert (lost.status_code, error["code"], error["fault"]) == (410, "sandbox.node_lost", "host")
+            assert not box.kill()
+        else:
+            assert box.commands.run("cat kept.txt").stdout == box.sandbox_id
+    assert run(server, "print('after')").json()["run_result"]["stdout"] == "after\n"
+    other = make_sandbox(server)
+    assert other.commands.run("echo new").stdout == "new\n"
+    rows = {row["id"]: row["node"] for row in server.client.get("/v1/activity").json()["sandboxes"]}
+    assert rows[other.sandbox_id] == other.sandbox_id[-8:]
+    for box in (*boxes, other):
+        box.kill()
+    cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+
+
+def test_the_quota_is_that_of_all_nodes(server: Server) -> None:
+    made = [server.client.post("/v1/sandboxes", json={}) for _ in range(9)]
+    assert [answer.status_code for answer in made] == [201] * 8 + [429]
+    for answer in made[:8]:
+        assert server.client.delete(f"/v1/sandboxes/{answer.json()['id']}").status_code == 204
+    assert server.client.get("/v1/sandboxes").json() == []
