@@ -46,7 +46,7 @@ def read_output(text: str) -> SuiteRun:
     return SuiteRun(sum(map(int, _RAN.findall(text))), frozenset(_FAILED.findall(text)), text)
 
 
-def documented_failures(page: str) -> dict[str, str]:
+def read_known_failures(page: str) -> dict[str, str]:
     """Pattern of test names -> reason, from the block of the page that is there for machines too. Pure."""
     block = _DOCUMENTED.search(page)
     assert block, f"{PAGE.name} has lost its block of tests that fail"

@@ -9,10 +9,10 @@ from tests.compat.cpython_suite import (
     MODULES,
     PAGE,
     SuiteRun,
-    documented_failures,
     failing_outside,
     has_suite,
     matching,
+    read_known_failures,
     read_output,
     run_caged,
 )
@@ -29,7 +29,7 @@ def caged() -> dict[str, SuiteRun]:
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, str]:
-    return documented_failures(PAGE.read_text(encoding="utf-8"))
+    return read_known_failures(PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("module", MODULES)
