@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.local_ray import is_cluster_lane, start_ray
 from tests.contract import processes
 from tests.contract.dialects import PYTHON, SCRIPT, WAT, act
 from tests.contract.programs import Dialect, Step
 from tests.helpers import require
+from tests.image_roots import shared_debian_like, shared_place
 
 from warmcell import (
     BuildFailed,
@@ -22,30 +27,34 @@ from warmcell import (
     FakeBackend,
     ProcessBackend,
     ProcessConfig,
+    RayBackend,
     SandboxPolicy,
     WasmBackend,
 )
+from warmcell.enforcers.kernel_calls import kernel_version
+from warmcell.images import Image
+from warmcell.languages.python import find_interpreter
 
 Run = Callable[..., ExecResult]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a backend is made, and in which words its guests are written. `options` are the same for all of them:
+    """How a backend is created, and in which dialect its guests are written. `options` are the same for all of them:
 
     `limits`: the most that a request can get; `max_concurrency` and `queue_timeout`: how many at once, how long to wait.
     """
 
     make: Callable[..., Any]
     dialect: Dialect
-    #: The processes that run guests now, as the host sees them.
+    #: The host's processes that run guests now.
     guests: Callable[[Any], set[int]] = processes.of_nobody
-    #: Options with which nothing is made ahead, so that processes and descriptors can be counted.
+    #: Options that turn warm cells off, so that processes and descriptors can be counted.
     frugal: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_imaginary(self) -> bool:
-        """Whether no guest of it is a process that anybody could see."""
+        """True if its guests are not processes of the host."""
         return self.guests is processes.of_nobody
 
     def request(self, *steps: Step, timeout: float = 20, **options: Any) -> ExecRequest:
@@ -66,6 +75,26 @@ def process(enforcer: str | None) -> Callable[..., ProcessBackend]:
     return make
 
 
+def in_image(limits: Any = None, **config: Any) -> ProcessBackend:
+    require(kernel_version() >= (6, 6), "images need Linux 6.6")
+    policy = SandboxPolicy(allow_process_spawn=True, limits=limits)
+    return ProcessBackend(ProcessConfig(**config), "native", policy, image=_image())
+
+
+#: Names the directory of the image to the processes that `scenario.play` starts.
+_IMAGES = "WARMCELL_TEST_IMAGES"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ[_IMAGES] = str(shared_place(tmp_path_factory))
+
+
+@cache
+def _image() -> Image:
+    return shared_debian_like(Path(os.environ[_IMAGES]))
+
+
 def wasm(**options: Any) -> WasmBackend:
     require(importlib.util.find_spec("wasmtime"), "wasmtime is not installed")
     if "max_concurrency" in options:
@@ -74,8 +103,15 @@ def wasm(**options: Any) -> WasmBackend:
 
 
 def fake(**options: Any) -> FakeBackend:
-    refused = BuildFailed(ExecResult(stderr="that is no program\n", exit_code=1))
+    refused = BuildFailed(ExecResult(stderr="that is not a program\n", exit_code=1))
     return FakeBackend(act, languages=["python"], **options).when(refused, code="^nonsense$")
+
+
+def on_ray(limits: Any = None, **config: Any) -> RayBackend:
+    start_ray()
+    return RayBackend(
+        config=ProcessConfig(**config), policy=SandboxPolicy(allow_process_spawn=True, limits=limits), retries=0
+    )
 
 
 NO_POOL = {"pool_size": 0, "pool_min": 0}
@@ -85,9 +121,12 @@ BACKENDS = {
     "landlock": Kind(process("landlock"), PYTHON, processes.of_zygotes, NO_POOL),
     "bubblewrap": Kind(process("bubblewrap"), PYTHON, processes.of_zygotes, NO_POOL),
     "native": Kind(process("native"), PYTHON, processes.of_zygotes, NO_POOL),
+    "image": Kind(in_image, PYTHON, processes.of_zygotes, NO_POOL),
     "wasm": Kind(wasm, WAT, processes.of_workers),
     "fake": Kind(fake, SCRIPT),
 }
+if is_cluster_lane():  # the others have run by then
+    BACKENDS = {"ray": Kind(on_ray, PYTHON, processes.of_nodes, NO_POOL)}
 
 
 @pytest.fixture(scope="module", params=list(BACKENDS))
@@ -97,7 +136,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="module")
 def backend(kind: Kind) -> Iterator[Any]:
-    """One for all tests of a module: what a test does to it shows in the next."""
+    """One backend for all tests of a module, so that an effect of one test shows in the next."""
     made = kind.make()
     yield made
     asyncio.run(made.aclose())
@@ -105,7 +144,7 @@ def backend(kind: Kind) -> Iterator[Any]:
 
 @pytest.fixture
 def fresh(kind: Kind) -> Iterator[Callable[..., Any]]:
-    """Makes backends of the test's own, with options; they are closed if the test has not done so."""
+    """Creates backends for one test, with options, and closes them after it."""
     made: list[Any] = []
 
     def make(**options: Any) -> Any:
@@ -119,7 +158,7 @@ def fresh(kind: Kind) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def frugal(kind: Kind, fresh: Callable[..., Any]) -> Any:
-    """A backend of the test's own that makes nothing ahead."""
+    """A backend for one test, without warm cells."""
     return fresh(**kind.frugal)
 
 
@@ -134,7 +173,7 @@ def run(kind: Kind, backend: Any) -> Run:
 
 
 def runner(backend: ProcessBackend) -> Run:
-    """Runs source text, for what the contract has no steps for."""
+    """Runs source text, where the contract has no steps."""
 
     def run(code: str, language: str = "python", timeout: float = 20, **options: Any) -> ExecResult:
         return backend.execute_blocking(ExecRequest(language, code, timeout, **options))  # type: ignore[arg-type]
@@ -146,3 +185,9 @@ def runner(backend: ProcessBackend) -> Run:
 def native() -> Iterator[ProcessBackend]:
     with ProcessBackend(enforcer="native") as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def bare_python() -> str:
+    """The interpreter that guests get, for runs outside any cage."""
+    return find_interpreter(ProcessConfig()).path

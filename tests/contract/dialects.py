@@ -129,15 +129,17 @@ def in_wat(steps: Sequence[Step]) -> str:
     data, body = b"", []
     for step in steps:
         if isinstance(step, Say):
-            body.append(f"(call $write (i32.const {step.stream}) {_placed(data, step.data)})")
+            body.append(f"(call $write (i32.const {step.stream}) {_offset_and_size(data, step.data)})")
             data += step.data
         elif isinstance(step, ShowFile):
-            body.append(f"(call $copy (call $open {_placed(data, step.path.encode())} (i32.const 0) (i64.const 2)))")
+            body.append(
+                f"(call $copy (call $open {_offset_and_size(data, step.path.encode())} (i32.const 0) (i64.const 2)))"
+            )
             data += step.path.encode()
         elif isinstance(step, Save):
             path, text = step.path.encode(), step.text.encode()
-            opened = f"(call $open {_placed(data, path)} (i32.const 9) (i64.const 64))"
-            body.append(f"(call $write {opened} {_placed(data + path, text)})")
+            opened = f"(call $open {_offset_and_size(data, path)} (i32.const 9) (i64.const 64))"
+            body.append(f"(call $write {opened} {_offset_and_size(data + path, text)})")
             data += path + text
         else:
             body.append(_wat_line(step))
@@ -148,7 +150,7 @@ def in_wat(steps: Sequence[Step]) -> str:
       (func (export "_start") {" ".join(body)}))"""
 
 
-def _placed(before: bytes, text: bytes) -> str:
+def _offset_and_size(before: bytes, text: bytes) -> str:
     return f"(i32.const {_TEXTS + len(before)}) (i32.const {len(text)})"
 
 

@@ -1,4 +1,4 @@
-"""Scenes that need a process of their own: run as `python -m tests.contract.scenario SCENE BACKEND`, told in JSON.
+"""Scenes that need a process of their own: run as `python -m tests.contract.scenario SCENE BACKEND`; prints JSON.
 
 Forks, exits and a table of descriptors that is full are nothing to try inside the process that runs the tests.
 """
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.conftest import BACKENDS, Kind
-from tests.contract.processes import descendants, descriptors, eventually
+from tests.contract.processes import descendants, descriptors
 from tests.contract.programs import Exit, Flood, Say, Sleep
+from tests.helpers import eventually
 
 from warmcell import ExecRequest, SandboxError
 
@@ -28,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _HANGS_SECONDS = 30
 
 
-def told(scene: Callable[[Kind], object], backend: str, seconds: float = 150) -> Any:
-    """What a scene came to in a process of its own."""
+def play(scene: Callable[[Kind], object], backend: str, seconds: float = 150) -> Any:
+    """Plays a scene in a process of its own and returns what it reports."""
     command = [sys.executable, "-m", "tests.contract.scenario", scene.__name__, backend]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
@@ -37,7 +38,7 @@ def told(scene: Callable[[Kind], object], backend: str, seconds: float = 150) ->
 
 
 def outcome(kind: Kind, backend: Any, *steps: Any, timeout: float = 30) -> str:
-    """What one run comes to, in a word."""
+    """The output of one run, or its error."""
     try:
         return str(asyncio.run(backend.execute(kind.request(*steps, timeout=timeout))).stdout)
     except BaseException as error:
@@ -45,7 +46,7 @@ def outcome(kind: Kind, backend: Any, *steps: Any, timeout: float = 30) -> str:
 
 
 def in_fork(action: Callable[[], str], *, leave: Callable[[], object]) -> str:
-    """What `action` returns in a forked child, which then ends by `leave`."""
+    """Returns what `action` returns in a forked child, which then ends by `leave`."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -119,19 +120,19 @@ def children_of_a_busy_parent(kind: Kind) -> object:
     return [sorted(children), wrong]
 
 
-def made_used_and_closed(kind: Kind) -> object:
+def create_use_and_close(kind: Kind) -> object:
     """What is left of backends, beyond what the first two of them made for all: one compiles, one finds it compiled."""
     left: list[tuple[int, int]] = []
     for _ in range(5):
         backend = kind.make()
         seen = [outcome(kind, backend, *steps) for steps in ((Say("x"),), (Flood(1),), (Sleep(0.1), Exit(3)))]
         asyncio.run(backend.aclose())
-        left.append(_left(left[1:]))
+        left.append(_count_leftovers(left[1:]))
     return {"left": left[1:], "seen": seen}
 
 
-def _left(so_far: list[tuple[int, int]]) -> tuple[int, int]:
-    """How many processes and descriptors there are, once they are as few as they were, or for good."""
+def _count_leftovers(so_far: list[tuple[int, int]]) -> tuple[int, int]:
+    """Counts processes and descriptors, after waiting for the counts to come down to the first ones."""
 
     def count() -> tuple[int, int]:
         return len(descendants()), descriptors()
@@ -146,26 +147,34 @@ def no_descriptors_left(kind: Kind) -> object:
     loop = asyncio.new_event_loop()
     backend = kind.make(**kind.frugal)
     request = kind.request(Say("ran"), timeout=60)
-    seen = [_cramped(loop, backend, request, 100), _cramped(loop, backend, request, 100)]
+    seen = [
+        _run_with_free_descriptors(loop, backend, request, 100),
+        _run_with_free_descriptors(loop, backend, request, 100),
+    ]
     before = len(descendants()), descriptors()
-    seen += [_cramped(loop, backend, request, free) for free in range(48)]
-    warm = _left([before])
+    seen += [_run_with_free_descriptors(loop, backend, request, free) for free in range(48)]
+    warm = _count_leftovers([before])
     loop.run_until_complete(backend.aclose())
     for _ in range(2):
         fresh = kind.make(**kind.frugal)
-        seen.append(_cramped(loop, fresh, request, 100))
+        seen.append(_run_with_free_descriptors(loop, fresh, request, 100))
         loop.run_until_complete(fresh.aclose())
-    before_any = _left([before])
+    before_any = _count_leftovers([before])
     for free in range(0, 64, 4):
         fresh = kind.make(**kind.frugal)
-        seen += [_cramped(loop, fresh, request, free), _cramped(loop, fresh, request, 100)]
+        seen += [
+            _run_with_free_descriptors(loop, fresh, request, free),
+            _run_with_free_descriptors(loop, fresh, request, 100),
+        ]
         loop.run_until_complete(fresh.aclose())
-    after_all = _left([before_any])
+    after_all = _count_leftovers([before_any])
     return {"seen": seen, "before": before, "warm": warm, "before any": before_any, "after all": after_all}
 
 
-def _cramped(loop: asyncio.AbstractEventLoop, backend: Any, request: ExecRequest, free: int) -> tuple[str, str, bool]:
-    """How a run ends with only so many descriptors: in a word, whose fault it was, and whether to try again."""
+def _run_with_free_descriptors(
+    loop: asyncio.AbstractEventLoop, backend: Any, request: ExecRequest, free: int
+) -> tuple[str, str, bool]:
+    """Runs with only so many free descriptors; returns the end, whose fault it was, and whether to retry."""
     held = _all_but(free)
     try:
         return loop.run_until_complete(backend.execute(request)).stdout, "", True

@@ -81,7 +81,7 @@ def test_a_mistake_is_found_when_it_is_built(backend: ProcessBackend, language: 
 
 @pytest.fixture(scope="module")
 def outcomes(backend: ProcessBackend) -> Outcomes:
-    """Every language and word: what came of it. All of them at once, as a judge would run them."""
+    """The outcome of every language and program, run all at once as a judge would."""
     names = [name for name in PROCESS if why_missing(name, ProcessConfig()) is None]
     return asyncio.run(_all_outcomes(backend, names))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.contract.conftest import BACKENDS, Run, runner
-from tests.helpers import require
+from tests.helpers import PATIENCE, require
 
 from warmcell import ExecRequest, ExecutionTimeout, InvalidRequest, ProcessBackend
 from warmcell.core.errors import BackendUnavailable
@@ -96,7 +96,7 @@ def test_rust_sees_no_host_file_at_compile_time(backend: ProcessBackend, run: Ru
 
 @pytest.mark.attack("PT-06")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
-def test_signals_are_told_and_are_not_timeouts(run: Run, number: signal.Signals) -> None:
+def test_signals_are_reported_and_are_not_timeouts(run: Run, number: signal.Signals) -> None:
     result = run(f"import os; os.kill(os.getpid(), {int(number)})")
     assert (result.signal, result.exit_code) == (number, 128 + number)
 
@@ -183,7 +183,7 @@ def test_timeout_kills_the_whole_tree(run: Run) -> None:
             "command",
             1,
         )
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < PATIENCE
     assert caught.value.timeout == 1
     assert caught.value.result is not None
     assert caught.value.result.stdout == "partial\n"
@@ -197,7 +197,7 @@ def test_background_children_neither_survive_nor_delay(run: Run) -> None:
     started = time.monotonic()
     result = run(f"sleep {marker} & setsid sleep {marker} & echo done", "command")
     assert result.stdout == "done\n"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE
     assert commands_matching(marker) == []
 
 
@@ -216,11 +216,11 @@ def test_ignoring_signals_and_stopping_itself_does_not_help(run: Run) -> None:
     started = time.monotonic()
     with pytest.raises(ExecutionTimeout):
         run(code, timeout=1)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.attack("PT-03")
-def test_large_code_is_no_argument_list(run: Run) -> None:
+def test_large_code_does_not_go_into_the_argument_list(run: Run) -> None:
     code = "x = 1\n" * 300_000 + "print('end')"
     assert run(code, timeout=60).stdout == "end\n"
     with pytest.raises(InvalidRequest, match="code"):
@@ -230,14 +230,14 @@ def test_large_code_is_no_argument_list(run: Run) -> None:
 @pytest.mark.attack("PT-09")
 async def test_cancellation_leaves_nothing(backend: ProcessBackend) -> None:
     marker = f"6{os.getpid() % 10000}.25"
-    task = asyncio.create_task(backend.execute(ExecRequest("command", f"sleep {marker} & sleep {marker}", 60)))  # type: ignore[arg-type]
+    task = asyncio.create_task(backend.execute(ExecRequest("command", f"sleep {marker} & sleep {marker}", 600)))  # type: ignore[arg-type]
     while not commands_matching(f"sleep\0{marker}"):
         await asyncio.sleep(0.02)
     started = time.monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < PATIENCE
     assert commands_matching(marker) == []
     assert (await backend.execute(ExecRequest("python", "print(1)", 20))).stdout == "1\n"  # type: ignore[arg-type]
 
@@ -246,6 +246,8 @@ def test_nothing_is_left_after_many_ends(backend: ProcessBackend, run: Run) -> N
     run("pass")
     before = len(os.listdir("/proc/self/fd"))
     for code in ("1/0", "import os; os._exit(9)", "import os; os.kill(os.getpid(), 9)", "print('x' * 100000)"):
-        for _ in range(5):
+        for _ in range(25):
             run(code)
-    assert len(os.listdir("/proc/self/fd")) <= before + 6 * 5  # the pool may keep a few cells ready
+    # The pool may keep as many cells ready, each with its counters.
+    kept = backend.config.pool_size * backend._launcher.pool.descriptors_of_a_cell
+    assert kept < 100 and len(os.listdir("/proc/self/fd")) < before + max(kept, 30)

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.contract.test_python_like_python import bare_python, check_same_as_bare
+from tests.contract.bare_python import check_same_as_bare
 
-from warmcell import ExecRequest, Language, ProcessBackend, SandboxPolicyBuilder
-
-__all__ = ["bare_python"]
+from warmcell import ExecRequest, Language, ProcessBackend, ProcessConfig, SandboxPolicyBuilder
 
 #: A file on standard output whose content is lost unless somebody finalises it.
 LEFT_OPEN = "import os\ndef left(text):\n    file = os.fdopen(os.dup(1), 'w'); file.write(text + '\\n'); return file\n"
@@ -32,10 +30,10 @@ STREAMS = {
     "stderr with a buffer": "import io, os, sys\nsys.stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(os.dup(2), 'w')))\nprint('late', file=sys.stderr)",
     "unflushed bytes": "import sys\nsys.stdout.buffer.write(b'raw bytes\\n')",
     "detached and dropped": "import sys\nsys.stdout.detach().write(b'raw\\n')",
-    "stdout closed under it": "import os\nprint('nobody reads this')\nos.close(1)",
-    "stdout closed and status": "import os, sys\nprint('nobody reads this')\nos.close(1)\nsys.exit(3)",
-    "broken pipe at exit": "import os\nr, w = os.pipe(); os.close(r); os.dup2(w, 1)\nprint('nobody reads this')",
-    "broken pipe in a tee": "import os, sys\nr, w = os.pipe(); os.close(r)\nsys.stdout = os.fdopen(w, 'w')\nprint('nobody reads this')",
+    "stdout closed under it": "import os\nprint('no reader')\nos.close(1)",
+    "stdout closed and status": "import os, sys\nprint('no reader')\nos.close(1)\nsys.exit(3)",
+    "broken pipe at exit": "import os\nr, w = os.pipe(); os.close(r); os.dup2(w, 1)\nprint('no reader')",
+    "broken pipe in a tee": "import os, sys\nr, w = os.pipe(); os.close(r)\nsys.stdout = os.fdopen(w, 'w')\nprint('no reader')",
     "c stdio": "import ctypes\nctypes.CDLL(None).printf(b'from C\\n')\nprint('from Python')",
 }
 
@@ -188,12 +186,43 @@ def test_the_end_is_the_same(name: str, native: ProcessBackend, bare_python: str
     check_same_as_bare(PROGRAMS[name], native, bare_python, tmp_path)
 
 
+def build_loud_library(path: Path) -> None:
+    """A library that says something when the process ends."""
+    source = '#include <unistd.h>\n__attribute__((destructor)) static void end(void) { write(1, "bye\\n", 4); }'
+    subprocess.run(["gcc", "-shared", "-fPIC", "-xc", "-", "-o", path], input=source, text=True, check=True)
+
+
+@pytest.mark.needs("gcc", "user namespaces")
+@pytest.mark.parametrize(("package", "printed"), [("loud", "finalized\nbye\n"), ("numpy", "")])
+def test_a_preloaded_library_has_the_last_word_unless_it_is_known_to_be_silent(
+    package: str, printed: str, tmp_path: Path
+) -> None:
+    """Freeing what a preload brought copies it, and takes longer than the run; what writes files at exit must run."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (site / package).mkdir()
+    build_loud_library(site / package / "library.so")
+    load = """
+import ctypes, os, weakref
+ctypes.CDLL(os.path.join(os.path.dirname(__file__), 'library.so'))
+class Held: pass
+def let_go(): os.write(1, b"finalized\\n")
+held = Held()
+weakref.finalize(held, let_go)
+"""
+    (site / package / "__init__.py").write_text(load)
+    config = ProcessConfig(python_path=str(tmp_path / "venv/bin/python"), preload=(package,))
+    with ProcessBackend(config) as backend:
+        for _ in range(3):
+            result = backend.execute_blocking(ExecRequest(Language.PYTHON, "print('said')", 30))
+            assert result.stdout == "said\n" + printed
+
+
 @pytest.mark.needs("gcc", "user namespaces")
 def test_a_library_that_the_program_brings_has_the_last_word(tmp_path: Path) -> None:
     """Where it brings none, the process ends without asking any."""
-    source = '#include <unistd.h>\n__attribute__((destructor)) static void end(void) { write(1, "bye\\n", 4); }'
     library = tmp_path / "library.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-xc", "-", "-o", library], input=source, text=True, check=True)
+    build_loud_library(library)
     with ProcessBackend(policy=SandboxPolicyBuilder().allow_read(tmp_path).build()) as backend:
         for _ in range(3):  # the last from a cell that waited
             request = ExecRequest(Language.PYTHON, f"import ctypes; ctypes.CDLL({str(library)!r})", 30)

@@ -78,7 +78,7 @@ def test_output_is_capped_at_exactly_one_mib_for_each_stream(run: Run, stream: i
     result = run(Flood(2 * MIB // PAGE, stream), Say("rest", stream=3 - stream))
     assert len(getattr(result, f"{name}_bytes")) == MIB
     assert (getattr(result, f"{name}_truncated"), getattr(result, f"{other}_truncated")) == (True, False)
-    assert getattr(result, name).endswith(f"x\n... (truncated, {MIB} bytes left out)")
+    assert getattr(result, name) == "x" * MIB
     assert (getattr(result, other), result.exit_code) == ("rest", 0)
 
 
@@ -90,7 +90,7 @@ def test_exactly_the_cap_is_not_truncated(run: Run) -> None:
 def test_the_cap_can_be_set_and_cuts_between_characters(run: Run) -> None:
     result = run(Say("\u00e4" * 100), limits=Limits(output_bytes=11))
     assert result.stdout_bytes == "\u00e4".encode() * 5
-    assert result.stdout == "\u00e4" * 5 + "\n... (truncated, 190 bytes left out)"
+    assert result.stdout == "\u00e4" * 5
 
 
 async def test_many_tasks_at_once_get_their_own_answers(kind: Kind, backend: Any) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from tests.contract.conftest import Kind
-from tests.contract.processes import descriptors, eventually
+from tests.contract.processes import descriptors
 from tests.contract.programs import PAGE, Copy, Exit, Flood, Say, Sleep
+from tests.helpers import PATIENCE, eventually
 
 from warmcell import (
     BackendUnavailable,
@@ -27,7 +28,7 @@ from warmcell import (
 )
 
 
-def heard(backend: Any, request: ExecRequest) -> tuple[bytes, bytes, ExecResult | SandboxError]:
+def collect_output(backend: Any, request: ExecRequest) -> tuple[bytes, bytes, ExecResult | SandboxError]:
     """Both streams as they were delivered, and how it ended."""
     streams = {"stdout": b"", "stderr": b""}
     try:
@@ -98,7 +99,7 @@ def test_cancelling_the_reader_ends_the_run(kind: Kind, frugal: Any) -> None:
 
 
 def test_what_a_limit_ended_raises_when_all_before_was_delivered(kind: Kind, backend: Any) -> None:
-    out, err, end = heard(backend, kind.request(Say("so far"), Say("and", stream=2), Sleep(60), timeout=1))
+    out, err, end = collect_output(backend, kind.request(Say("so far"), Say("and", stream=2), Sleep(60), timeout=1))
     assert isinstance(end, ExecutionTimeout) and end.result is not None
     assert (out, err) == (b"so far", b"and") == (end.result.stdout_bytes, end.result.stderr_bytes)
 
@@ -106,11 +107,11 @@ def test_what_a_limit_ended_raises_when_all_before_was_delivered(kind: Kind, bac
 def test_bytes_past_the_cap_are_not_delivered_and_no_character_is_split(kind: Kind, backend: Any) -> None:
     euros = ("€" * 400).encode()  # three bytes each
     limits = Limits(output_bytes=1000)
-    out, _, end = heard(backend, kind.request(Say(euros), limits=limits))
+    out, _, end = collect_output(backend, kind.request(Say(euros), limits=limits))
     assert isinstance(end, ExecResult)
     assert end.stdout_truncated
     assert out == end.stdout_bytes == ("€" * 333).encode()
-    out, _, end = heard(backend, kind.request(Say(euros[:1000]), limits=limits))
+    out, _, end = collect_output(backend, kind.request(Say(euros[:1000]), limits=limits))
     assert isinstance(end, ExecResult)
     assert out == end.stdout_bytes == euros[:1000], "nothing was cut, so the odd byte is the guest's own"
 
@@ -139,15 +140,15 @@ def test_a_slow_reader_gets_everything_and_holds_the_guest_back(kind: Kind, back
 def test_a_reader_that_stays_away_does_not_keep_the_run_from_its_timeout(kind: Kind, backend: Any) -> None:
     async def read() -> None:
         async for _ in backend.stream(kind.request(Flood(None), limits=Limits(output_bytes=1 << 26), timeout=1)):
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)  # all of it would take minutes
 
     with pytest.raises(ExecutionTimeout) as caught:
         asyncio.run(read())
     assert caught.value.result is not None
-    assert caught.value.result.duration < 20
+    assert caught.value.result.duration < PATIENCE
 
 
-def test_what_cannot_be_run_is_told_as_by_execute(kind: Kind, fresh: Callable[..., Any]) -> None:
+def test_what_cannot_be_run_raises_as_execute_does(kind: Kind, fresh: Callable[..., Any]) -> None:
     backend = fresh()
     with pytest.raises(InvalidRequest):
         list(backend.stream_blocking(ExecRequest("klingon", "qapla", 5)))
@@ -156,7 +157,7 @@ def test_what_cannot_be_run_is_told_as_by_execute(kind: Kind, fresh: Callable[..
         list(backend.stream_blocking(kind.request(Say("x"))))
 
 
-def test_a_program_that_was_built_is_heard_too(kind: Kind, backend: Any) -> None:
+def test_a_built_program_can_be_streamed(kind: Kind, backend: Any) -> None:
     with backend.build_blocking(kind.request(Say("h\u00e9"), Say("err", stream=2), Copy(), Exit(3))) as program:
         said: dict[str, list[str]] = {"out": [], "err": []}
         result = program.run_blocking("in", on_stdout=said["out"].append, on_stderr=said["err"].append)
@@ -165,7 +166,7 @@ def test_a_program_that_was_built_is_heard_too(kind: Kind, backend: Any) -> None
         assert b"".join(event.data for event in events if event.stream == "stdout") == "h\u00e9x".encode()
         assert (last.result.stdout, last.result.exit_code) == ("h\u00e9x", 3)
 
-        async def awaited() -> list[str]:
+        async def read_async() -> list[str]:
             heard: list[str] = []
 
             async def hear(text: str) -> None:
@@ -174,7 +175,7 @@ def test_a_program_that_was_built_is_heard_too(kind: Kind, backend: Any) -> None
             await program.run("y", on_stdout=hear)
             return heard
 
-        assert "".join(asyncio.run(awaited())) == "h\u00e9y"
+        assert "".join(asyncio.run(read_async())) == "h\u00e9y"
 
 
 def test_who_raises_while_hearing_a_built_program_ends_the_run(kind: Kind, frugal: Any) -> None:
@@ -194,6 +195,6 @@ def test_a_descriptor_as_input_is_taken_or_refused_by_its_name(kind: Kind, backe
             events = backend.stream_blocking(kind.request(Copy()), stdin=source.fileno())
         except InvalidRequest as refused:
             assert (refused.field, refused.fault) == ("stdin", "caller") and "ProcessBackend" in (refused.hint or "")
-            assert backend.name in ("wasm", "fake")
+            assert backend.name in ("wasm", "fake", "ray")
             return
         assert list(events)[-1].result.stdout == "from a file" and backend.name == "process"

@@ -1,4 +1,4 @@
-"""What a backend says of its runs is so: whose fault it was, what held, what it cost."""
+"""What a backend reports of its runs is true: whose fault it was, which limits held, what it cost."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.contract.conftest import Kind
-from tests.contract.processes import eventually
 from tests.contract.programs import Copy, Exit, Save, Say, ShowArguments, ShowFile, Sleep, Spin
+from tests.helpers import PATIENCE, eventually
 
 from warmcell import BackendUnavailable, BuildFailed, ExecRequest, ExecutionTimeout, InvalidRequest, Outcome
 
@@ -40,7 +40,7 @@ def test_a_run_of_a_program_has_a_timeout_of_its_own(kind: Kind, backend: Any) -
         assert (caught.value.timeout, caught.value.phase) == (0.5, "run")
 
 
-def test_what_is_no_program_fails_to_build_and_it_is_the_guests_fault(kind: Kind, backend: Any) -> None:
+def test_an_invalid_program_fails_to_build_and_it_is_the_guests_fault(kind: Kind, backend: Any) -> None:
     with pytest.raises(BuildFailed) as caught:
         backend.build_blocking(ExecRequest(kind.dialect.language, kind.dialect.nonsense, 20))
     error = caught.value
@@ -60,7 +60,7 @@ def test_a_closed_program_and_one_of_a_closed_backend_say_so(kind: Kind, fresh: 
 
 
 def test_outcomes_come_as_they_finish_with_their_index(kind: Kind, backend: Any) -> None:
-    """The first one is still at it when the others have been told."""
+    """The first one is still at it when the others have been reported."""
     programs = [(Sleep(100),), (Say("fast"),), (Exit(3),), (Spin(),)]
     requests = [kind.request(*steps, timeout=0.5 if n == 3 else 120) for n, steps in enumerate(programs)]
     outcomes = backend.run_many_blocking(requests, 4)
@@ -96,7 +96,7 @@ def test_requests_are_drawn_when_there_is_a_place_and_a_slow_reader_slows_the_dr
 
 def test_leaving_the_iteration_ends_what_is_under_way(kind: Kind, frugal: Any) -> None:
     async def leave() -> float:
-        requests = [kind.request(Say("x")), *(kind.request(Sleep(60), timeout=60) for _ in range(3))]
+        requests = [kind.request(Say("x")), *(kind.request(Sleep(600), timeout=600) for _ in range(3))]
         async with aclosing(frugal.run_many(requests, concurrency=4)) as outcomes:
             await anext(outcomes)
             began = time.monotonic()
@@ -104,7 +104,7 @@ def test_leaving_the_iteration_ends_what_is_under_way(kind: Kind, frugal: Any) -
 
     frugal.execute_blocking(kind.request(Say("what stays between runs is there now")))
     stays = kind.guests(frugal)
-    assert asyncio.run(leave()) < 30
+    assert asyncio.run(leave()) < PATIENCE
     assert eventually(lambda: kind.guests(frugal) <= stays)
 
 
@@ -121,7 +121,7 @@ def test_what_the_requests_raise_is_raised_and_asynchronous_ones_will_do(kind: K
         asyncio.run(read())
 
 
-def test_what_is_no_request_or_no_number_is_told(kind: Kind, backend: Any) -> None:
+def test_invalid_requests_and_numbers_are_reported(kind: Kind, backend: Any) -> None:
     (outcome,) = backend.run_many_blocking(["print(1)"])
     assert isinstance(outcome.error, InvalidRequest)
     with pytest.raises(InvalidRequest):
