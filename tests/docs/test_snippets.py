@@ -17,7 +17,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 RUN = {"python", "console", "bash", "sh"}
 #: What a snippet that is not run must be about.
-EXCUSES = re.compile(r"install|other system|macOS|Windows|what runs these snippets", re.I)
+EXCUSES = re.compile(
+    r"install|registry|other system|macOS|Windows|what runs these snippets|needs a \w+|until it is stopped", re.I
+)
 
 
 @dataclass(frozen=True)
