@@ -13,25 +13,62 @@ import pytest
 from tests.escape.harness import ON_DEMAND, Belongings, Cage, Canary, check_nothing_left, forget_peak
 from tests.escape.weakened import Weakened
 from tests.helpers import require
+from tests.image_roots import shared_debian_like, shared_place
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.core.types import ExecRequest, Language
+from warmcell.images import Image
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever Warmcell makes in the temporary directory is then ours, and can be counted."""
+    """A temporary directory of our own, so that what Warmcell creates there can be counted."""
     before = tempfile.tempdir
     tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
     yield
     tempfile.tempdir = before
 
 
+#: Their attacks are also made from inside an image.
+OVER_IMAGES = {
+    "test_fs_privileges",
+    "test_fs_reads",
+    "test_fs_writes",
+    "test_kr_calls",
+    "test_pr_proc",
+    "test_rx_disk",
+    "test_rx_memory",
+}
+
+
+#: These are about the root that is made of the host's system; `test_images.py` has the same for images.
+OF_THE_HOSTS_ROOT = {
+    "test_generated_accounts_name_nobody_of_the_host",
+    "test_nothing_can_be_made_outside_the_workspace",
+    "test_var_tmp_is_the_guests_own",
+    "test_system_files_cannot_be_changed_in_any_way",
+    "test_a_peak_between_two_looks_is_over_the_limit",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    module, name = metafunc.module.__name__.rpartition(".")[2], metafunc.definition.originalname
+    if "default_backend" in metafunc.fixturenames and module in OVER_IMAGES and name not in OF_THE_HOSTS_ROOT:
+        metafunc.parametrize("default_backend", ["host", "image"], indirect=True)
+
+
 @pytest.fixture(scope="session")
-def default_backend(private_temporary_directory: None) -> Iterator[ProcessBackend]:
-    """The class that callers get without asking."""
-    with ProcessBackend(ON_DEMAND) as backend:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """Name it before `cage`: making it takes so long that an idle zygote of the default backend would end."""
+    return shared_debian_like(shared_place(tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def default_backend(request: pytest.FixtureRequest, private_temporary_directory: None) -> Iterator[ProcessBackend]:
+    """A backend with the default isolation class."""
+    image = request.getfixturevalue("image") if getattr(request, "param", "host") == "image" else None
+    with ProcessBackend(ON_DEMAND, image=image) as backend:
         try:
             isolation = backend.capabilities().isolation_class
         except EnforcerUnavailable as reason:
@@ -43,7 +80,7 @@ def default_backend(private_temporary_directory: None) -> Iterator[ProcessBacken
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Canary:
-    # The way there is open to all, so that only the cage stands between the guest and it.
+    # Readable for everyone: only the cage keeps the guest from it.
     for directory in (tmp_path, *list(tmp_path.parents)[:3]):
         if directory.name.startswith(("pytest-", "test_")) and directory.stat().st_uid == os.geteuid():
             directory.chmod(0o755)

@@ -19,7 +19,7 @@ from warmcell.cage.linux.processes import descendants
 _SOURCE = os.path.dirname(os.path.dirname(warmcell.__file__))
 _SECONDS = 10.0
 
-#: Sandboxes and backends of every class, with runs, snapshots and builds under way, for ever.
+#: Runs, snapshots and builds in sandboxes and backends of every class, without end.
 _BUSY = """
 import sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -52,7 +52,7 @@ with ProcessBackend() as backend:
 
 
 class KilledPrograms:
-    """All of them have one directory for temporary files and one cache, both of which begin empty."""
+    """Programs that share a temporary directory and a cache, both empty at first."""
 
     def __init__(self, place: Path, seed: int = 21) -> None:
         self._place = place
@@ -61,11 +61,11 @@ class KilledPrograms:
         self._env = {**os.environ, **places}
         self._moments = random.Random(seed)
         self._killed: list[int] = []
-        #: Directories that were there right after a kill: without any, nothing would have been tried.
+        #: Directories that existed right after a kill. If there were none, the test proved nothing.
         self.seen = 0
 
     def kill_one(self) -> None:
-        """Returns when no process of the program is left."""
+        """Kills a program and returns when none of its processes is left."""
         command = [sys.executable, "-c", _BUSY, _SOURCE]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         with subprocess.Popen(command, env=self._env, stdout=pipe, stderr=null, text=True) as program:
@@ -83,7 +83,7 @@ class KilledPrograms:
         after = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)
         assert after.stdout == "7\n", after.stderr
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         return self.directories() + self._groups()
 
     def directories(self) -> list[str]:
@@ -92,14 +92,14 @@ class KilledPrograms:
         return found + [str(path) for path in caches.glob("*/.*")] + [str(path) for path in caches.glob("*/build-*")]
 
     def _groups(self) -> list[str]:
-        """Control groups that the killed programs made, wherever that was."""
+        """Control groups that the killed programs created."""
         names = tuple(f"warmcell.home.{pid}." for pid in self._killed)
         tree = os.walk("/sys/fs/cgroup")
         return [os.path.join(folder, name) for folder, found, _ in tree for name in found if name.startswith(names)]
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it could still run: neither ended nor waiting for somebody to reap it."""
+    """True if the process can still run: neither ended nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -43,8 +43,8 @@ def guest(body: str, **values: object) -> str:
     return _PRELUDE.format(numbers=NUMBERS) + names + textwrap.dedent(body)
 
 
-def indented(text: str) -> str:
-    """Lines of a payload as they stand in a body, however deep they were written."""
+def indent(text: str) -> str:
+    """Indents lines of a payload for use in a body."""
     lines = text.strip("\n").splitlines()
     first = len(lines[0]) - len(lines[0].lstrip())
     return "\n".join("    " + line[first:] for line in lines)

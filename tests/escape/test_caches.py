@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.backends.process import builds
+from warmcell.backends.process import artefacts as module
+from warmcell.backends.process.artefacts import ArtefactCache, add_cache_key
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.backends.process.builds import Artefacts, keyed
 from warmcell.backends.wasm import module_cache
-from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, ExecRequest, ExecResult
+from warmcell.enforcers.contract import WrappedCommand
 from warmcell.languages import go
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Build, Program
-from warmcell.lifetime.held_directories import make_held
+from warmcell.languages.program_spec import Build, ProgramSpec
+from warmcell.lifetime.held_directories import create_held_directory
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile
 
@@ -130,17 +130,17 @@ def test_programs_built_under_enforcers_of_others_are_not_shared(own_cache: Path
             return {"env": {}}
 
     with ProcessBackend(COLD, Theirs()) as first, ProcessBackend(COLD, Theirs()) as second:  # type: ignore[arg-type]
-        worlds = {backend._launcher._world_of_builds for backend in (first, second)}
+        scopes = {backend._launcher.resolver.build_scope for backend in (first, second)}
     with ProcessBackend(COLD) as first, ProcessBackend(COLD) as second:
-        ours = {backend._launcher._world_of_builds for backend in (first, second)}
-    assert len(worlds) == 2 and len(ours) == 1
+        ours = {backend._launcher.resolver.build_scope for backend in (first, second)}
+    assert len(scopes) == 2 and len(ours) == 1
 
 
 @pytest.mark.attack("S2-01")
 def test_the_key_covers_all_that_a_compiler_sees() -> None:
     """Limits too: `include_str!("/proc/self/limits")` would tell one policy's to another."""
     build = Build(("cc", "-O2"), "main", "the language's own key")
-    program = Program(("{out}/main",), {"main.c": b"text"}, "main.c", ("/opt/cc",), build=build)
+    program = ProgramSpec(("{out}/main",), {"main.c": b"text"}, "main.c", ("/opt/cc",), build=build)
     others = (
         (replace(program, files={"main.c": b"other"}), "native", EffectiveLimits()),
         (replace(program, files={"main.c": b"text", "more.h": b""}), "native", EffectiveLimits()),
@@ -152,54 +152,54 @@ def test_the_key_covers_all_that_a_compiler_sees() -> None:
         (program, "native", EffectiveLimits(open_files=111)),
         (program, "native", EffectiveLimits(memory_mb=111)),
     )
-    keys = {keyed(*case).cache_key for case in ((program, "native", EffectiveLimits()), *others)}
+    keys = {add_cache_key(*case).cache_key for case in ((program, "native", EffectiveLimits()), *others)}
     assert len(keys) == 1 + len(others)
-    assert keyed(program, "native", EffectiveLimits()) == keyed(program, "native", EffectiveLimits())
+    assert add_cache_key(program, "native", EffectiveLimits()) == add_cache_key(program, "native", EffectiveLimits())
 
 
-def _compiled(artefacts: Artefacts, name: str, size: int, cleanup: ExitStack) -> str:
+def _compile(artefacts: ArtefactCache, name: str, size: int, cleanup: ExitStack) -> str:
     """As a build does it, without a compiler."""
     with artefacts.workshop() as workshop:
         Path(workshop, "main").write_bytes(os.urandom(size))
-        return artefacts.keep(Build(("cc",), "main", name), workshop, cleanup)
+        return artefacts.store(Build(("cc",), "main", name), workshop, cleanup)
 
 
 @pytest.mark.attack("S2-20")
 def test_the_cache_of_programs_is_bounded_and_forgets_the_oldest(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builds, "_MOST_BYTES", 1_000_000)
-    artefacts = Artefacts()
+    monkeypatch.setattr(module, "_MOST_BYTES", 1_000_000)
+    artefacts = ArtefactCache()
     for number in range(8):
         with ExitStack() as cleanup:
-            path = _compiled(artefacts, f"text-{number}", 250_000, cleanup)
+            path = _compile(artefacts, f"text-{number}", 250_000, cleanup)
         os.utime(path, (number, number))
     assert sorted(os.listdir(own_cache)) == ["text-5", "text-6", "text-7"]
     with ExitStack() as cleanup:
         assert artefacts.find(Build(("cc",), "main", "text-5"), cleanup)  # used again: now the youngest
-        _compiled(artefacts, "text-8", 250_000, cleanup)
+        _compile(artefacts, "text-8", 250_000, cleanup)
     assert sorted(os.listdir(own_cache)) == ["text-5", "text-7", "text-8"]
 
 
 @pytest.mark.attack("S2-20")
 def test_a_program_that_somebody_runs_is_not_forgotten(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "_MOST_KEPT", 1)
-    artefacts = Artefacts()
+    monkeypatch.setattr(module, "_MOST_KEPT", 1)
+    artefacts = ArtefactCache()
     with ExitStack() as running:
-        path = _compiled(artefacts, "old", 10, running)
+        path = _compile(artefacts, "old", 10, running)
         os.utime(path, (1, 1))
         with ExitStack() as cleanup:
-            _compiled(artefacts, "new", 10, cleanup)
+            _compile(artefacts, "new", 10, cleanup)
         assert sorted(os.listdir(own_cache)) == ["new", "old"]
     with ExitStack() as cleanup:
-        _compiled(artefacts, "newer", 10, cleanup)
+        _compile(artefacts, "newer", 10, cleanup)
     assert os.listdir(own_cache) == ["newer"]
 
 
 @pytest.mark.attack("S2-20")
 def test_what_is_not_a_plain_program_of_its_own_is_not_kept(own_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("a file of the host")
-    artefacts = Artefacts()
+    artefacts = ArtefactCache()
 
     def link(made: Path) -> None:
         made.symlink_to(tmp_path / "theirs")
@@ -212,7 +212,7 @@ def test_what_is_not_a_plain_program_of_its_own_is_not_kept(own_cache: Path, tmp
         with ExitStack() as cleanup, artefacts.workshop() as workshop:
             put(Path(workshop, "main"))
             with pytest.raises(ExecutionFailed):
-                artefacts.keep(Build(("cc",), "main", "odd"), workshop, cleanup)
+                artefacts.store(Build(("cc",), "main", "odd"), workshop, cleanup)
     assert os.listdir(own_cache) == []
 
 
@@ -221,7 +221,7 @@ def test_libraries_of_other_versions_of_go_are_bounded(tmp_path: Path) -> None:
     for age, name in enumerate(("oldest", "older", "last", ".go-unfinished")):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (age, age))
-    held = make_held(".go-", str(tmp_path))
+    held = create_held_directory(".go-", str(tmp_path))
     go._forget_others(str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == sorted(["last", os.path.basename(held.path)])
     held.let_go()
@@ -231,14 +231,14 @@ def test_libraries_of_other_versions_of_go_are_bounded(tmp_path: Path) -> None:
 def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) -> None:
     before = os.umask(0o002)
     try:
-        artefacts = Artefacts()
+        artefacts = ArtefactCache()
         with artefacts.workshop() as workshop:
             assert Path(workshop).parent == own_cache
         assert os.path.exists(SignedDirectory(own_cache.parent / "wasm").path)  # it looks at what lies above it, too
     finally:
         os.umask(before)
     own_cache.parent.chmod(0o777)
-    artefacts = Artefacts()
+    artefacts = ArtefactCache()
     with artefacts.workshop() as workshop:
         place = Path(workshop).parent
         assert place != own_cache, "others could have put something there"

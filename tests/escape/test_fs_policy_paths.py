@@ -36,7 +36,7 @@ def test_the_environment_moves_nothing(cage: Cage) -> None:
         attempt('read', lambda: open(canary + '/secret.txt').read())
         """
     outcome = cage.run(guest(body, canary=str(cage.canary.root)), env=env)
-    outcome.refused()
+    outcome.check_refused()
     assert cage.canary.secret not in outcome.everything
 
 
@@ -94,7 +94,7 @@ def test_links_that_a_guest_plants_lead_nowhere(cage: Cage, tmp_path: Path) -> N
         attempt('root', lambda: open(shared + '/root' + canary).read())
         attempt('write', lambda: open(shared + '/leaf', 'w'))
         """
-    cage.run(guest(body, shared=str(shared), canary=str(cage.canary.file)), backend=backend).refused()
+    cage.run(guest(body, shared=str(shared), canary=str(cage.canary.file)), backend=backend).check_refused()
 
 
 @pytest.mark.attack("FS-03")

@@ -57,7 +57,7 @@ def test_ids_and_capabilities_cannot_be_taken_back(cage: Cage) -> None:
         attempt('file capability', lambda: (open('/tmp/f', 'w').close(),
                 os.setxattr('/tmp/f', 'security.capability', struct.pack('=IIIII', 0x2000001, 0xff, 0, 0, 0))))
         """
-    cage.run(guest(body)).refused()
+    cage.run(guest(body)).check_refused()
 
 
 @pytest.mark.attack("FS-09")
@@ -94,7 +94,7 @@ def test_devices_can_be_neither_made_nor_opened(cage: Cage) -> None:
                      'watchdog', 'btrfs-control', 'zram0', 'autofs', 'bus/usb/001/001', 'tty'):
             attempt('open ' + name, lambda: os.open('/dev/' + name, os.O_RDWR | os.O_NONBLOCK))
         """
-    report = cage.run(guest(body)).refused()
+    report = cage.run(guest(body)).check_refused()
     assert set(report.values()) <= {"EPERM", "ENOENT", "EROFS", "EACCES", "ENXIO", "EEXIST", "EINVAL"}
 
 

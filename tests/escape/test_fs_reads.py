@@ -91,7 +91,7 @@ def test_no_walk_leaves_the_root(cage: Cage) -> None:
                 attempt('root of ' + pid, lambda: open(f'/proc/{pid}/root' + canary).read())
         """
     outcome = cage.run(guest(body, canary=str(cage.canary.file)))
-    outcome.refused()
+    outcome.check_refused()
     assert cage.canary.secret not in outcome.everything
 
 
@@ -107,7 +107,7 @@ def test_the_root_cannot_be_changed(cage: Cage) -> None:
         attempt('open_tree', lambda: syscall('open_tree', -100, b'/', 1))
         attempt('open_by_handle_at', lambda: syscall('open_by_handle_at', 3, ctypes.create_string_buffer(64), 0))
         """
-    report = cage.run(guest(body)).refused()
+    report = cage.run(guest(body)).check_refused()
     assert set(report.values()) <= {"EPERM", "ENOSYS"}
 
 

@@ -31,7 +31,7 @@ def test_nothing_can_be_made_outside_the_workspace(cage: Cage) -> None:
             attempt('tmpfile ' + base, lambda: os.open(base, os.O_TMPFILE | os.O_WRONLY))
         """
     name = f"warmcell-attack-{os.urandom(6).hex()}"
-    report = cage.run(guest(body, name=name, canary=str(cage.canary.root))).refused()
+    report = cage.run(guest(body, name=name, canary=str(cage.canary.root))).check_refused()
     assert set(report.values()) <= _ERRNOS | {"EOPNOTSUPP", "EISDIR"}
     assert not [base for base in ("/etc", "/usr/bin", "/opt", "/var/tmp", "/tmp") if (Path(base) / name).exists()]
 
@@ -62,7 +62,7 @@ def test_system_files_cannot_be_changed_in_any_way(cage: Cage) -> None:
             attempt('xattr ' + path, lambda: os.setxattr(path, 'user.x', b'x'))
             attempt('link ' + path, lambda: os.link(path, '/tmp/hard' + path.replace('/', '-')))
         """
-    report = cage.run(guest(body)).refused()
+    report = cage.run(guest(body)).check_refused()
     assert set(report.values()) <= _ERRNOS | {"EISDIR", "ENOTSUP", "EOPNOTSUPP"}
 
 
@@ -81,7 +81,7 @@ def test_device_nodes_of_the_host_keep_their_times(cage: Cage) -> None:
             attempt('chmod ' + path, lambda: os.chmod(path, 0o600))
         """
     started = time.time()
-    cage.run(guest(body, paths=names)).refused()
+    cage.run(guest(body, paths=names)).check_refused()
     assert {name: (os.stat(name).st_mode, os.stat(name).st_uid) for name in names} == before
     assert all(not 1 < os.stat(name).st_mtime < 2 for name in names) and started
 
@@ -132,7 +132,7 @@ def test_a_read_only_path_stays_read_only(cage: Cage, tmp_path: Path) -> None:
         """
     policy = SandboxPolicyBuilder().allow_read(data).allow_process_spawn().build()
     outcome = cage.run(guest(body, data=str(data)), backend=cage.backend(policy))
-    outcome.refused()
+    outcome.check_refused()
     assert file.read_text() == "original" and [path.name for path in data.iterdir()] == ["file"]
     assert (file.stat().st_mtime_ns, file.stat().st_ino, data.stat().st_mtime_ns, file.stat().st_mode) == before
 

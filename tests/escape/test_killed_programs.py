@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.escape.killing import KilledPrograms
 from tests.helpers import in_a_fork
 
 from warmcell.lifetime import held_directories
-from warmcell.lifetime.held_directories import PREFIXES, abandoned, hold, make_held
+from warmcell.lifetime.held_directories import PREFIXES, create_held_directory, find_abandoned, hold
 from warmcell.toolbox.signed_directory import SignedDirectory
 from warmcell.workspace import private_directory
 from warmcell.workspace.private_directory import PrivateDirectory, sweep
@@ -26,12 +27,12 @@ def test_after_a_kill_the_next_start_leaves_nothing(tmp_path: Path) -> None:
         programs.kill_one()
     assert programs.seen, "the test must leave something to be swept"
     programs.start_another()
-    assert programs.left() == []
+    assert programs.leftovers() == []
 
 
 @pytest.mark.attack("S2-21")
 def test_what_somebody_holds_is_left_alone(tmp_path: Path) -> None:
-    mine = make_held("warmcell-work-", str(tmp_path))
+    mine = create_held_directory("warmcell-work-", str(tmp_path))
     left = tmp_path / "warmcell-work-left"
     left.mkdir()
     (left / "deep").mkdir(0o000)
@@ -63,7 +64,7 @@ def test_directories_of_other_users_are_left_alone(tmp_path: Path) -> None:
     theirs = tmp_path / "warmcell-work-theirs"
     theirs.mkdir()
     os.chown(theirs, 65534, 65534)
-    assert list(abandoned(str(tmp_path), PREFIXES)) == [] and hold(str(theirs)) is None
+    assert list(find_abandoned(str(tmp_path), PREFIXES)) == [] and hold(str(theirs)) is None
     sweep(str(tmp_path), PREFIXES)
     assert theirs.exists()
 
@@ -91,8 +92,25 @@ def test_a_sweep_between_making_and_holding_does_no_harm(tmp_path: Path, monkeyp
         return hold(path, **more)
 
     monkeypatch.setattr(held_directories, "hold", swept_first)
-    held = make_held("warmcell-work-", str(tmp_path))
+    held = create_held_directory("warmcell-work-", str(tmp_path))
     assert os.path.isdir(held.path) and held.path not in taken and len(taken) == 3
+    held.let_go()
+
+
+@pytest.mark.attack("S2-21")
+def test_a_sweep_right_after_making_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, taken = tempfile.mkdtemp, list[str]()
+
+    def swept_at_once(**options: str) -> str:
+        path = make(**options)
+        if len(taken) < 3:
+            taken.append(path)
+            os.rmdir(path)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swept_at_once)
+    held = create_held_directory("warmcell-work-", str(tmp_path))
+    assert os.path.isdir(held.path) and len(taken) == 3
     held.let_go()
 
 

@@ -25,7 +25,7 @@ def _each_refused(cage: Cage, names: str) -> None:
         print('alive')
         """
     outcome = cage.run(guest(body, names=wanted))
-    report = outcome.refused()
+    report = outcome.check_refused()
     assert set(report.values()) <= _REFUSED, {name: end for name, end in report.items() if end not in _REFUSED}
     assert outcome.stdout.endswith("alive\n") and outcome.result.exit_code == 0
 
@@ -57,7 +57,7 @@ def test_mounting_with_arguments_that_mean_it(cage: Cage) -> None:
         attempt('move_mount', lambda: syscall('move_mount', -100, b'/usr', -100, b'/tmp/m', 0))
         attempt('setattr', lambda: syscall('mount_setattr', -100, b'/usr', 0, ctypes.create_string_buffer(32), 32))
         """
-    assert set(cage.run(guest(body)).refused().values()) <= _REFUSED
+    assert set(cage.run(guest(body)).check_refused().values()) <= _REFUSED
 
 
 @pytest.mark.attack("KR-02")
@@ -96,7 +96,7 @@ def test_no_new_namespace(cage: Cage) -> None:
             attempt('clone3 ' + name, lambda: clone3(bits))
         attempt('clone3 plain', lambda: clone3(0))
         """
-    assert set(cage.run(guest(body, flags=flags)).refused().values()) <= _REFUSED
+    assert set(cage.run(guest(body, flags=flags)).check_refused().values()) <= _REFUSED
 
 
 @pytest.mark.attack("KR-02")
@@ -144,7 +144,7 @@ def test_no_process_can_be_traced_or_read(cage: Cage) -> None:
             attempt('ptracer', lambda: syscall('prctl', 0x59616d61, -1, 0, 0, 0))
             os.kill(child, 9)
             """
-        report = cage.run(guest(body, victim=victim.pid, supervisor=os.getpid())).refused()
+        report = cage.run(guest(body, victim=victim.pid, supervisor=os.getpid())).check_refused()
         assert set(report.values()) <= {"EPERM", "ENOSYS", "ESRCH", "EACCES", "ENOENT"}
         assert victim.poll() is None
     finally:
@@ -193,7 +193,7 @@ def test_known_ways_into_the_kernel_with_real_arguments(cage: Cage) -> None:
         attempt('nice', lambda: os.setpriority(os.PRIO_PROCESS, 0, -5))
         attempt('settimeofday', lambda: __import__('time').clock_settime(0, 0.0 + 10**18))
         """
-    cage.run(guest(body)).refused()
+    cage.run(guest(body)).check_refused()
 
 
 @pytest.mark.attack("KR-05")
@@ -204,7 +204,7 @@ def test_numbers_that_nobody_knows(cage: Cage) -> None:
         for number in [*range(470, 700), 1000, 4095, 65535, 0x3fffffff]:
             attempt(str(number), lambda: syscall(number, -1, -1, -1, -1, -1, -1))
         """
-    report = cage.run(guest(body)).refused()
+    report = cage.run(guest(body)).check_refused()
     assert set(report.values()) == {"ENOSYS"}
 
 
@@ -216,7 +216,7 @@ def test_io_uring_and_aio(cage: Cage) -> None:
         "io_uring_setup io_uring_enter io_uring_register io_setup io_submit io_cancel io_destroy io_getevents io_pgetevents",
     )
     body = "attempt('ring', lambda: syscall('io_uring_setup', 8, ctypes.create_string_buffer(120)))"
-    assert cage.run(guest(body)).refused()["ring"] in _REFUSED
+    assert cage.run(guest(body)).check_refused()["ring"] in _REFUSED
 
 
 _X86_ONLY = pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code for x86_64")
@@ -265,4 +265,4 @@ def test_high_halves_of_arguments_hide_nothing(cage: Cage) -> None:
         attempt('number', lambda: syscall(NR['mount'] | high, 0, 0, 0, 0, 0))
         attempt('prctl', lambda: syscall('prctl', 22 | high, 2, 0, 0, 0))
         """
-    cage.run(guest(body)).refused()
+    cage.run(guest(body)).check_refused()

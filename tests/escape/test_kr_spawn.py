@@ -73,7 +73,7 @@ def test_exec_from_a_thread_is_refused_too(cage: Cage) -> None:
         """
     outcome = cage.run(guest(body), backend=cage.backend(SandboxPolicy()))
     assert "RAN" not in outcome.stdout
-    outcome.refused()
+    outcome.check_refused()
     assert {denial.kind for denial in outcome.result.denials} == {"process"}
 
 

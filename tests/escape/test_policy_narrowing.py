@@ -56,7 +56,7 @@ def test_the_narrower_rule_holds_for_its_path(cage: Cage, project: Path, enforce
         except EnforcerUnavailable as reason:
             require(False, str(reason))
     backend = cage.backend(narrowing(project, at), enforcer=enforcer)
-    cage.run(guest(_ATTACK, project=at or str(project)), backend=backend).refused()
+    cage.run(guest(_ATTACK, project=at or str(project)), backend=backend).check_refused()
     assert [path.name for path in project.rglob("hooks/*")] == ["mine"]
     assert (project / ".git/deep/hooks/mine").read_text() == "mine"
 

@@ -92,7 +92,7 @@ def test_no_kernel_setting_can_be_changed(cage: Cage) -> None:
             attempt('by fd ' + path, lambda: os.write(os.open(path, os.O_WRONLY), b'x'))
             attempt('chmod ' + path, lambda: os.chmod(path, 0o777))
         """
-    cage.run(guest(body, settings=settings)).refused()
+    cage.run(guest(body, settings=settings)).check_refused()
     assert {name: _value(name) for name in existing} == before
 
 
@@ -115,7 +115,7 @@ def test_there_is_no_sysfs_and_no_cgroup_to_write(cage: Cage) -> None:
         attempt('join', lambda: open('/sys/fs/cgroup/cgroup.procs', 'w').write('0'))
         attempt('mount', lambda: syscall('mount', b'sysfs', b'/tmp', b'sysfs', 0, None))
         """
-    cage.run(guest(body)).refused()
+    cage.run(guest(body)).check_refused()
 
 
 @pytest.mark.attack("PR-03")
@@ -141,4 +141,4 @@ def test_no_page_is_shared_with_the_processes_that_guests_are_forks_of(cage: Cag
                         (_ for _ in ()).throw(OSError(ctypes.get_errno(), '')))
         attempt('looked', lambda: (_ for _ in ()).throw(OSError(1, '')))
         """
-    cage.run(guest(body)).refused()
+    cage.run(guest(body)).check_refused()

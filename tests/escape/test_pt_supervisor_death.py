@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import settled
+from tests.helpers import eventually
 
 import warmcell
 from warmcell.cage.linux.processes import descendants
@@ -37,10 +37,10 @@ _SUPERVISOR = """
         os.setsid()
         if os.fork():
             os._exit(0)
-    time.sleep(60)
+    time.sleep(300)
     '''
     import textwrap
-    request = ExecRequest("python", textwrap.dedent(code), 60)
+    request = ExecRequest("python", textwrap.dedent(code), 300)
     for _ in range({runs}):
         threading.Thread(target=backend.execute_blocking, args=(request,), daemon=True).start()
     if not {runs}:
@@ -50,9 +50,9 @@ _SUPERVISOR = """
         import multiprocessing
         context = multiprocessing.get_context("fork")
         for _ in range(2):
-            context.Process(target=time.sleep, args=(60,)).start()
+            context.Process(target=time.sleep, args=(300,)).start()
     print("up", flush=True)
-    time.sleep(60)
+    time.sleep(300)
     """
 
 
@@ -75,7 +75,7 @@ def _start(**options: object) -> tuple[subprocess.Popen[str], set[int]]:
     script = textwrap.dedent(_SUPERVISOR).format(**values)
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
-    assert settled(lambda: len(list(descendants(process.pid))) > 3, 30.0)  # on a busy host they take their time
+    assert eventually(lambda: len(list(descendants(process.pid))) > 3)
     return process, set(descendants(process.pid))
 
 
@@ -110,7 +110,7 @@ def test_no_guest_survives_its_supervisor(options: dict[str, object]) -> None:
     assert len(guests) >= 2
     _end(process)
     try:
-        assert settled(lambda: not _alive(guests), 5.0), f"still alive: {_alive(guests)}"
+        assert eventually(lambda: not _alive(guests)), f"still alive: {_alive(guests)}"
     finally:
         for pid in own_forks & _alive(own_forks):
             os.kill(pid, signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_other_deaths_leave_nothing_either(number: int) -> None:
     process, guests = _start(runs=1, pool=1, settle=0.8)
     process.send_signal(number)
     try:
-        assert settled(lambda: not _alive(guests), 5.0), f"still alive: {_alive(guests)}"
+        assert eventually(lambda: not _alive(guests)), f"still alive: {_alive(guests)}"
     finally:
         _end(process)
 
@@ -143,7 +143,7 @@ def test_a_stopped_supervisor_keeps_nothing_alive_when_killed() -> None:
     process.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
     _end(process)
-    assert settled(lambda: not _alive(guests), 5.0)
+    assert eventually(lambda: not _alive(guests))
 
 
 @pytest.mark.attack("PT-11")
@@ -155,7 +155,7 @@ def test_cells_without_their_zygote_end_with_the_supervisor() -> None:
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.3)
     _end(process)
-    assert settled(lambda: not _alive(below), 5.0), _alive(below)
+    assert eventually(lambda: not _alive(below)), _alive(below)
 
 
 def _parent(pid: int) -> int:

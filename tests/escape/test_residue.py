@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import random
 from pathlib import Path
 
 import pytest
 from tests.escape.harness import Cage
 
+from warmcell.core.types import MIB, Limits
 from warmcell.policy.builder import SandboxPolicyBuilder
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
@@ -95,3 +98,22 @@ def test_a_place_that_a_caller_named_is_unknown_to_anothers_guests(cage: Cage, t
     turned = shared.name[::-1].encode()
     found = [cage.run(SCAN, backend=cage.backend(policy), stdin=turned).stdout for policy in policies]
     assert eval(found[0])[0] > 0 and eval(found[1]) == [0]
+
+
+@pytest.mark.attack("S3-13")
+@pytest.mark.claim("WC-LK-3")
+def test_limits_of_other_policies_are_not_in_a_guests_memory(cage: Cage) -> None:
+    """Except those that SECURITY.md names, which are in the shape of a cell: the zygote needs them to build it."""
+    values = {name: random.randrange(10**5, 10**6) for name in ("memory_mb", "cpu_seconds", "output_bytes")}
+    small = {"disk_mb": random.randrange(1200, 1300), "open_files": 1931, "processes": 389}
+    policy = SandboxPolicyBuilder().allow_process_spawn().limits(Limits(**values, **small)).build()
+    first = cage.backend(policy)
+    assert cage.run("print(1)", backend=first).result.ok
+    words = {name: str(value) for name, value in values.items()}
+    words |= {"memory_bytes": str(values["memory_mb"] * MIB), "shape": f"size={small['disk_mb'] * MIB + mmap.PAGESIZE}"}
+    second = cage.backend()  # without cells made before
+    turned = "\n".join(word[::-1] for word in words.values()).encode()
+    found = dict(zip(words, eval(cage.run(SCAN, backend=second, stdin=turned).stdout), strict=True))
+    assert first.zygote_pids == second.zygote_pids
+    assert found.pop("shape") > 0, "SECURITY.md says that it is there"
+    assert found == dict.fromkeys(found, 0)

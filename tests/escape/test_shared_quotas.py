@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import Cage, settled
-from tests.escape.payloads import guest, indented
+from tests.escape.harness import Cage
+from tests.escape.payloads import guest, indent
+from tests.helpers import eventually
 
 from warmcell.cage.linux.processes import descendants
 from warmcell.policy.builder import SandboxPolicyBuilder
@@ -39,7 +40,7 @@ _QUOTAS = {
         "[pass_on(4) for _ in range(40)]",
         "left, right = socket.socketpair(); socket.send_fds(left, [b'x'], [0])",
     ),
-    "descriptors in flight that nobody holds": (
+    "descriptors in flight without a holder": (
         """
         for _ in range(90):
             left, right = socket.socketpair()
@@ -143,7 +144,7 @@ def _few_descriptors() -> Iterator[None]:
 @pytest.mark.claim("WC-RX-7")
 @pytest.mark.parametrize("name", list(_QUOTAS))
 def test_one_guest_leaves_others_their_share(cage: Cage, tmp_path: Path, name: str) -> None:
-    takes, wants = (_TOOLS.rstrip(" ") + indented(part or "pass") + "\n    " for part in _QUOTAS[name])
+    takes, wants = (_TOOLS.rstrip(" ") + indent(part or "pass") + "\n    " for part in _QUOTAS[name])
     shared = tmp_path / "shared"
     shared.mkdir()
     greedy = cage.backend(SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build())
@@ -160,11 +161,11 @@ def test_one_guest_leaves_others_their_share(cage: Cage, tmp_path: Path, name: s
     with _few_descriptors():
         thread = threading.Thread(target=run)
         thread.start()
-        assert settled(lambda: ended.is_set() or (shared / "taken").exists(), 20)
+        assert eventually(lambda: ended.is_set() or (shared / "taken").exists())
         try:
-            # Whoever takes more than its share is found out in a moment, on a busy host in a longer one; and what other
+            # A guest that takes more than its share is found out in a moment, on a busy host in a longer one; and what other
             # tests of this user have in flight just now counts as well.
-            is_fine = settled(lambda: all(_has(cage, wants) for _ in range(2)), 10)
+            is_fine = eventually(lambda: all(_has(cage, wants) for _ in range(2)))
         finally:
             (shared / "tried").touch()
             thread.join()
@@ -185,11 +186,11 @@ def test_each_of_roots_guests_is_somebody_else_on_the_host(cage: Cage, tmp_path:
     threads = [threading.Thread(target=cage.run, args=(code,), kwargs={"backend": backend}) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert settled(lambda: len(list(shared.iterdir())) == 3, 10)
+    assert eventually(lambda: len(list(shared.iterdir())) == 3)
     users = [os.stat(f"/proc/{pid}").st_uid for pid in descendants(os.getpid()) if os.path.exists(f"/proc/{pid}")]
     for thread in threads:
         thread.join()
     assert len({user for user in users if user >= 0x70000000}) >= 3
     assert {path.stat().st_uid for path in shared.iterdir()} == {
         0
-    }  # what they leave is the caller's, whoever they were
+    }  # what they leave is the caller's, whatever user they had

@@ -1,4 +1,4 @@
-"""Cells whose init only sleeps: who looks after the guest then, and that nothing depends on its good will."""
+"""Cells whose init only sleeps: what supervises the guest then, and that nothing depends on its good will."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.escape.harness import Cage, settled
+from tests.escape.harness import Cage
 from tests.escape.payloads import guest
-from tests.helpers import share_no_zygotes
+from tests.helpers import eventually, is_process_named, naming, share_no_zygotes, until
 
-import warmcell.backends.process.world
+import warmcell.backends.process.cell_template
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.cage.linux.processes import descendants
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
@@ -34,18 +35,18 @@ def plan_without_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _compile_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[LaunchPlan], LaunchPlan]) -> None:
     monkeypatch.setattr(
-        warmcell.backends.process.world,
+        warmcell.backends.process.cell_template,
         "compile_plan",
         lambda *args: change(compile_plan(*args)._replace(watch=Watch())),
     )
 
 
-def _in_background(backend: ProcessBackend, code: str) -> tuple[threading.Thread, list[object]]:
+def _in_background(backend: ProcessBackend, code: str, timeout: float = 8) -> tuple[threading.Thread, list[object]]:
     ends: list[object] = []
 
     def run() -> None:
         try:
-            ends.append(backend.execute_blocking(ExecRequest("python", code, 8)))  # type: ignore[arg-type]
+            ends.append(backend.execute_blocking(ExecRequest("python", code, timeout)))  # type: ignore[arg-type]
         except SandboxError as error:
             ends.append(error)
 
@@ -59,37 +60,40 @@ def _kernel_tells_how_others_ended() -> bool:
     return (int(release[0]), int(release[1].split("-")[0])) >= (6, 15)
 
 
-def _held_mount_namespaces(process: int) -> int:
-    held = (os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd"))
+def _count_mount_namespaces(process: int) -> int:
+    held = set()
+    for name in os.listdir(f"/proc/{process}/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            held.add(os.readlink(f"/proc/{process}/fd/{name}"))
     return len({path for path in held if path.startswith("mnt:")})
 
 
 @pytest.mark.parametrize("callers_path", [False, True])
 def test_mounts_of_a_cell_are_gone_a_moment_after_its_run(tmp_path: Path, callers_path: bool) -> None:
-    """Those that nobody else can see; where a path of the caller's is among them, nothing is left to be done later."""
+    """Those that no other process can see; where a path of the caller's is among them, nothing is left to be done later."""
     policy = SandboxPolicyBuilder().allow_read(tmp_path).build() if callers_path else None
     with ProcessBackend(ProcessConfig(pool_size=0), policy=policy) as backend:
         backend.execute_blocking(ExecRequest("python", "1", 10))  # type: ignore[arg-type]
         (manager,) = backend.zygote_pids
-        assert settled(lambda: _held_mount_namespaces(manager) == 2)  # its own and its workshop
+        assert eventually(lambda: _count_mount_namespaces(manager) == 2)  # its own and its workshop
         backend.execute_blocking(ExecRequest("python", "1", 10))  # type: ignore[arg-type]
         if callers_path:
-            assert _held_mount_namespaces(manager) == 2
-        assert settled(lambda: _held_mount_namespaces(manager) == 2)
+            assert _count_mount_namespaces(manager) == 2
+        assert eventually(lambda: _count_mount_namespaces(manager) == 2)
 
 
 @pytest.mark.claim("WC-PR-1")
 def test_it_has_no_privileges_and_one_descriptor(cage: Cage) -> None:
     backend = cage.backend()
-    thread, _ = _in_background(backend, "import time; time.sleep(1)")
+    thread, _ = _in_background(backend, "import time; time.sleep(4)")
     inits: list[Path] = []
 
-    def found() -> bool:
+    def find_inits() -> bool:
         zygote = backend.zygote_pids[0] if backend.zygote_pids else 0
         inits[:] = [path for path in Path("/proc").glob("[0-9]*") if _is_sleeper_of(path, zygote)]
         return bool(inits)
 
-    assert settled(found, 3.0)
+    assert eventually(find_inits)
     status = dict(line.split(":\t", 1) for line in (inits[0] / "status").read_text().splitlines() if ":\t" in line)
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
     assert status["NoNewPrivs"] == "1" and status["NSpid"].split()[-1] == "1"
@@ -108,27 +112,23 @@ def _is_sleeper_of(path: Path, zygote: int) -> bool:
 
 @pytest.mark.claim("WC-RX-5")
 def test_what_the_guest_leaves_behind_ends_with_it(cage: Cage) -> None:
-    mark = f"warmcell-left-{os.getpid()}"
+    name = f"left-{os.getpid()}"
     code = f"""
 import os, time
+reader, writer = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        with open("/proc/self/comm", "w") as file: file.write("{mark[:15]}")
-        time.sleep(30)
+        {naming(name).strip()}
+        os.write(writer, b"x")
+        time.sleep(300)
     os._exit(0)
 os.wait()
-print("gone")
+os.read(reader, 1)
+print("there")
 """
-    assert cage.run(code, backend=cage.backend()).stdout == "gone\n"
-    assert not [path for path in Path("/proc").glob("[0-9]*/comm") if _text(path).startswith(mark[:15])]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    assert cage.run(code, backend=cage.backend()).stdout == "there\n"
+    assert not is_process_named(name)
 
 
 @pytest.mark.claim("WC-KR-1")
@@ -138,11 +138,9 @@ def test_a_guest_that_is_refused_without_end_holds_up_nobody(cage: Cage) -> None
     backend = cage.backend()
     stormy = [_in_background(backend, storm)[0] for _ in range(2)]
     time.sleep(0.3)
-    started = time.monotonic()
     with ThreadPoolExecutor(2) as threads:
         ends = list(threads.map(lambda _: cage.run("print(1)", backend=backend).stdout, range(4)))
     assert ends == ["1\n"] * 4
-    assert time.monotonic() - started < 6
     for thread in stormy:
         thread.join()
 
@@ -153,31 +151,32 @@ def test_a_run_whose_manager_is_killed_fails_as_the_hosts_and_the_next_works(
 ) -> None:
     share_no_zygotes(monkeypatch)
     backend = cage.backend()
-    assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
-    thread, ends = _in_background(backend, "import time; time.sleep(20); print('there')")
-    time.sleep(0.4)
+    assert backend.execute_blocking(ExecRequest("python", "print(0)", 30)).ok  # type: ignore[arg-type]
+    name = f"begun-{os.getpid()}"
+    thread, ends = _in_background(backend, naming(name) + "import time; time.sleep(60); print('there')", 60)
+    until(lambda: is_process_named(name))
     (manager,) = backend.zygote_pids
     below = list(descendants(manager))
     os.kill(manager, signal.SIGKILL)
-    again = backend.execute_blocking(ExecRequest("python", "print('another')", 8))  # type: ignore[arg-type]
+    again = backend.execute_blocking(ExecRequest("python", "print('another')", 30))  # type: ignore[arg-type]
     assert again.stdout == "another\n" and backend.zygote_pids != [manager]
     thread.join()
     (end,) = ends
     assert isinstance(end, ExecutionFailed) and (end.fault, end.retryable) == ("host", True)
-    assert below and settled(lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()], 5.0)
+    assert below and eventually(lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()])
 
 
 @pytest.mark.claim("WC-RX-5")
 def test_waiting_cells_of_a_dead_zygote_are_not_used(cage: Cage, monkeypatch: pytest.MonkeyPatch) -> None:
     share_no_zygotes(monkeypatch)
     backend = cage.backend(config=None)
-    assert backend.execute_blocking(ExecRequest("python", "print(0)", 8)).ok  # type: ignore[arg-type]
-    assert settled(lambda: backend.ready_cells > 0, 5.0)
+    assert backend.execute_blocking(ExecRequest("python", "print(0)", 30)).ok  # type: ignore[arg-type]
+    assert eventually(lambda: backend.ready_cells > 0)
     (zygote,) = backend.zygote_pids
     os.kill(zygote, signal.SIGKILL)
-    assert settled(lambda: not backend.zygote_pids, 5.0)
+    assert eventually(lambda: not backend.zygote_pids)
     for number in range(6):
-        result = backend.execute_blocking(ExecRequest("python", f"print({number})", 8))  # type: ignore[arg-type]
+        result = backend.execute_blocking(ExecRequest("python", f"print({number})", 30))  # type: ignore[arg-type]
         assert result.stdout == f"{number}\n"
 
 
@@ -220,7 +219,7 @@ for place in ("/", "/etc", "/usr", "/home", "/root", "/run", "/dev", "/var"):
     attempt("time of " + place, lambda: os.utime(place, (1, 1)))
 attempt("append", lambda: open("/etc/passwd", "a"))
 """
-    cage.run(guest(body), backend=cage.backend()).refused()
+    cage.run(guest(body), backend=cage.backend()).check_refused()
 
 
 @pytest.mark.claim("WC-RX-5")
@@ -228,18 +227,21 @@ def test_orphans_are_reaped_though_init_sleeps(cage: Cage) -> None:
     """More of them than processes are allowed: each must be gone when the next one comes."""
     code = """
 import os, time
+def fork():
+    while True:  # until the test's timeout, if nothing is reaped
+        try:
+            return os.fork()
+        except BlockingIOError:
+            time.sleep(0.01)
+def count():
+    return sum(name.isdigit() for name in os.listdir("/proc"))
 for number in range(60):
-    if os.fork() == 0:
-        if os.fork() == 0:
-            time.sleep(0.001)
+    if fork() == 0:
+        fork()
         os._exit(0)
     os.wait()
-    time.sleep(0.005)
-time.sleep(0.1)
-states = []
-for name in filter(str.isdigit, os.listdir("/proc")):
-    with open(f"/proc/{name}/stat") as file:
-        states.append(file.read().rpartition(")")[2].split()[0])
-print(len(states), states.count("Z"))
+while count() > 2:  # zombies count
+    time.sleep(0.01)
+print(count())
 """
-    assert cage.run(code, backend=cage.backend(), processes=16).stdout == "2 0\n"
+    assert cage.run(code, backend=cage.backend(), processes=16).stdout == "2\n"

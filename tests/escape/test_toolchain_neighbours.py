@@ -41,6 +41,6 @@ def test_neighbours_of_an_interpreter_are_not_shown(cage: Cage, project: Path, e
             attempt(name, lambda: open(project + '/' + name + '/secret').read())
         """
     outcome = cage.run(guest(body, project=str(project)), backend=backend)
-    outcome.refused()
+    outcome.check_refused()
     assert outcome.stdout.startswith("from the environment True\n")
     assert "canary" not in outcome.everything

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from tests.escape.harness import Cage
-from tests.escape.payloads import guest, indented
+from tests.escape.payloads import guest, indent
 
 _LIMIT_MB = 96
 
@@ -20,6 +20,10 @@ _TOOLS = """
         if area in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), 'mmap')
         return area
+    def unread(end):
+        size = ctypes.c_int()
+        libc.ioctl(end.fileno(), 0x541b, ctypes.byref(size))
+        return size.value
     def forget(area, size):
         libc.madvise(ctypes.c_void_p(area), ctypes.c_size_t(size), 4)
     """
@@ -118,6 +122,22 @@ _HIDDEN = {
                 os._exit(0)
         [os.read(done, 1) for _ in range(12)]
         """,
+    "queues of unix sockets": """
+        keep = []
+        for _ in range(120):
+            pair = socket.socketpair()
+            keep.append(pair)
+            pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MB)
+            pair[0].setblocking(False)
+            try:
+                while True:
+                    pair[0].send(bytes(MB // 8))
+            except BlockingIOError:
+                pass
+        queued = sum(size for size in (unread(pair[1]) for pair in keep))
+        if queued < 80 * MB:
+            raise SystemExit('refused')
+        """,
     "file locks": """
         import fcntl, struct
         for name in range(900):
@@ -150,12 +170,12 @@ _HIDDEN = {
 }
 
 
-@pytest.mark.attack("S2-06")
+@pytest.mark.attack("S2-06", "S3-03")
 @pytest.mark.claim("WC-RX-2")
 @pytest.mark.parametrize("name", list(_HIDDEN))
 def test_memory_on_nobodys_account_is_bounded(cage: Cage, name: str) -> None:
     """What can be counted is counted, and what cannot is refused, where no control group counts it."""
-    body = _TOOLS.rstrip(" ") + indented(_HIDDEN[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
+    body = _TOOLS.rstrip(" ") + indent(_HIDDEN[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
     outcome = cage.run(guest(body), timeout=20, memory_mb=_LIMIT_MB, disk_mb=60, processes=64)
     if outcome.result.enforced.memory == "supervisor":
         assert "GOT AWAY" not in outcome.stdout
@@ -168,8 +188,13 @@ def test_memory_on_nobodys_account_is_bounded(cage: Cage, name: str) -> None:
 
 _PAGES = ("shared memory that is not mapped any more", "the zero device, shared", "huge pages in pipes")
 
-#: Ways that are closed where nobody counts.
-_REFUSED = ("the zero device, shared", "huge pages in pipes", "pages of a file that was cut, in sockets")
+#: Ways that the seccomp filter closes where no control group counts.
+_REFUSED = (
+    "queues of unix sockets",
+    "the zero device, shared",
+    "huge pages in pipes",
+    "pages of a file that was cut, in sockets",
+)
 
 
 @pytest.mark.attack("S2-06")

@@ -1,4 +1,4 @@
-"""Cages that lack something, or in which something is late: how a test shows that a layer, or an order, matters."""
+"""Cages without one protection, or with one applied late, to show that it matters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 from tests.helpers import share_no_zygotes
 
-import warmcell.backends.process.world
-import warmcell.pool.start
+import warmcell.backends.process.cell_template
+import warmcell.pool.manager_process
 from warmcell.cage.plan import LaunchPlan
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
@@ -22,7 +22,7 @@ Change = Callable[[LaunchPlan], LaunchPlan]
 
 
 class Weakened:
-    """Backends whose plan or cage lacks something. Only ones made after the change are affected."""
+    """Weakens the plan or the cage of backends that are created afterwards."""
 
     def __init__(self, cage: Cage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self._cage = cage
@@ -32,7 +32,7 @@ class Weakened:
     def plan(self, change: Change) -> None:
         original = compile_plan
         self._patch.setattr(
-            warmcell.backends.process.world,
+            warmcell.backends.process.cell_template,
             "compile_plan",
             lambda *args, **options: change(original(*args, **options)),
         )
@@ -44,16 +44,18 @@ class Weakened:
         """Changes one line of the trusted code, in a copy of it."""
         share_no_zygotes(self._patch)
         if not self._copy.exists():
-            shutil.copytree(warmcell.pool.start.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__"))
-            self._patch.setattr(warmcell.pool.start, "CAGE_DIR", str(self._copy))
+            shutil.copytree(
+                warmcell.pool.manager_process.CAGE_DIR, self._copy, ignore=shutil.ignore_patterns("__pycache__")
+            )
+            self._patch.setattr(warmcell.pool.manager_process, "CAGE_DIR", str(self._copy))
         text = (self._copy / file).read_text()
         assert text.count(old) == 1, f"{file} has changed: look at this test again"
         (self._copy / file).write_text(text.replace(old, new))
         for stale in self._copy.rglob("__pycache__"):
             shutil.rmtree(stale)
 
-    def unchecked(self) -> None:
-        """Nobody looks at the finished cage any more."""
+    def skip_verification(self) -> None:
+        """Removes the check of the finished cage."""
         self.line("verify.py", "    if found:\n        raise CageError", "    if False:\n        raise CageError")
 
     def run(self, body: str, policy: SandboxPolicy | None = None, **options: Any) -> dict[str, str]:
