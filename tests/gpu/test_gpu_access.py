@@ -1,0 +1,90 @@
+"""GPUs behind `warmcell serve`: the token's scope and quota, under the policy's ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gpu.made_up import driver
+
+from warmcell.enforcers import gpus
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("starlette")
+from warmcell.interfaces.serve.app import make_app  # noqa: E402
+from warmcell.interfaces.serve.service import Service  # noqa: E402
+from warmcell.interfaces.serve.settings import Settings  # noqa: E402
+from warmcell.interfaces.serve.tokens import add_token  # noqa: E402
+
+pytestmark = pytest.mark.needs("user namespaces")
+
+LIST = "import os; print(*sorted(name for name in os.listdir('/dev') if 'nvidia' in name))"
+RUN = {"language": "python", "code": LIST, "timeout": 30}
+
+
+@asynccontextmanager
+async def server(place: Path, policy: str, **quotas: Any) -> AsyncIterator[Any]:
+    """A client with a token that has these scopes and quotas."""
+    tokens = str(place / "tokens.json")
+    token, _ = add_token(tokens, "tenant", **quotas)
+    (place / "policy.toml").write_text(policy)
+    service = Service(Settings(tokens=tokens, policy=str(place / "policy.toml")))
+    transport = httpx.ASGITransport(make_app(service))
+    try:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            yield client
+    finally:
+        await service.aclose()
+
+
+@pytest.fixture(autouse=True)
+def made_up_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "find_driver", driver)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+ALLOWED = 'allowProcessSpawn = true\ngpus = "all"\n'
+SCOPES = ("run", "sandbox", "gpu")
+
+
+async def test_a_request_has_the_gpus_that_it_names(tmp_path: Path) -> None:
+    async with server(tmp_path, ALLOWED, scopes=SCOPES) as client:
+        for asked, shown in (([1], "nvidia-uvm nvidia1 nvidiactl\n"), (None, "\n")):
+            answer = await client.post("/v1/run", json={**RUN, "gpus": asked}, timeout=60)
+            assert answer.json()["stdout"] == shown
+
+
+async def test_a_token_without_the_scope(tmp_path: Path) -> None:
+    async with server(tmp_path, ALLOWED) as client:
+        for path, body in (("/v1/run", RUN), ("/v1/runs", RUN), ("/v1/sandboxes", {})):
+            answer = await client.post(path, json={**body, "gpus": "all"})
+            assert answer.status_code == 403
+            assert "gpu" in answer.text
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("", "all"), ("gpus = [0]", [1])])
+async def test_the_policy_is_the_ceiling(tmp_path: Path, policy: str, asked: object) -> None:
+    async with server(tmp_path, f"allowProcessSpawn = true\n{policy}\n", scopes=SCOPES) as client:
+        answer = await client.post("/v1/run", json={**RUN, "gpus": asked})
+        assert answer.status_code in (400, 403, 422)
+        assert "policy" in answer.text
+
+
+async def test_sandboxes_count_against_the_quota_until_they_are_closed(tmp_path: Path) -> None:
+    async with server(tmp_path, ALLOWED, scopes=SCOPES, gpu_runs=1) as client:
+        first = await client.post("/v1/sandboxes", json={"gpus": [0]})
+        assert first.status_code == 201
+        identity = first.json()["id"]
+        for path, body in (("/v1/run", RUN | {"gpus": [0]}), (f"/v1/sandboxes/{identity}/fork", {})):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 429, answer.text
+        shown = await client.post(f"/v1/sandboxes/{identity}/run", json={"code": LIST}, timeout=60)
+        assert shown.json()["stdout"] == "nvidia-uvm nvidia0 nvidiactl\n"
+        plain = await client.post("/v1/sandboxes", json={})
+        assert plain.status_code == 201
+        await client.delete(f"/v1/sandboxes/{identity}")
+        assert (await client.post("/v1/run", json={**RUN, "gpus": [0]}, timeout=60)).status_code == 200
