@@ -13,7 +13,7 @@ from warmcell.cage.linux.syscalls import NUMBERS
 
 
 def instructions(profile: dict[str, object]) -> list[bytes]:
-    """Of a profile that only allows, as ours does."""
+    """The filter of a profile that only allows calls, as ours does."""
     code = [instruction(_LOAD, _NUMBER)]
     for rule in profile["syscalls"]:  # type: ignore[attr-defined]
         assert rule["action"] == "SCMP_ACT_ALLOW" and rule.keys() == {"names", "action"}

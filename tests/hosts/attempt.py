@@ -1,4 +1,4 @@
-"""What a caller sees on the host that this finds itself on, by every door, as JSON. Started as a program."""
+"""A program that tries every interface on the present host and prints the outcomes as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULE = """(module (import "wasi_snapshot_preview1" "fd_write" (func $write (pa
 
 
 def process() -> list[Any]:
-    """Twice, and what the second run left open."""
+    """Two runs, and the descriptors that the second left open."""
     open_before = 0
     for _ in range(2):
         open_before = open_descriptors()
@@ -56,7 +56,7 @@ def sandbox() -> list[Any]:
 
 
 def command() -> list[Any]:
-    """What `warmcell run --json` prints."""
+    """The output of `warmcell run --json`."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         command_line(["run", "--json", "python", "-c", "print(6 * 7)"])
@@ -68,7 +68,7 @@ def command() -> list[Any]:
 
 
 def doctor() -> list[Any]:
-    """With one attack and no toolchains: the rest is about guests and languages, not about the host."""
+    """One attack and no toolchains: the others depend on guests and languages, not on the host."""
     diagnosis.ATTACKS = diagnosis.ATTACKS[:1]
     registry.all_rows = lambda: ()
     report = diagnosis.examine()

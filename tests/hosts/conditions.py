@@ -1,4 +1,4 @@
-"""Hosts that are not as one would wish, each as the beginning of a command line: what follows runs on such a host.
+"""Unusual hosts, each as a command prefix: the command after it runs on such a host.
 
 All of it in namespaces, limits and filters of the command's own: nothing of this host is changed.
 """
@@ -25,12 +25,12 @@ def without_calls(*names: str) -> Prefix:
 
 
 def as_root(script: str, *, then_ordinary: bool = True) -> Prefix:
-    """After `script`, in a user and a mount namespace of its own; then as an ordinary user of another one."""
+    """Runs `script` as root of a new user and mount namespace, then the command as an ordinary user of another one."""
     go_on = 'exec unshare -U --map-user=1001 --map-group=1001 "$@"' if then_ordinary else 'exec "$@"'
     return ("unshare", "-Urmpf", "--mount-proc", "sh", "-ec", f"{script}\n{go_on}", "sh")
 
 
-def limited(option: str) -> Prefix:
+def with_limit(option: str) -> Prefix:
     return ("bash", "-ec", f'ulimit {option}; exec "$@"', "sh")
 
 
@@ -41,11 +41,17 @@ def ignoring(signal: str) -> Prefix:
     return (sys.executable, "-c", code)
 
 
-#: Of all that is here, so that the tests find themselves; its root is a mount like any other.
+#: A copy of the whole host, so that the tests are there too; its root is an ordinary mount.
 CHROOT: Prefix = ("unshare", "-Urm", "sh", "-ec", 'mount --rbind / /mnt; exec /usr/sbin/chroot /mnt "$@"', "sh")
 NO_PROC = as_root("mount -t tmpfs none /proc", then_ordinary=False)
 PROC_SUBSET = as_root("mount -t proc -o subset=pid proc /proc")
 STALE_PROC: Prefix = ("unshare", "-Urpf")
 PROC_COVERED = as_root("mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys")
 SWITCHED_OFF = ("unshare", "-Ur", "sh", "-ec", 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh")
+PROC_READ_ONLY = as_root("mount -o remount,bind,ro /proc", then_ordinary=False)
+#: As in the smallest container images.
+NO_DEV_FULL: Prefix = (
+    *"bwrap --bind / / --proc /proc --tmpfs /dev --tmpfs /dev/shm --symlink /proc/self/fd /dev/fd".split(),
+    *(word for name in ("null", "zero", "random", "urandom", "tty") for word in ("--dev-bind", *[f"/dev/{name}"] * 2)),
+)
 NO_ROOM = as_root("mount -t tmpfs -o size=4k,nr_inodes=2 none /tmp; mount --bind /tmp /var/tmp; echo full > /tmp/file")

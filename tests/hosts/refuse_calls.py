@@ -1,6 +1,6 @@
-"""`refuse_calls.py NAME[&FLAG][=ERRNO],... PROGRAM ...`: runs the program behind a filter that answers those calls.
+"""`refuse_calls.py NAME[:ARGUMENT][&FLAG][=ERRNO],... PROGRAM ...`: runs the program behind a filter that answers those calls.
 
-With a flag only those whose first argument has it. As a kernel without them would (ENOSYS), or as the filter of a container does (EPERM). Started as a program.
+With a flag only those whose first argument, or the numbered one, has it. As a kernel without them would (ENOSYS), or as the filter of a container does (EPERM). Started as a program.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> b
 def rule(text: str) -> list[bytes]:
     """Entered and left with the call's number loaded."""
     what, _, error = text.partition("=")
-    name, _, flag = what.partition("&")
+    which, _, flag = what.partition("&")
+    name, _, argument = which.partition(":")
     refuse = instruction(_RETURN, _ERRNO | int(error or _ENOSYS))
     if not flag:
         return [instruction(_JUMP_IF_EQUAL, NUMBERS[name], if_false=1), refuse]
     return [
         instruction(_JUMP_IF_EQUAL, NUMBERS[name], if_false=4),
-        instruction(_LOAD, _FIRST_ARGUMENT),
+        instruction(_LOAD, _FIRST_ARGUMENT + 8 * int(argument or 0)),
         instruction(_JUMP_IF_SET, int(flag, 0), if_false=1),
         refuse,
         instruction(_LOAD, _NUMBER),

@@ -1,4 +1,4 @@
-"""In a chroot the kernel refuses user namespaces, whoever asks; that is what `doctor` must say, by name."""
+"""In a chroot the kernel refuses user namespaces to everyone; that is what `doctor` must say, by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_chroot_is_called_one(tmp_path: Path) -> None:
 
 @pytest.mark.needs("linux")
 def test_a_missing_proc_is_said(tmp_path: Path) -> None:
-    assert in_chroot(tmp_path, "without").startswith("False there is no /proc here")
+    assert in_chroot(tmp_path, "without").startswith("False /proc is not mounted here")
 
 
 def test_we_are_in_none() -> None:

@@ -7,16 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from tests.hosts.conditions import limited
+from tests.hosts.conditions import with_limit
 
 from warmcell import ProcessBackend, ProcessConfig
 from warmcell.core.errors import SandboxError
-from warmcell.lifetime.descriptors import DescriptorsExhausted, told_shortage
+from warmcell.lifetime.descriptor_pressure import DescriptorPressure
+from warmcell.lifetime.descriptors import DescriptorsExhausted, shortage_from_message
 from warmcell.lifetime.run import Run, RunCancelled
-from warmcell.lifetime.scarcity import Scarcity
 
 #: A few backends under a small limit, as two hundred are under the usual one.
 PROGRAM = """
@@ -25,7 +24,7 @@ from warmcell import ExecRequest, ProcessBackend, SandboxError
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 request = ExecRequest("python", "import time; time.sleep(0.05); print(42)", 60)
 ProcessBackend().execute_blocking(request)  # what is opened once for the program is open
-resource.setrlimit(resource.RLIMIT_NOFILE, (96, hard))
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))  # the hard limit too: a soft one would be raised
 
 async def at_once(backends, times):
     runs = [backend.execute(request) for backend in backends for _ in range(times)]
@@ -58,13 +57,54 @@ def test_runs_wait_and_idle_backends_make_room() -> None:
 async def test_a_hundred_live_cages_fit_below_the_usual_limit() -> None:
     async with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as backend:
         first = await backend.live_cage()
-        (await first.start_soon(["true"])).ended.result(30)
+        (await first.start_async(["true"])).ended.result(30)
         before = len(os.listdir("/proc/self/fd"))
         second = await backend.live_cage()
-        (await second.start_soon(["true"])).ended.result(30)
+        (await second.start_async(["true"])).ended.result(30)
         assert len(os.listdir("/proc/self/fd")) - before <= 7  # and two directories, where it is a sandbox's
         first.close()
         second.close()
+
+
+#: More live sandboxes than the limit has room for. Prints how many, the error, and what is open before and after.
+LIVE_PROGRAM = """
+import json, os, sys
+from warmcell import Sandbox, SandboxError
+def is_open():
+    return len(os.listdir("/proc/self/fd"))
+with Sandbox() as first:  # opens what the program needs once
+    first.spawn(["true"]).wait()
+before, boxes, error = is_open(), [], None
+try:
+    for _ in range(int(sys.argv[1])):
+        boxes.append(Sandbox())
+        boxes[-1].spawn(["sleep", "60"])
+except SandboxError as caught:
+    error = [caught.code, caught.fault, caught.retryable]
+for box in boxes:
+    box.destroy()
+print(json.dumps([len(boxes), error, is_open() - before]))
+"""
+
+
+def live_sandboxes(limit: str, count: int) -> list[object]:
+    command = [*with_limit(limit), sys.executable, "-c", LIVE_PROGRAM, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.needs("linux", "user namespaces")
+def test_the_soft_limit_is_raised_before_it_is_met() -> None:
+    opened, error, left = live_sandboxes("-Sn 200", 24)
+    assert (opened, error) == (24, None) and int(str(left)) <= 2
+
+
+@pytest.mark.needs("linux", "user namespaces")
+def test_the_hard_limit_is_a_busy_host_and_leaves_nothing_open() -> None:
+    opened, error, left = live_sandboxes("-n 200", 40)
+    assert error == ["sandbox.backend_busy", "host", True]
+    assert 5 < int(str(opened)) < 40 and int(str(left)) <= 2
 
 
 class Spares:
@@ -91,45 +131,44 @@ def failing(times: int) -> tuple[list[int], object]:
 
 
 def test_what_idles_is_let_go_of_until_it_is_enough() -> None:
-    scarcity, spares = Scarcity(), Spares(5)
-    scarcity.hold(spares)
+    descriptor_pressure, spares = DescriptorPressure(), Spares(5)
+    descriptor_pressure.register(spares)
     tries, attempt = failing(3)
-    assert scarcity.retried(attempt, Run(), 60) == "done"  # type: ignore[type-var]
+    assert descriptor_pressure.retry(attempt, Run(), 60) == "done"  # type: ignore[type-var]
     assert (len(tries), spares.count) == (4, 2)
 
 
 def test_nobody_is_waited_for_who_is_not_there() -> None:
-    scarcity = Scarcity()
-    scarcity.begun()  # the one who asks
+    descriptor_pressure = DescriptorPressure()
+    descriptor_pressure.run_started()  # the one who asks
     tries, attempt = failing(99)
-    started = time.monotonic()
     with pytest.raises(DescriptorsExhausted, match="RLIMIT_NOFILE") as caught:
-        scarcity.retried(attempt, Run(), 60)  # type: ignore[type-var]
-    assert time.monotonic() - started < 30 and len(tries) == 1
+        descriptor_pressure.retry(attempt, Run(), 600)  # type: ignore[type-var]
+    assert len(tries) == 1
     assert isinstance(caught.value, SandboxError) and "ulimit -n" in str(caught.value.hint)
 
 
 def test_the_end_of_another_run_is_waited_for() -> None:
-    scarcity = Scarcity()
-    scarcity.begun()
-    scarcity.begun()
+    descriptor_pressure = DescriptorPressure()
+    descriptor_pressure.run_started()
+    descriptor_pressure.run_started()
     tries, attempt = failing(1)
-    timer = threading.Timer(0.2, scarcity.ended)
+    timer = threading.Timer(0.2, descriptor_pressure.run_ended)
     timer.start()
-    assert scarcity.retried(attempt, Run(), 60) == "done"  # type: ignore[type-var]
+    assert descriptor_pressure.retry(attempt, Run(), 60) == "done"  # type: ignore[type-var]
     assert len(tries) == 2
     timer.join()
 
 
 def test_who_waits_can_be_cancelled() -> None:
-    scarcity, run = Scarcity(), Run()
-    scarcity.begun()
-    scarcity.begun()
+    descriptor_pressure, run = DescriptorPressure(), Run()
+    descriptor_pressure.run_started()
+    descriptor_pressure.run_started()
     _, attempt = failing(99)
     timer = threading.Timer(0.2, run.cancel)
     timer.start()
     with pytest.raises(RunCancelled):
-        scarcity.retried(attempt, run, 60)  # type: ignore[type-var]
+        descriptor_pressure.retry(attempt, run, 60)  # type: ignore[type-var]
     timer.join()
 
 
@@ -138,13 +177,13 @@ def test_another_trouble_is_not_tried_again() -> None:
         raise PermissionError(13, "no")
 
     with pytest.raises(PermissionError):
-        Scarcity().retried(attempt, Run(), 60)
+        DescriptorPressure().retry(attempt, Run(), 60)
 
 
 @pytest.mark.needs("linux")
 @pytest.mark.parametrize("limit", [8, 10, 12])
 def test_doctor_names_the_limit_when_it_can_open_next_to_nothing(limit: int) -> None:
-    command = [*limited(f"-n {limit}"), sys.executable, "-m", "warmcell", "doctor"]
+    command = [*with_limit(f"-n {limit}"), sys.executable, "-m", "warmcell", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert f"RLIMIT_NOFILE is {limit}" in done.stdout + done.stderr, done
     assert "raise it (`ulimit -n 65536`" in done.stdout + done.stderr
@@ -154,17 +193,23 @@ def test_doctor_names_the_limit_when_it_can_open_next_to_nothing(limit: int) -> 
 @pytest.mark.parametrize(
     ("last_words", "told"),
     [
-        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "this user has as many processes"),
-        ("OS can't spawn worker thread: Resource temporarily unavailable (os error 11)", "this user has as many"),
-        ("OSError: [Errno 24] Too many open files: '/x'", "this process has as many open descriptors"),
-        ("MemoryError: [Errno 12] Cannot allocate memory", "there is no memory for it"),
+        (
+            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            "too many processes and threads for this user",
+        ),
+        (
+            "OS can't spawn worker thread: Resource temporarily unavailable (os error 11)",
+            "too many processes and threads",
+        ),
+        ("OSError: [Errno 24] Too many open files: '/x'", "too many open descriptors in this process"),
+        ("MemoryError: [Errno 12] Cannot allocate memory", "out of memory"),
         ("ValueError: something else", ""),
         ("", ""),
     ],
 )
 def test_what_a_process_of_ours_died_for_want_of_is_told(last_words: str, told: str) -> None:
     """And not only in a log."""
-    found = told_shortage(last_words, "start it")
+    found = shortage_from_message(last_words, "start it")
     assert bool(found) == bool(told)
     if found is not None:
         assert found.fault == "host" and found.message.startswith(f"could not start it: {told}") and found.hint

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +15,9 @@ from typing import Any
 import pytest
 from tests.helpers import is_root, require
 from tests.hosts import conditions
-from tests.hosts.conditions import Prefix, ignoring, limited, without_calls
+from tests.hosts.conditions import Prefix, ignoring, with_limit, without_calls
+from tests.hosts.running import on
 
-ATTEMPT = str(Path(__file__).with_name("attempt.py"))
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
 
@@ -52,7 +50,7 @@ def has_many(what: str) -> Refused:
 
 #: In a user namespace of root's the cage is refused: guests would be root to the files of the host.
 IN_NAMESPACE, WASM_IN_NAMESPACE = ("bubblewrap", "wasm") if is_root() else ("native", "wasm+process")
-NO_PROC = Refused("there is no /proc here", "mount -t proc proc /proc")
+NO_PROC = Refused("/proc is not mounted here|need /proc", "mount -t proc proc /proc")
 HOSTS = (
     Host("ordinary", conditions.ORDINARY, "native", "wasm+process"),
     Host("uid 0 in a user namespace", conditions.ROOT_OF_NAMESPACE, IN_NAMESPACE, WASM_IN_NAMESPACE),
@@ -90,7 +88,12 @@ HOSTS = (
     Host("no close_range", without_calls("close_range"), call_refused("close_range"), "wasm"),
     Host("no memfd_create", without_calls("memfd_create"), "native", call_refused("memfd_create")),
     Host("no /proc", conditions.NO_PROC, NO_PROC, NO_PROC),
-    Host("a /proc of another pid namespace", conditions.STALE_PROC, "bubblewrap", "wasm"),
+    Host(
+        "a /proc of another pid namespace",
+        conditions.STALE_PROC,
+        Refused("another pid namespace", "mount -t proc proc /proc"),
+        "wasm",
+    ),
     Host("/proc with subset=pid", conditions.PROC_SUBSET, Refused("subset=pid", "ProcSubset=all"), "wasm"),
     Host(
         "/proc/sys read-only",
@@ -98,6 +101,11 @@ HOSTS = (
         Refused("parts of /proc are covered or read-only here", "systempaths=unconfined"),
         "wasm",
     ),
+    Host(
+        "/proc read-only", conditions.PROC_READ_ONLY, Refused("/proc is mounted read-only", "remount,rw /proc"), "wasm"
+    ),
+    Host("no mount", without_calls("mount=1"), Refused("seccomp filter .* refuses mount", "allow .*mount"), "wasm"),
+    Host("no /dev/full", conditions.NO_DEV_FULL, "native", "wasm+process", is_only_for_users=True),
     Host("read-only root", conditions.READ_ONLY_ROOT, "native", "wasm+process", is_only_for_users=True),
     Host(
         "a chroot",
@@ -108,29 +116,24 @@ HOSTS = (
     ),
     Host("TMPDIR=/var/tmp", ("env", "TMPDIR=/var/tmp"), "native", "wasm+process"),
     Host("SIGCHLD ignored", ignoring("SIGCHLD"), "native", "wasm+process"),
-    Host("ulimit -f 0", limited("-f 0"), has_many("files may not be as large"), has_many("files may not be as large")),
-    Host("ulimit -n 12", limited("-n 12"), has_many("RLIMIT_NOFILE is 12"), has_many("RLIMIT_NOFILE is 12")),
-    Host("ulimit -n 64", limited("-n 64"), "native", "wasm+process"),
+    Host(
+        "ulimit -f 0",
+        with_limit("-f 0"),
+        has_many("limit on file size is too small"),
+        has_many("limit on file size is too small"),
+    ),
+    Host("ulimit -n 12", with_limit("-n 12"), has_many("RLIMIT_NOFILE is 12"), has_many("RLIMIT_NOFILE is 12")),
+    Host("ulimit -n 64", with_limit("-n 64"), "native", "wasm+process"),
     Host(
         "ulimit -u 1",
-        limited("-u 1"),
-        has_many("as many processes as it may have"),
-        has_many("as many processes and threads as it may have"),
+        with_limit("-u 1"),
+        has_many("too many processes for this user"),
+        has_many("too many processes and threads for this user"),
         is_only_for_users=True,
     ),
-    Host("ulimit -v", limited("-v 1000000"), "native", Refused("address space", "ulimit -v unlimited")),
+    Host("ulimit -v", with_limit("-v 1000000"), "native", Refused("address space", "ulimit -v unlimited")),
     Host("a full /tmp", conditions.NO_ROOM, IN_NAMESPACE, WASM_IN_NAMESPACE),
 )
-
-
-def on(host: Prefix, *doors: str, cwd: str | None = None, **environment: str) -> dict[str, list[Any]]:
-    """What each door answers there."""
-    command = [*host, sys.executable, ATTEMPT, *doors]
-    environ = {**os.environ, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, cwd=cwd, check=False)
-    assert done.returncode == 0, done
-    answers: dict[str, list[Any]] = json.loads(done.stdout)
-    return answers
 
 
 def check(said: list[Any], expected: str | Refused) -> None:
@@ -185,7 +188,8 @@ def test_every_sentence_that_we_say_begins_a_row(name: str) -> None:
     source = (PAGE.parents[1] / "src" / "warmcell" / name).read_text()
     page = PAGE.read_text()
     said = re.findall(
-        r'"((?:this is|there is no|the kernel (?:refuses|has no)|user namespaces are|parts of)[^"{(;,:]*)', source
+        r'"((?:this is|there is no|no asyncio|the kernel (?:refuses|has no)|user namespaces are|parts of)[^"{(;,:]*)',
+        source,
     )
     assert said
     assert [words for words in said if words.strip() not in page] == []

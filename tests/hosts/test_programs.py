@@ -15,7 +15,7 @@ from shutil import copytree, ignore_patterns
 import pytest
 from tests.helpers import require
 from tests.hosts import conditions
-from tests.hosts.test_hosts import ATTEMPT, on
+from tests.hosts.running import ATTEMPT, on
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, SandboxPolicyBuilder
 from warmcell.languages.base import base_executable
@@ -29,19 +29,19 @@ from warmcell import ExecRequest, ProcessBackend, ProcessConfig, SandboxError, W
 config = ProcessConfig()
 request = ExecRequest("python", "print(6 * 7)", 60)
 
-def told(door):
+def outcome(door):
     try:
         return door()
     except SandboxError as error:
         return [type(error).__name__, error.fault, str(error)]
 
 print(json.dumps([
-    told(lambda: run("print(6 * 7)").stdout),
-    told(lambda: ProcessBackend(ProcessConfig(preload=["json"])).execute_blocking(request).stdout),
-    told(lambda: ProcessBackend(enforcer="bubblewrap").execute_blocking(request).stdout),
-    told(lambda: get_enforcer("native").wrap_command("/bin/true", (), SandboxPolicy()).argv),
-    told(lambda: WasmBackend().execute_blocking(ExecRequest("wasm", "(module (func (export \\"_start\\")))", 60)).stdout),
-    told(lambda: Sandbox(backend="wasm").sh("echo 42").stdout),
+    outcome(lambda: run("print(6 * 7)").stdout),
+    outcome(lambda: ProcessBackend(ProcessConfig(preload=["json"])).execute_blocking(request).stdout),
+    outcome(lambda: ProcessBackend(enforcer="bubblewrap").execute_blocking(request).stdout),
+    outcome(lambda: get_enforcer("native").wrap_command("/bin/true", (), SandboxPolicy()).argv),
+    outcome(lambda: WasmBackend().execute_blocking(ExecRequest("wasm", "(module (func (export \\"_start\\")))", 60)).stdout),
+    outcome(lambda: Sandbox(backend="wasm").sh("echo 42").stdout),
 ]))
 """.replace("get_enforcer, run", "get_enforcer, run, SandboxPolicy")
 
@@ -99,7 +99,7 @@ def test_a_program_that_was_started_as_an_interpreter_ends_at_once(tmp_path: Pat
     program.chmod(0o755)
     code = f"import sys; sys.executable = sys._base_executable = {str(program)!r}\n" + RUN_BY_EVERY_DOOR
     name, fault, said = answers(code)[0]
-    assert (name, fault) == ("BackendUnavailable", "host") and "is no Python interpreter" in said
+    assert (name, fault) == ("BackendUnavailable", "host") and "is not a Python interpreter" in said
     assert 1 <= runs.read_text().count("again") <= 10  # one for each door, none by a program that was started
 
 
@@ -150,14 +150,14 @@ async def main():
         try:
             await backend.execute(request)
         except SandboxError as error:
-            told = [type(error).__name__, error.fault, str(error)]
+            outcome = [type(error).__name__, error.fault, str(error)]
         blocking = await trio.to_thread.run_sync(backend.execute_blocking, request)
     try:
         async with AsyncSandbox() as sandbox:
             await sandbox.sh("echo 42")
     except SandboxError as error:
         other = str(error)
-    print(json.dumps([told, [blocking.stdout], [other]]))
+    print(json.dumps([outcome, [blocking.stdout], [other]]))
 
 trio.run(main)
 """
@@ -170,10 +170,10 @@ trio.run(main)
 def test_in_a_subinterpreter_it_works_or_says_what_does() -> None:
     """What needs no thread of ours works in one that may have none."""
     doors = RUN_BY_EVERY_DOOR.replace(
-        "told(lambda: get_enforcer",
-        "told(lambda: asyncio.run(ProcessBackend().execute(request)).stdout),\n"
-        "    told(lambda: list(ProcessBackend().run_many_blocking([request]))[0].result.stdout),\n"
-        "    told(lambda: get_enforcer",
+        "outcome(lambda: get_enforcer",
+        "outcome(lambda: asyncio.run(ProcessBackend().execute(request)).stdout),\n"
+        "    outcome(lambda: list(ProcessBackend().run_many_blocking([request]))[0].result.stdout),\n"
+        "    outcome(lambda: get_enforcer",
     )
     code = f"""
 try:
