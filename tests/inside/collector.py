@@ -1,4 +1,4 @@
-"""Runs inside zygotes and workers while coverage is counted: what ran there is told through shared memory.
+"""Runs inside zygotes and workers while coverage is counted: what ran there is passed through shared memory.
 
 A cage leaves no descriptor and no path to write to, but memory that was mapped before it was built stays mapped. One
 byte stands for one line of one of our files. The directory holds `table` (lines of "<first byte> <file name>") and
@@ -18,18 +18,18 @@ def collect(directory):
     sys.modules.pop("mmap")  # guests are forks of this process, and must find it as it always is
     monitoring, events = sys.monitoring, sys.monitoring.events
 
-    def started(code, offset):
+    def on_start(code, offset):
         if code.co_filename in table:
             monitoring.set_local_events(monitoring.COVERAGE_ID, code, events.LINE)
         return monitoring.DISABLE
 
-    def reached(code, line):
+    def on_line(code, line):
         hits[table[code.co_filename] + line] = 1
         return monitoring.DISABLE
 
     monitoring.use_tool_id(monitoring.COVERAGE_ID, "warmcell")
-    monitoring.register_callback(monitoring.COVERAGE_ID, events.PY_START, started)
-    monitoring.register_callback(monitoring.COVERAGE_ID, events.LINE, reached)
+    monitoring.register_callback(monitoring.COVERAGE_ID, events.PY_START, on_start)
+    monitoring.register_callback(monitoring.COVERAGE_ID, events.LINE, on_line)
     monitoring.set_events(monitoring.COVERAGE_ID, events.PY_START)
 
 

@@ -16,13 +16,13 @@ import pytest
 from coverage import CoverageData
 
 import warmcell
-from warmcell.pool import start
+from warmcell.pool import manager_process
 
 PACKAGE = Path(warmcell.__file__).parent
 COLLECTOR = Path(__file__).with_name("collector.py")
 #: The rooms whose code runs in other processes, and the names that two files go by there.
 ROOMS = ("cage", "guest")
-ALIASES = {PACKAGE / f"guest/python/{name}.py": f"<warmcell {name}>" for name in ("worker", "ending")}
+ALIASES = {PACKAGE / f"guest/python/{name}.py": f"<warmcell {name}>" for name in ("worker", "interpreter_exit")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +46,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     done = yield
     directory = session.config.getoption("--inside")
     if directory is not None and not hasattr(session.config, "workerinput"):
-        _write_data(counted(directory))
+        _write_data(count_lines(directory))
     return done
 
 
@@ -62,7 +62,7 @@ def sources() -> list[Path]:
     return sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 
 
-def counted(directory: Path) -> dict[Path, list[int]]:
+def count_lines(directory: Path) -> dict[Path, list[int]]:
     """Which lines of each file ran."""
     hits = (directory / "hits").read_bytes()
     found, first = {}, 0
@@ -90,4 +90,4 @@ def lay_out(directory: Path) -> None:
 def count_zygotes(directory: Path) -> None:
     scope = f"{{'__name__': 'collector', 'directory': {str(directory)!r}}}"
     begin = f"exec(open({str(COLLECTOR)!r}).read() + 'collect(directory)', {scope})\n"
-    start.BOOT = begin + start.BOOT
+    manager_process.BOOT = begin + manager_process.BOOT

@@ -11,7 +11,7 @@ from tests.helpers import share_no_zygotes
 from tests.inside import plugin
 
 from warmcell import ExecRequest, Language, ProcessBackend, ProcessConfig
-from warmcell.pool import start
+from warmcell.pool import manager_process
 
 needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 13), reason="sys.monitoring without a descriptor: 3.13")
 
@@ -20,7 +20,7 @@ needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 13), reason="sys.mo
 def test_zygotes_begin_with_the_boot_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     share_no_zygotes(monkeypatch)
-    monkeypatch.setattr(start, "BOOT", f"open({str(mark)!r}, 'w').close()\n{start.BOOT}")
+    monkeypatch.setattr(manager_process, "BOOT", f"open({str(mark)!r}, 'w').close()\n{manager_process.BOOT}")
     with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as backend:
         assert backend.execute_blocking(ExecRequest(Language.PYTHON, "print(6 * 7)", 20)).stdout == "42\n"
     assert mark.exists()
@@ -39,7 +39,7 @@ with ProcessBackend() as backend:
     assert backend.execute_blocking(ExecRequest(Language.PYTHON, "print(6 * 7)", 20)).stdout == "42\\n"
 with WasmBackend() as backend:
     assert backend.execute_blocking(ExecRequest(Language.WASM, '(module (func (export "_start")))', 20)).exit_code == 0
-print(*(path.relative_to(plugin.PACKAGE) for path, lines in plugin.counted(directory).items() if lines))
+print(*(path.relative_to(plugin.PACKAGE) for path, lines in plugin.count_lines(directory).items() if lines))
 """
 
 
@@ -49,7 +49,7 @@ def test_lines_of_zygotes_and_workers_are_counted(repository: Path, tmp_path: Pa
     command = [sys.executable, "-c", COUNTED, str(tmp_path)]
     ended = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     ran = ended.stdout.split()
-    assert {"guest/python/worker.py", "guest/python/ending.py", "guest/wasm/worker.py"} <= {*ran}, ended
+    assert {"guest/python/worker.py", "guest/python/interpreter_exit.py", "guest/wasm/worker.py"} <= {*ran}, ended
     assert [name for name in ran if name.startswith("cage/guest/")]
 
 
