@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -35,13 +34,6 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
 
         assert call() == (0, "")
         yield call
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.05)
 
 
 def is_on_host(marker: str) -> bool:
