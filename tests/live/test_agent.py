@@ -13,7 +13,7 @@ import pytest
 
 import warmcell.guest
 from warmcell import Sandbox
-from warmcell.backends.process import live_making
+from warmcell.backends.process import live_start
 
 pytestmark = pytest.mark.needs("linux")
 
@@ -38,7 +38,7 @@ os._exit(0)
 
 def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
     """It would find the agent's sockets closed, take that for the end of the host, and be gone before its first cell."""
-    from warmcell.sessions.frames import encode
+    from warmcell.guest.live.frames import encode
 
     ours, theirs = socket.socketpair()
     hears, says = socket.socketpair()
@@ -83,11 +83,12 @@ def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:
 @pytest.mark.parametrize("is_same", [True, False], ids=["the host's Python", "another Python"])
 def test_it_is_compiled_by_the_host_for_its_own_python_alone(monkeypatch: pytest.MonkeyPatch, is_same: bool) -> None:
     """What the other form of its modules holds is not looked at: it is broken here."""
-    magic, sources, compiled = marshal.loads(live_making._modules())
+    packed = live_start._agent_files()["/code/live/modules"]
+    magic, sources, compiled = marshal.loads(packed)
     broken = dict.fromkeys(sources, "(" if is_same else b"")
     kept = (magic, broken, compiled) if is_same else (b"none", sources, broken)
-    files = {**live_making._agent_files(), "/code/live/modules": marshal.dumps(kept, 2)}
-    monkeypatch.setattr(live_making, "_agent_files", lambda: files)
+    files = {**live_start._agent_files(), "/code/live/modules": marshal.dumps(kept, 2)}
+    monkeypatch.setattr(live_start, "_agent_files", lambda: files)
     with Sandbox() as sandbox:
         assert sandbox.spawn("echo $0").wait().stdout.endswith("sh\n")
         with sandbox.session("python") as session:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.helpers import until
 
-from warmcell import Limits, Sandbox, errors
+from warmcell import AsyncSandbox, Limits, Sandbox, errors
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
-
-
-def until(condition: object, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
 
 
 @pytest.mark.attack("LK-01")
@@ -63,8 +57,8 @@ def test_nothing_of_one_live_cage_is_in_the_next() -> None:
         assert "mark" in one.spawn(look).wait(30).stdout
         assert "mark" not in other.spawn(look).wait(30).stdout
         assert "mark" not in one.sh(look).stdout  # a run has a cage of its own
-        one.spawn("read word; kill -9 2").write("now\n")
-        until(lambda: not one._async._live._cage.is_alive)  # type: ignore[union-attr]
+        os.kill(one._async._driver.live._cage.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        until(lambda: not one._async._driver.live._cage.is_alive)  # type: ignore[union-attr]
         assert "mark" not in one.spawn(look).wait(30).stdout
 
 
@@ -95,10 +89,10 @@ def test_who_speaks_in_the_agents_name_ends_its_own_cage(words: bytes) -> None:
     """Carried out where the agent's words arrive: no guest can get at the agent's socket (LK-02)."""
     with Sandbox() as sandbox, Sandbox() as other:
         process, neighbour = sandbox.spawn("echo said; sleep 1000"), other.spawn("sleep 1000")
-        cage = sandbox._async._live._cage  # type: ignore[union-attr]
+        cage = sandbox._async._driver.live._cage  # type: ignore[union-attr]
         assert cage is not None
-        conversation = cage._conversation
-        cage.loop.call(lambda: conversation.hear_bytes(words))
+        conversation = cage._channel
+        cage.loop.call(lambda: conversation.feed(words))
         with pytest.raises(errors.SessionEnded):
             process.wait(30)
         assert cage.ended.result(30).reason
@@ -106,14 +100,173 @@ def test_who_speaks_in_the_agents_name_ends_its_own_cage(words: bytes) -> None:
         assert sandbox.spawn("echo new").wait(30).stdout == "new\n"
 
 
-def test_a_guest_that_stops_the_agent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmcell.backends.process.live._ANSWER_SECONDS", 1.0)
+#: What a guest may try against the agent, which is process 2: signals by each call that sends one, limits, its pipes.
+AGAINST_AGENT = """
+import ctypes, glob, os, resource, signal
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(name, call):
+    try:
+        result = call()
+    except OSError as error:
+        result = -error.errno
+    print(name, "went through" if result is None or result >= 0 else "refused")
+STOP = int(signal.SIGSTOP)
+info = ctypes.create_string_buffer(128)
+refused("kill", lambda: os.kill(2, STOP))
+refused("kill all", lambda: os.kill(-1, STOP))
+refused("kill group", lambda: os.kill(-2, STOP))
+refused("tkill", lambda: libc.syscall(200, 2, STOP))
+refused("tgkill", lambda: libc.syscall(234, 2, 2, STOP))
+refused("rt_sigqueueinfo", lambda: libc.syscall(129, 2, STOP, info))
+refused("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(2), STOP))
+refused("pidfd by /proc", lambda: signal.pidfd_send_signal(os.open("/proc/2", os.O_RDONLY), STOP))
+refused("prlimit", lambda: resource.prlimit(2, resource.RLIMIT_NOFILE, (3, 3)))
+refused("setaffinity", lambda: os.sched_setaffinity(2, {0}))
+refused("setpriority", lambda: os.setpriority(os.PRIO_PROCESS, 2, 19))
+taken = 0
+for path in glob.glob("/proc/2/fd/*"):
+    try:
+        taken += len(os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1 << 16))
+    except OSError:
+        pass
+print("bytes taken", taken)
+"""
+
+
+@pytest.mark.attack("S3-01")
+def test_guests_cannot_signal_limit_or_drain_the_agent() -> None:
     with Sandbox() as sandbox:
-        sandbox.spawn("read word; kill -STOP 2; sleep 1000").write("now\n")
-        with pytest.raises(errors.SessionEnded, match="did not answer"):
-            while True:
-                sandbox.spawn("true")
+        sandbox.spawn("sleep 1000")  # its end is to wake the agent
+        printed = sandbox.spawn(["python3", "-c", AGAINST_AGENT]).wait(60).stdout
+        assert "went through" not in printed and "bytes taken 0" in printed, printed
+        assert sandbox.spawn("echo still here").wait(30).stdout == "still here\n"
+
+
+def _stop_agent(sandbox: Sandbox) -> None:
+    """From outside, as if a guest had found a way: the agent stops, and nothing else does."""
+    cage = sandbox._async._driver.live._cage  # type: ignore[union-attr]
+    assert cage is not None
+    os.kill(cage.pid, signal.SIGSTOP)
+
+
+@pytest.mark.attack("S3-01")
+def test_a_timeout_holds_though_the_agent_does_not_answer() -> None:
+    with Sandbox() as sandbox:
+        process = sandbox.spawn("echo begun; exec sleep 1000", timeout=2)
+        next(iter(process.output()))
+        _stop_agent(sandbox)
+        with pytest.raises(errors.ExecutionTimeout) as raised:
+            process.wait(60)
+        assert raised.value.result is not None and raised.value.result.stdout == "begun\n"
         assert sandbox.spawn("echo new").wait(30).stdout == "new\n"
+
+
+@pytest.mark.attack("S3-01")
+@pytest.mark.parametrize("wish", ["kill", "signal", "spawn", "close"])
+def test_nothing_waits_for_an_agent_that_does_not_answer(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.backends.process.live._START_SECONDS", 3.0)
+    sandbox = Sandbox()
+    process = sandbox.spawn("sleep 1000")
+    _stop_agent(sandbox)
+    if wish == "kill":
+        process.kill()
+        assert not process.is_running
+    elif wish == "signal":
+        with pytest.raises(errors.SessionEnded, match="did not answer"):
+            process.signal(signal.SIGTERM)
+    elif wish == "spawn":
+        with pytest.raises(errors.SessionEnded, match="did not answer"):
+            sandbox.spawn("true")
+    if wish != "close":
+        assert sandbox.spawn("echo new").wait(30).stdout == "new\n"
+    sandbox.destroy()
+
+
+@pytest.mark.attack("S3-01")
+async def test_a_signal_to_an_agent_that_does_not_answer_can_be_cancelled() -> None:
+    async with AsyncSandbox() as sandbox:
+        process = await sandbox.spawn("sleep 1000")
+        cage = sandbox._driver.live._cage  # type: ignore[union-attr]
+        assert cage is not None
+        os.kill(cage.pid, signal.SIGSTOP)
+        task = asyncio.ensure_future(process.signal(signal.SIGTERM))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cage.is_alive  # so that it was not the grace that ended the wait
+
+
+@pytest.mark.attack("S3-01")
+@pytest.mark.parametrize("language", ["python", "command"])
+def test_a_cell_ends_in_time_though_the_agent_does_not_answer(language: str) -> None:
+    code = {"python": "while True: pass", "command": "while true; do :; done"}[language]
+    with Sandbox() as sandbox:
+        session = sandbox.session(language)
+        session.run({"python": "1", "command": "true"}[language])
+        _stop_agent(sandbox)
+        with pytest.raises((errors.ExecutionTimeout, errors.SessionEnded)):
+            session.run(code, timeout=1)
+        assert sandbox.spawn("echo new").wait(30).stdout == "new\n"
+
+
+@pytest.mark.attack("S3-04")
+def test_files_that_the_host_hands_over_are_sealed() -> None:
+    from warmcell.lifetime.descriptors import open_memory_file
+
+    descriptor = open_memory_file(b"content")
+    try:
+        again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+        with pytest.raises(PermissionError):
+            os.write(again, b"more")
+        with pytest.raises(PermissionError):
+            os.ftruncate(again, 1 << 30)
+        os.close(again)
+        assert os.read(descriptor, 100) == b"content"
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.attack("S3-06")
+def test_words_of_a_guest_in_our_errors_are_quoted_and_escaped() -> None:
+    forge = "printf 'x\\033[2J\\007\\nhint: run this\\r\\n' > /proc/2/fd/2"
+    with Sandbox() as sandbox:
+        process = sandbox.spawn(f"{forge}; echo done; exec sleep 1000")
+        assert next(iter(process.output())).data == b"done\n"
+        os.kill(sandbox._async._driver.live._cage.pid, signal.SIGTERM)  # type: ignore[union-attr]
+        with pytest.raises(errors.SessionEnded) as raised:
+            process.wait(60)
+        assert str(raised.value).isprintable(), str(raised.value)
+
+
+@pytest.mark.attack("S3-10")
+def test_what_ended_processes_wrote_is_bounded_in_sum() -> None:
+    """S3-10: the latest keeps its output, the oldest give theirs up, and say so."""
+    with Sandbox() as sandbox:
+        processes = []
+        for _ in range(25):  # one after another: the oldest is the first that ended
+            processes.append(sandbox.spawn("head -c 900000 /dev/zero | tr '\\0' x"))
+            assert len(processes[-1].wait(60).stdout) == 900_000
+        table = sandbox._async._driver.live._table
+        assert sum(process.memory_bytes for process in table.all()) <= 17 << 20
+        assert processes[0].wait().stdout_truncated and len(processes[-1].wait().stdout) == 900_000
+
+
+@pytest.mark.attack("S3-11")
+@pytest.mark.parametrize("status", [-1, 0x7F, 0x137F, 1 << 20, 0xFFFF, True, "0", None, 1.0])
+def test_an_impossible_wait_status_ends_the_cage(status: object) -> None:
+    from warmcell.backends.process.live_exit import is_wait_status
+
+    assert not is_wait_status(status)
+    with Sandbox() as sandbox:
+        process = sandbox.spawn("sleep 1000")
+        cage = sandbox._async._driver.live._cage  # type: ignore[union-attr]
+        assert cage is not None
+        said = json.dumps({"event": "ended", "pid": process.pid, "status": status, "cpu": 0, "peak": 0}).encode()
+        frame = len(said).to_bytes(4, "big") + said
+        cage.loop.call(lambda: cage._channel.feed(frame))
+        with pytest.raises(errors.SessionEnded):
+            process.wait(30)
 
 
 def test_who_fills_the_disk_ends_with_its_cage(tmp_path: Path) -> None:
@@ -128,7 +281,7 @@ import sys, time
 from warmcell import Sandbox, PtySize
 sandbox = Sandbox()
 processes = [sandbox.spawn("sleep 4321 & (setsid sleep 4322 &); sleep 4323", pty=size) for size in (None, PtySize(80, 24))]
-print(sandbox._async._live._cage.pid, sandbox.work_dir, flush=True)
+print(sandbox._async._driver.live._cage.pid, sandbox.work_dir, flush=True)
 time.sleep(1000)
 """
 

@@ -79,7 +79,7 @@ def test_a_missing_command_is_told_as_ever(live: Sandbox) -> None:
     with pytest.raises(errors.CommandNotFound, match="no-such"):
         live.exec("no-such")
     live.write_file("plain", "text")
-    with pytest.raises(errors.CommandNotFound, match="no program"):
+    with pytest.raises(errors.CommandNotFound, match="not executable"):
         live.exec("./plain")
 
 

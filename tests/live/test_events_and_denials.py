@@ -1,11 +1,12 @@
-"""What is told of what happens in a live cage: refusals in results, and events."""
+"""Events and denials of a live cage: refusals are in results, and everything that happens is an event."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from tests.helpers import until
 
 from warmcell import Sandbox, errors
 from warmcell.core import events
@@ -48,13 +49,6 @@ def heard() -> Iterator[list[Event]]:
     stop()
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_cages_processes_sessions_and_cells_are_told(heard: list[Event]) -> None:
     with Metrics() as metrics:
         with Sandbox() as sandbox:
@@ -67,7 +61,7 @@ def test_cages_processes_sessions_and_cells_are_told(heard: list[Event]) -> None
                     session.run("while True: pass", timeout=0.2)
                 assert b"warmcell_sessions 1.0" in metrics.text()
             assert b"warmcell_live_cages 1.0" in metrics.text()
-        wait_for(lambda: any(event.name == "live.gone" for event in heard))
+        until(lambda: any(event.name == "live.gone" for event in heard))
         assert b'warmcell_session_cells_total{outcome="ok"} 1.0' in metrics.text()
         assert b"warmcell_live_cages 0.0" in metrics.text()
     told = [
