@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +19,7 @@ COMMAND = [sys.executable, "-m", "warmcell", "mcp"]
 
 
 def processes_with(marker: str) -> list[int]:
-    """Processes of this host whose command line holds the marker, other than whoever asks."""
+    """Processes of this host whose command line holds the marker, without this one."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -31,13 +30,6 @@ def processes_with(marker: str) -> list[int]:
         if is_marked and int(name) != os.getpid():
             found.append(int(name))
     return found
-
-
-def wait_for(condition: object, what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

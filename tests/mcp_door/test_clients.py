@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import sys
 import time
@@ -14,7 +13,9 @@ from typing import Any
 
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
+from tests.helpers import until_async
 from tests.mcp_door.conftest import COMMAND, processes_with
+from tests.mcp_door.requests import call
 
 pytestmark = pytest.mark.needs("user namespaces")
 TOOLS = ["run_code", "run_command", "read_file", "write_file", "list_files", "apply_patch"]
@@ -22,24 +23,16 @@ WAYS = ["stdio", "stdio legacy", "http"]
 
 
 @asynccontextmanager
-async def connected(way: str, url: str, *options: str, **client: Any) -> AsyncIterator[Client]:
+async def connect(way: str, url: str, *options: str, **client: Any) -> AsyncIterator[Client]:
     program = StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], *options])
     mode = "legacy" if way == "stdio legacy" else "auto"
     async with Client(url if way == "http" else program, mode=mode, **client) as made:
         yield made
 
 
-async def call(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
-    result = await client.call_tool(name, arguments)
-    answer: dict[str, Any] = result.structured_content
-    assert json.loads(result.content[0].text) == answer
-    assert result.is_error == (answer["status"] != "success")
-    return answer
-
-
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_client_works_in_its_sandbox(way: str, url: str) -> None:
-    async with connected(way, url) as client:
+    async with connect(way, url) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert [name for name in tools if name in TOOLS] == TOOLS
         assert tools["read_file"].annotations.read_only_hint
@@ -74,7 +67,7 @@ Image()
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
 async def test_code_remembers_and_shows(way: str, url: str) -> None:
-    async with connected(way, url) as client:
+    async with connect(way, url) as client:
         await call(client, "run_code", code="x = 41")
         assert (await call(client, "run_code", code="x + 1"))["value"] == "42"
         failed = await call(client, "run_code", code="x / 0")
@@ -90,14 +83,14 @@ async def test_code_remembers_and_shows(way: str, url: str) -> None:
         assert (image.mime_type, image.data) == ("image/png", PIXEL)
         died = await call(client, "run_code", code="import os; os._exit(3)")
         assert (died["status"], died["fault"]) == ("error", "guest")
-        assert "the variables are gone" in died["stderr"]
+        assert "the variables are lost" in died["stderr"]
         assert "NameError" in (await call(client, "run_code", code="x"))["stderr"]
         await call(client, "run_code", code="x = 1")
         assert "NameError" in (await call(client, "run_code", code="x", restart=True))["stderr"]
 
 
 async def test_state_can_be_declined(url: str) -> None:
-    async with connected("stdio", url, "--stateless") as client:
+    async with connect("stdio", url, "--stateless") as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "restart" not in tools["run_code"].input_schema["properties"]
         await call(client, "run_code", code="x = 41")
@@ -107,20 +100,20 @@ async def test_state_can_be_declined(url: str) -> None:
 @pytest.mark.attack("PT-09")
 async def test_a_cancelled_cell_ends_and_its_variables_stay(url: str) -> None:
     marker = f"warmcell-{secrets.token_hex(8)}"
-    async with connected("http", url) as client:
+    async with connect("http", url) as client:
         await call(client, "run_code", code="x = 41")
         code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 300; echo {marker}'])"
         running = asyncio.create_task(client.call_tool("run_code", {"code": code, "timeout_secs": 300}))
-        await until(lambda: processes_with(marker))
+        await until_async(lambda: processes_with(marker))
         running.cancel()
-        await until(lambda: not processes_with(marker))
+        await until_async(lambda: not processes_with(marker))
         assert (await call(client, "run_code", code="x"))["value"] == "41"
 
 
 @pytest.mark.attack("PT-13")
 async def test_cells_that_come_at_once_are_served_in_turn_and_a_client_may_leave_in_the_middle(url: str) -> None:
     marker = f"warmcell-{secrets.token_hex(8)}"
-    async with connected("http", url) as client:
+    async with connect("http", url) as client:
         await call(client, "run_code", code="x = 0")
         grow = "import time\nseen = x\ntime.sleep(0.02)\nx = seen + 1"
         await asyncio.gather(*(call(client, "run_code", code=grow) for _ in range(8)))
@@ -128,16 +121,16 @@ async def test_cells_that_come_at_once_are_served_in_turn_and_a_client_may_leave
         code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 300; echo {marker}'])"
         running = asyncio.create_task(client.call_tool("run_code", {"code": code, "timeout_secs": 300}))
         waiting = asyncio.create_task(client.call_tool("run_code", {"code": "x"}))
-        await until(lambda: processes_with(marker))
+        await until_async(lambda: processes_with(marker))
         running.cancel()
         waiting.cancel()
-    await until(lambda: not processes_with(marker))
-    async with connected("http", url) as client:
+    await until_async(lambda: not processes_with(marker))
+    async with connect("http", url) as client:
         assert "NameError" in (await call(client, "run_code", code="x"))["stderr"]
 
 
 async def test_clients_have_sandboxes_of_their_own(url: str) -> None:
-    async with connected("http", url) as first, connected("http", url) as second:
+    async with connect("http", url) as first, connect("http", url) as second:
         await call(first, "write_file", path="mine", content="x")
         assert (await call(second, "list_files"))["entries"] == []
         assert (await call(first, "list_files"))["entries"] != []
@@ -150,7 +143,7 @@ async def test_progress_tells_what_is_printed(url: str) -> None:
         told.append((progress, total, message))
 
     code = "import time\nfor n in range(3): print('line', n); time.sleep(0.4)"
-    async with connected("http", url) as client:
+    async with connect("http", url) as client:
         await client.call_tool("run_code", {"code": code, "timeout_secs": 60}, progress_callback=hear)
     assert [progress for progress, _, _ in told] == sorted({progress for progress, _, _ in told})
     assert {total for _, total, _ in told} == {60.0}
@@ -161,7 +154,7 @@ async def test_progress_tells_what_is_printed(url: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_cancelled_call_kills_and_the_client_goes_on(way: str, url: str) -> None:
     """Within a second: the quickest of a few, since a machine that is busy can be late with anything."""
-    async with connected(way, url) as client:
+    async with connect(way, url) as client:
         await call(client, "write_file", path="kept", content="x")
         for name, text in ENDLESS:
             taken = [await seconds_to_cancel(client, name, text)]
@@ -188,24 +181,24 @@ async def seconds_to_cancel(client: Client, name: str, text: str) -> float:
     await client.call_tool("run_code", {"code": "1"})  # is told of the end of the one before, if it ended
     arguments = {name: text.format(marker), "timeout_secs": 300}
     running = asyncio.create_task(client.call_tool(f"run_{name}", arguments))
-    await until(lambda: processes_with(marker))
+    await until_async(lambda: processes_with(marker))
     began = time.monotonic()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await until(lambda: not processes_with(marker))
+    await until_async(lambda: not processes_with(marker))
     return time.monotonic() - began
 
 
 @pytest.mark.attack("PT-10")
 async def test_what_a_client_of_http_runs_ends_with_its_session(url: str) -> None:
     marker = f"warmcell-{secrets.token_hex(8)}"
-    async with connected("http", url) as client:
+    async with connect("http", url) as client:
         command = {"command": f"sh -c 'sleep 300; echo {marker}'", "timeout_secs": 300}
         running = asyncio.create_task(client.call_tool("run_command", command))
-        await until(lambda: processes_with(marker))
+        await until_async(lambda: processes_with(marker))
         running.cancel()
-    await until(lambda: not processes_with(marker))
+    await until_async(lambda: not processes_with(marker))
 
 
 async def test_the_options_hold(url: str, tmp_path: Path) -> None:
@@ -222,7 +215,7 @@ async def test_the_options_hold(url: str, tmp_path: Path) -> None:
         "--python",
         sys.executable,
     ]
-    async with connected("stdio", url, *options) as client:
+    async with connect("stdio", url, *options) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "run_command" not in tools
         assert tools["run_code"].input_schema["properties"]["language"]["enum"] == ["python"]
@@ -234,7 +227,7 @@ async def test_the_options_hold(url: str, tmp_path: Path) -> None:
 
 
 async def test_long_output_is_linked(url: str) -> None:
-    async with connected("http", url) as client:
+    async with connect("http", url) as client:
         result = await client.call_tool("run_code", {"code": "print('x' * 100_000)"})
         (link,) = (block for block in result.content if block.type == "resource_link")
         assert (await client.read_resource(link.uri)).contents[0].text == "x" * 100_000 + "\n"
@@ -246,11 +239,11 @@ async def test_refusals_are_logged_to_clients_that_listen(url: str) -> None:
     async def hear(entry: Any) -> None:
         heard.append(entry)
 
-    async with connected("stdio legacy", url, "--allow-domain", "a.example", logging_callback=hear) as client:
+    async with connect("stdio legacy", url, "--allow-domain", "a.example", logging_callback=hear) as client:
         code = "import urllib.request as u\nu.urlopen('http://b.example/', timeout=10)"
         answer = await call(client, "run_code", code=code, stdin="")
         assert answer["denials"][0]["hint"]
-        await until(lambda: heard)
+        await until_async(lambda: heard)
         assert heard[0].level == "warning"
 
 
@@ -258,7 +251,7 @@ async def test_refusals_are_logged_to_clients_that_listen(url: str) -> None:
 @pytest.mark.parametrize("way", ["stdio", "http"])
 async def test_no_error_names_a_path_of_the_host(way: str, url: str, tmp_path: Path) -> None:
     options = ["--work-dir", str(tmp_path)] if way == "stdio" else []
-    async with connected(way, url, *options) as client:
+    async with connect(way, url, *options) as client:
         calls = [
             ("read_file", {"path": "none"}),
             ("read_file", {"path": f"{tmp_path}/x"}),
@@ -271,9 +264,3 @@ async def test_no_error_names_a_path_of_the_host(way: str, url: str, tmp_path: P
             assert result.is_error
             assert "/tmp" not in result.content[0].text
             assert "/home" not in result.content[0].text
-
-
-async def until(condition: Any, seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.05)

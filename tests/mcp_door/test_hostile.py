@@ -15,47 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.mcp_door.conftest import COMMAND, processes_with, wait_for
+from tests.helpers import until
+from tests.mcp_door.conftest import COMMAND, processes_with
+from tests.mcp_door.requests import HEADERS, HELLO, JUNK, READY, session_of
 
 from warmcell.interfaces.mcp.transports import serve_http
 
 pytestmark = pytest.mark.needs("user namespaces")
-HELLO = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
-}
-READY = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-JUNK = {
-    "empty": b"",
-    "cut": b'{"jsonrpc": "2.0", "id": 1',
-    "word": b"hello",
-    "list": b"[]",
-    "number": b"7",
-    "not utf-8": b"\xff\xfe",
-    "deep": b"[" * 200_000,
-    "deep object": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
-    + b'{"a":' * 50_000
-    + b"1"
-    + b"}" * 50_001,
-    "no method": b'{"jsonrpc": "2.0", "id": 2}',
-    "unknown method": b'{"jsonrpc": "2.0", "id": 2, "method": "rm -rf"}',
-    "wrong id": b'{"jsonrpc": "2.0", "id": {"a": 1}, "method": "ping"}',
-    "wrong params": b'{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": [1, 2]}',
-    "no name": b'{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {}}',
-    "name is a number": b'{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": 3}}',
-    "arguments are text": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":"x"}}',
-    "code is an object": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
-    b'{"name":"run_code","arguments":{"code":{}}}}',
-    "huge number": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":'
-    b'{"code":"1","timeout_secs":1' + b"0" * 5000 + b"}}}",
-    "surrogate": b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":'
-    b'{"code":"\\ud800"}}}',
-    "big uri": b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{"uri":"' + b"x" * 100_000 + b'"}}',
-    "cancel of nothing": b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":99}}',
-}
 
 
 class Talk:
@@ -103,7 +69,7 @@ def test_a_client_that_goes_leaves_nothing(way: str, tmp_path: Path, monkeypatch
     talk = Talk()
     try:
         talk.call(2, "run_command", command=f"setsid sh -c 'sleep 300; echo {marker}'", timeout_secs=300)
-        wait_for(lambda: processes_with(marker), "the guest's start")
+        until(lambda: processes_with(marker))
         if way in ("closes its end", "dies"):
             talk.process.stdin.close()  # type: ignore[union-attr]
             if way == "dies":
@@ -111,7 +77,7 @@ def test_a_client_that_goes_leaves_nothing(way: str, tmp_path: Path, monkeypatch
         else:
             talk.process.send_signal(signal.SIGTERM if way == "ends it by signal" else signal.SIGKILL)
         talk.process.wait(60)
-        wait_for(lambda: not processes_with(marker), "the guest's end")
+        until(lambda: not processes_with(marker))
         if way != "kills it":
             assert talk.process.returncode == 0
             assert [name for name in os.listdir(tmp_path) if "work" in name] == []
@@ -136,13 +102,6 @@ def test_junk_over_stdio_is_answered_or_ignored_and_the_next_request_served() ->
         assert int(peak) < 250_000  # of a line without an end no more than a message is kept
     finally:
         talk.close()
-
-
-def session_of(client: httpx.Client, url: str) -> dict[str, str]:
-    answer = client.post(url, json=HELLO, headers=HEADERS)
-    headers = HEADERS | {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
-    assert client.post(url, json=READY, headers=headers).status_code == 202
-    return headers
 
 
 @pytest.mark.attack("PT-15")
@@ -213,8 +172,8 @@ def test_a_token_is_asked_for_and_a_silent_client_loses_its_sandbox() -> None:
             params = {"name": "run_code", "arguments": {"code": code}}
             body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
             assert client.post(url, json=body, headers=mine).status_code == 200
-            wait_for(lambda: processes_with(marker), "the guest's start")
-            wait_for(lambda: not processes_with(marker), "the end of what an idle client left")
+            until(lambda: processes_with(marker))
+            until(lambda: not processes_with(marker))
             assert client.post(url, json=body, headers=mine).status_code == 404
     finally:
         server.terminate()
@@ -223,12 +182,12 @@ def test_a_token_is_asked_for_and_a_silent_client_loses_its_sandbox() -> None:
 
 
 WRONG = {
-    "one client": ["--http", "--work-dir", "."],
+    "cannot be combined": ["--http", "--work-dir", "."],
     "other machines": ["--http", "--host", "0.0.0.0"],
     "unknown language": ["--language", "klingon"],
     "/none/such": ["--work-dir", "/none/such"],
     "--policy": ["--policy", "/none/such.toml"],
-    "no port": ["--http", "--port", "x"],
+    "not a port": ["--http", "--port", "x"],
     "--timeout": ["--timeout", "-1"],
     "--python": ["--python", "/bin/true"],
 }

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from tests.mcp_door.conftest import processes_with, wait_for
-from tests.mcp_door.test_clients import call, until
-from tests.mcp_door.test_hostile import HEADERS, HELLO, JUNK, session_of
+from tests.helpers import until, until_async
+from tests.mcp_door.conftest import processes_with
+from tests.mcp_door.requests import HEADERS, HELLO, JUNK, call, session_of
 
-from warmcell.interfaces.serve.tokens import add_token
+from warmcell.interfaces.serve.tokens import SCOPES, add_token
 
 pytestmark = pytest.mark.needs("user namespaces")
 
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.needs("user namespaces")
 class Served:
     def __init__(self, directory: Path) -> None:
         file = str(directory / "tokens.json")
-        self.tokens = {name: add_token(file, name, **quotas)[0] for name, quotas in TENANTS.items()}
+        self.tokens = {
+            name: add_token(file, name, **{"scopes": SCOPES, **quotas})[0] for name, quotas in TENANTS.items()
+        }
         command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", "--max-timeout", "20"]
         command += ["--tokens", file]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -39,7 +41,7 @@ class Served:
         return {"authorization": f"Bearer {self.tokens[name]}"}
 
     @asynccontextmanager
-    async def connected(self, name: str) -> AsyncIterator[Client]:
+    async def connect(self, name: str) -> AsyncIterator[Client]:
         async with (
             httpx.AsyncClient(headers=self.headers(name), timeout=60) as http,
             Client(streamable_http_client(self.url, http_client=http)) as client,
@@ -60,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 async def test_a_tenant_works_in_a_sandbox_that_counts(served: Served) -> None:
-    async with served.connected("one") as client, httpx.AsyncClient(headers=served.headers("one")) as http:
+    async with served.connect("one") as client, httpx.AsyncClient(headers=served.headers("one")) as http:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert tools["run_code"].input_schema["properties"]["timeout_secs"]["maximum"] == 20
         await call(client, "run_code", code="x = 41")
@@ -76,8 +78,8 @@ async def test_a_tenant_works_in_a_sandbox_that_counts(served: Served) -> None:
                 await asyncio.sleep(0.05)
         # One over there leaves no room for one here, and the session can be used when there is.
         made = (await http.post(served.url.replace("/mcp", "/v1/sandboxes"), json={"timeout": 10})).json()
-        async with served.connected("one") as client:
-            with pytest.raises(MCPError, match="1 sandboxes already"):
+        async with served.connect("one") as client:
+            with pytest.raises(MCPError, match="already has 1 sandboxes"):
                 await client.call_tool("list_files", {})
             await http.delete(served.url.replace("/mcp", f"/v1/sandboxes/{made['id']}"))
             assert (await call(client, "list_files"))["entries"] == []
@@ -114,15 +116,15 @@ async def test_a_run_ends_with_its_call_and_a_client_with_the_server(tmp_path: P
     served, marker = Served(tmp_path), f"warmcell-{secrets.token_hex(8)}"
     command: dict[str, Any] = {"command": f"sh -c 'sleep 300; echo {marker}'", "timeout_secs": 20}
     try:
-        async with served.connected("two") as client:
+        async with served.connect("two") as client:
             running = asyncio.create_task(client.call_tool("run_command", command))
-            await until(lambda: processes_with(marker))
+            await until_async(lambda: processes_with(marker))
             running.cancel()
-            await until(lambda: not processes_with(marker))
+            await until_async(lambda: not processes_with(marker))
             await call(
                 client, "run_code", code=f"import subprocess; p = subprocess.Popen(['sh', '-c', 'sleep 300; {marker}'])"
             )
-            await until(lambda: processes_with(marker))
+            await until_async(lambda: processes_with(marker))
             served.process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(served.process.wait, 25) == 0  # less than a stream would be waited for
     except (httpx.HTTPError, MCPError, ExceptionGroup):
@@ -131,4 +133,4 @@ async def test_a_run_ends_with_its_call_and_a_client_with_the_server(tmp_path: P
         served.process.kill()
         served.process.stdout.close()  # type: ignore[union-attr]
     assert served.process.wait(60) == 0
-    wait_for(lambda: not processes_with(marker), "the guest's end")
+    until(lambda: not processes_with(marker))
