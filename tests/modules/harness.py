@@ -117,7 +117,7 @@ def define_fetch(linker: wasmtime.Linker, fetch: Fetch) -> None:
 
 
 def need(program: str) -> str:
-    """The path of a real program that ours is compared with; skips on a laptop, fails where everything must work."""
+    """The path of the real program to compare with. Without it, skips on a laptop and fails where everything must work."""
     found = shutil.which(program)
     if found is None and os.environ.get("WARMCELL_MUST_WORK"):
         pytest.fail(f"{program} is needed here")

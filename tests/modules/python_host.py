@@ -1,15 +1,14 @@
-"""How a host runs the Python component, and what holds while it does.
+"""Runs the Python component like a host.
 
-The component exports `run(argv, env, cwd, seed) -> s32`; the exit status is its result. Arguments, environment and
+The component exports `run(argv, env, cwd, seed) -> s32`, which returns the exit status. Arguments, environment and
 working directory are parameters, because the snapshot inside the component froze Python's own copies of them. Standard
 streams and directories come from WASI.
 
-What limits it: `memory_bytes` through the Store (growth beyond it is a MemoryError inside Python, or a trap); the
-epoch deadline, in ticks of whoever increments the engine's epoch (the end is a `wasmtime.WasmtimeError` whose text has
-"wasm trap: interrupt"); fuel, when the engine counts it ("all fuel consumed"). None of them ends a read from a pipe
-that nobody writes to: close the other end, or kill the worker. `time.sleep` sleeps in pieces of 20 ms, so the epoch
-reaches it.
-The engine needs `max_wasm_stack` of at least 1 MiB for Python's recursion limit of 1000 to be met first.
+Limits: `memory_bytes` through the Store (growth beyond it is a MemoryError inside Python, or a trap); the epoch
+deadline, in ticks of the engine's epoch (ends with a `wasmtime.WasmtimeError` whose text has "wasm trap: interrupt");
+fuel, if the engine counts it ("all fuel consumed"). None of them interrupts a read from an idle pipe: close the other
+end, or kill the worker. `time.sleep` sleeps in steps of 20 ms, so that the epoch can interrupt it.
+The engine needs `max_wasm_stack` of at least 1 MiB, so that Python's recursion limit of 1000 is reached first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What node.wasm promises beyond looking like node: fetch, fresh state per run, limits, clean refusals."""
+"""node.wasm beyond compatibility with node: fetch, new state per run, limits, clear refusals."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_top_level_await_in_the_main_file_only(node: Guest, tmp_path: Path) -> N
     assert (outcome.code, outcome.stdout) == (0, "1\n")
 
 
-def test_what_top_level_await_ends_with(node: Guest) -> None:
+def test_exit_status_of_top_level_await(node: Guest) -> None:
     assert node.run("-p", "const x = await 5; x * 2").stdout == "10\n"
     failed = node.run("-e", "await Promise.reject(new TypeError('late'))")
     assert (failed.code, "TypeError: late" in failed.stderr) == (1, True)
@@ -224,7 +224,7 @@ def test_what_top_level_await_ends_with(node: Guest) -> None:
 
 
 @pytest.mark.parametrize("code", ["let x = ; await 1", "await 1; return 5", "console.log(1; await 2"])
-def test_what_is_no_program_runs_not_even_in_part(node: Guest, code: str) -> None:
+def test_a_program_with_a_syntax_error_does_not_run_in_part(node: Guest, code: str) -> None:
     outcome = node.run("-e", f"console.log('begun');\n{code}")
     assert (outcome.code, outcome.stdout, "SyntaxError" in outcome.stderr) == (1, "", True)
 
