@@ -7,14 +7,13 @@ import os
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import has_user_namespaces, require
+from tests.helpers import eventually, has_user_namespaces, require
 from tests.net.servers import StubResolver
 from tests.net.site import Site
 
@@ -63,7 +62,7 @@ def socks_name(name, port, command=1):
 
 
 class Ear:
-    """Host sockets on one port, TCP and UDP, that remember who came and what they said. Nobody answers."""
+    """Host sockets on one port, TCP and UDP, that record what they receive and never reply."""
 
     def __init__(self) -> None:
         tcp = socket.create_server(("0.0.0.0", 0))
@@ -76,8 +75,8 @@ class Ear:
         for item in self._sockets:
             item.setblocking(False)
 
-    def heard(self) -> list[bytes]:
-        """One entry for each connection and datagram since the last time; b"" for a connection without a word."""
+    def messages(self) -> list[bytes]:
+        """One entry per connection and datagram since the last call; b"" for a connection without data."""
         found: list[bytes] = []
         for item in self._sockets:
             with contextlib.suppress(BlockingIOError):
@@ -152,7 +151,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     assert {address for address, _ in made.dialled} <= {"127.0.0.1"}
 
 
-def named(*ports: int, names: Sequence[str] = ("site.test",)) -> SandboxPolicyBuilder:
+def allow_names(*ports: int, names: Sequence[str] = ("site.test",)) -> SandboxPolicyBuilder:
     """Allows the names at the ports, and the loopback address that they resolve to."""
     builder = SandboxPolicyBuilder().allow_process_spawn()
     for name in (*names, "127.0.0.1"):
@@ -167,7 +166,7 @@ def run(
     before = descriptors()
     result = backend.execute_blocking(ExecRequest(language, code, timeout, env=more.pop("env", {})), **more)  # type: ignore[arg-type]
     assert our_threads() == []
-    if not settled(lambda: descriptors() <= before):
+    if not eventually(lambda: descriptors() <= before, 3):
         _check_that_they_are_not_of_runs(backend, before)
     return result
 
@@ -177,7 +176,7 @@ def _check_that_they_are_not_of_runs(backend: ProcessBackend, before: int) -> No
     now = descriptors()
     for _ in range(3):
         backend.execute_blocking(ExecRequest("python", "pass", 20))
-    assert settled(lambda: descriptors() <= now), f"descriptors left behind: {before} -> {now} -> {descriptors()}"
+    assert eventually(lambda: descriptors() <= now), f"descriptors left behind: {before} -> {now} -> {descriptors()}"
 
 
 def our_threads() -> list[str]:
@@ -188,17 +187,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def settled(condition: Callable[[], bool], seconds: float = 3.0) -> bool:
-    """Whether it comes true soon: the test's own servers need a moment to close their side."""
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def refused(result: ExecResult) -> dict[str, str]:
+def denials_by_target(result: ExecResult) -> dict[str, str]:
     """What the run was refused and by which rule, after checking that each refusal tells all of it."""
     for denial in result.denials:
         assert denial.kind == "network" and denial.what and denial.rule and denial.hint, denial

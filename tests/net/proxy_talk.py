@@ -44,7 +44,7 @@ async def talk(proxy: EgressProxy) -> Talk:
     return Talk(*await asyncio.open_connection("127.0.0.1", proxy.port))
 
 
-async def connected(proxy: EgressProxy, where: str) -> tuple[Talk, int]:
+async def open_tunnel(proxy: EgressProxy, where: str) -> tuple[Talk, int]:
     """After `CONNECT where`: the conversation and the status that the proxy answered with."""
     guest = await talk(proxy)
     await guest.send(f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n\r\n".encode())

@@ -28,7 +28,7 @@ class Server:
         return self.heads[-1].decode("latin-1")
 
     @property
-    def named(self) -> str:
+    def literal(self) -> str:
         """The literal that a policy has to name for this server to be reachable."""
         return f"127.0.0.1:{self.port}"
 
@@ -47,7 +47,7 @@ async def serving(answer: bytes | Handler, tls: ssl.SSLContext | None = None) ->
     """Answers every request with the same bytes, or hands connection and request to a handler."""
     server = Server()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.connections += 1
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -61,7 +61,7 @@ async def serving(answer: bytes | Handler, tls: ssl.SSLContext | None = None) ->
         with contextlib.suppress(OSError):
             writer.close()
 
-    listening = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    listening = await asyncio.start_server(on_connection, "127.0.0.1", 0, ssl=tls)
     server.port = listening.sockets[0].getsockname()[1]
     try:
         yield server
@@ -98,5 +98,5 @@ class StubResolver:
 def policy_for(*servers: Server, names: Sequence[str] = ("site.test",), **more: Any) -> FetchPolicy:
     """Allows the names at the servers' ports, and names the loopback address that they really have."""
     domains = [f"{name}:{server.port}" for name in names for server in servers]
-    domains += [server.named for server in servers]
+    domains += [server.literal for server in servers]
     return FetchPolicy(allowed_domains=tuple(domains), **more)

@@ -12,7 +12,7 @@ from warmcell.net.rules.fetch_policy import FetchPolicy
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        self.server.asked.append((self.requestline, dict(self.headers)))  # type: ignore[attr-defined]
+        self.server.requests.append((self.requestline, dict(self.headers)))  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -28,7 +28,7 @@ class Site:
     def __init__(self, root: Path, tls: object = None) -> None:
         self.root = root
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root)))
-        self.server.asked = []  # type: ignore[attr-defined]
+        self.server.requests = []  # type: ignore[attr-defined]
         if tls is not None:
             self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)  # type: ignore[attr-defined]
         self.port = self.server.server_address[1]
@@ -36,8 +36,8 @@ class Site:
         self.thread.start()
 
     @property
-    def asked(self) -> list[tuple[str, dict[str, str]]]:
-        return self.server.asked  # type: ignore[attr-defined, no-any-return]
+    def requests(self) -> list[tuple[str, dict[str, str]]]:
+        return self.server.requests  # type: ignore[attr-defined, no-any-return]
 
     @property
     def policy(self) -> FetchPolicy:

@@ -7,17 +7,17 @@ import contextlib
 import errno
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.helpers import eventually
 from tests.net.conftest import Proxies
-from tests.net.in_cage import TALK, World, descriptors, named, settled, world
+from tests.net.in_cage import TALK, World, allow_names, descriptors, world
 from tests.net.proxy_talk import get, talk
 from tests.net.servers import policy_for, reply, serving
 
-from warmcell.core.errors import ExecutionFailed, ExecutionTimeout
+from warmcell.core.errors import BackendBusy, ExecutionTimeout
 from warmcell.core.types import ExecRequest, Language
 from warmcell.net.connect import fair_slots, name_lookup
 from warmcell.net.connect.fair_slots import FairSlots
@@ -115,7 +115,7 @@ def test_guests_cannot_use_up_the_descriptors_of_the_host_program(
     """Three guests with all the connections that they can get; a fourth is served meanwhile."""
     slots = FairSlots(24)
     monkeypatch.setattr("warmcell.net.proxy.egress_proxy.connection_slots", lambda: slots)
-    backend = outside.backend(named(mute.port).build())
+    backend = outside.backend(allow_names(mute.port).build())
     hoard = f"""{TALK}
 import time
 held = []
@@ -131,7 +131,7 @@ time.sleep(3)
     with ThreadPoolExecutor(3) as threads:
         requests = [ExecRequest(Language.PYTHON, hoard, 30) for _ in range(3)]
         hoarding = [threads.submit(backend.execute_blocking, request) for request in requests]
-        assert settled(lambda: mute.open >= 12, 20)
+        assert eventually(lambda: mute.open >= 12)
         result = backend.execute_blocking(
             ExecRequest(Language.PYTHON, f"{TALK}\nprint(tunnel('site.test:{mute.port}')[1][:12])", 20)
         )
@@ -140,7 +140,7 @@ time.sleep(3)
     assert result.stdout == "b'HTTP/1.1 200'\n"
     assert sum(counts) <= slots.most and max(counts) <= slots.most / 2
     assert most < 2 * slots.most + 4 * 40  # both ends of each connection, and what four runs cost by themselves
-    assert settled(lambda: mute.open == 0, 5) and slots.taken == 0
+    assert eventually(lambda: mute.open == 0) and slots.taken == 0
 
 
 @pytest.mark.attack("S2-12")
@@ -161,9 +161,8 @@ def test_a_proxy_that_finds_no_descriptor_is_a_typed_error_of_the_host(monkeypat
 
     monkeypatch.setattr(EgressProxy, "_serve", exhausted)
     proxy = EgressProxy(socket.create_server(("127.0.0.1", 0)), None)
-    with pytest.raises(ExecutionFailed, match="RLIMIT_NOFILE") as failed:
+    with pytest.raises(BackendBusy, match="RLIMIT_NOFILE"):
         proxy.start()
-    assert failed.value.fault == "host"
     proxy.close()
 
 
@@ -197,23 +196,21 @@ def test_one_guest_cannot_take_all_lookups_of_names(monkeypatch: pytest.MonkeyPa
         assert asyncio.run(another()) == ["127.0.0.1"]
     finally:
         answer.set()
-    assert settled(lambda: name_lookup._slots.taken == 0, 5)
+    assert eventually(lambda: name_lookup._slots.taken == 0)
 
 
 @pytest.mark.attack("S2-18")
 def test_connections_of_a_process_guest_end_with_its_run(outside: World, mute: Mute) -> None:
-    backend = outside.backend(named(mute.port).build())
+    backend = outside.backend(allow_names(mute.port).build())
     waiting = f"""{TALK}
 s, answer = tunnel("site.test:{mute.port}")
 s.sendall(b"hello")
 request("http://site.test:{mute.port}/")
 """
-    started = time.monotonic()
     with pytest.raises(ExecutionTimeout):
         backend.execute_blocking(ExecRequest(Language.PYTHON, waiting, 2))
     assert mute.seen == 2
-    assert settled(lambda: mute.open == 0, 3), "the host still talks for a run that has ended"
-    assert time.monotonic() - started < 10
+    assert eventually(lambda: mute.open == 0), "the host still talks for a run that has ended"
 
 
 @pytest.mark.attack("S2-18")
@@ -229,8 +226,8 @@ def test_a_fetch_of_a_wasm_guest_ends_with_its_run(mute: Mute, ends_by: str) -> 
         else:
             with ThreadPoolExecutor(1) as thread:
                 running = thread.submit(sandbox.exec, "sh", ["-c", command], timeout=30)
-                assert settled(lambda: mute.open == 1, 20)
+                assert eventually(lambda: mute.open == 1)
                 sandbox.destroy()
                 assert running.exception(20) is not None
         assert mute.seen == 1
-        assert settled(lambda: mute.open == 0, 3), "the fetch goes on without its run"
+        assert eventually(lambda: mute.open == 0), "the fetch goes on without its run"

@@ -1,4 +1,4 @@
-"""Injected credentials reach the server they are for, and nobody else ever sees them."""
+"""Injected credentials reach only the server that they are for."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ async def test_tls_to_an_address_is_verified_against_the_address(
 ) -> None:
     context = authority.context_for(Host("127.0.0.1", ipaddress.ip_address("127.0.0.1")))
     async with serving(reply(), context) as server:
-        client = SafeClient(FetchPolicy((server.named,)), ssl_context=client_tls)
-        assert (await client.fetch(f"https://{server.named}/")).ok
+        client = SafeClient(FetchPolicy((server.literal,)), ssl_context=client_tls)
+        assert (await client.fetch(f"https://{server.literal}/")).ok
 
 
 async def test_a_server_that_does_not_speak_tls(client_tls: ssl.SSLContext) -> None:
@@ -212,7 +212,7 @@ async def test_when_the_audit_fails_nothing_goes_out(resolver: StubResolver) -> 
 async def test_methods_paths_and_the_headers_that_would_undo_them(resolver: StubResolver) -> None:
     async with serving(reply()) as server:
         rules = (NetworkRule("site.test", (server.port,), ("GET",), ("/simple/",)),)
-        client = SafeClient(FetchPolicy((server.named,), rules=rules), resolver=resolver)
+        client = SafeClient(FetchPolicy((server.literal,), rules=rules), resolver=resolver)
         url = f"http://site.test:{server.port}"
         assert (await client.fetch(f"{url}/simple/pip")).ok
         refused = [

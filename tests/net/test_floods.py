@@ -15,6 +15,7 @@ from typing import Any
 import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
+from tests.helpers import PATIENCE
 from tests.net.servers import Handler, StubResolver, policy_for, serving
 
 from warmcell.core.errors import FetchFailed
@@ -78,7 +79,7 @@ async def test_an_endless_body_is_cut_at_the_cap(shape: str, resolver: StubResol
     assert error.reason == "too_large"
 
 
-def compressed_zeros(coding: str, megabytes: int) -> bytes:
+def compress_zeros(coding: str, megabytes: int) -> bytes:
     zeros = b"\0" * MEGABYTE
     if coding == "br":
         squeeze = brotli.Compressor(quality=5)
@@ -105,7 +106,7 @@ def peak_kilobytes() -> int:
 @pytest.mark.attack("SS-16")
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "gzip, gzip"])
 async def test_a_bomb_is_cut_at_the_cap_with_flat_memory(coding: str, resolver: StubResolver) -> None:
-    data = compressed_zeros(coding.split(",")[0], 200)
+    data = compress_zeros(coding.split(",")[0], 200)
     if "," in coding:
         data = gzip.compress(data)
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
@@ -139,7 +140,7 @@ async def test_slow_peers_meet_the_total_deadline(kind: str, resolver: StubResol
     handler = writes(head, then=for_ever(piece, pause))
     error, seconds = await failure(handler, resolver, request_timeout=0.5)
     assert error.reason == "timeout"
-    assert seconds < 10
+    assert seconds < PATIENCE
 
 
 FLOODS = {
@@ -180,7 +181,7 @@ async def test_a_peer_that_never_reads_cannot_hold_an_upload(resolver: StubResol
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(20)
+            await asyncio.sleep(300)
         writer.transport.abort()
 
     listening = await asyncio.start_server(deaf, "127.0.0.1", 0)
@@ -189,5 +190,5 @@ async def test_a_peer_that_never_reads_cannot_hold_an_upload(resolver: StubResol
     began = time.monotonic()
     with pytest.raises(FetchFailed) as caught:
         await client.fetch(FetchRequest(f"http://{where}/", "POST", body=b"x" * (32 * MEGABYTE)))
-    assert caught.value.reason == "timeout" and time.monotonic() - began < 10
+    assert caught.value.reason == "timeout" and time.monotonic() - began < PATIENCE
     listening.close()

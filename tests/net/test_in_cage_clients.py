@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import require
-from tests.net.in_cage import World, named, refused, run, world
-from tests.net.test_real_clients import _has, node_with_env_proxy, program, wheel
+from tests.net.clients import has_module, node_with_env_proxy, program, wheel
+from tests.net.in_cage import World, allow_names, denials_by_target, run, world
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
@@ -36,7 +36,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def backend() -> Iterator[ProcessBackend]:
     """One for all: each test sets rules of its own. Its Python is the one that runs the tests, with its packages."""
     config = ProcessConfig(pool_size=0, pool_min=0, python_path=sys.executable)
-    with ProcessBackend(config, policy=named(1).build()) as made:
+    with ProcessBackend(config, policy=allow_names(1).build()) as made:
         made.execute_blocking(ExecRequest(Language.PYTHON, "pass", 20))
         yield made
 
@@ -47,7 +47,7 @@ def output(result: ExecResult) -> str:
 
 
 def allow(backend: ProcessBackend, *ports: int) -> None:
-    backend.set_network_rules(named(*ports).build().network_rules)
+    backend.set_network_rules(allow_names(*ports).build().network_rules)
 
 
 def test_curl(outside: World, backend: ProcessBackend, tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_curl(outside: World, backend: ProcessBackend, tmp_path: Path) -> None:
     result = run(backend, script, "command")
     hello = "hello from outside"
     assert output(result).split() == [*hello.split() * 3, "3000000", "403", "97"]
-    assert refused(result) == {"evil.test:80": NOT_ALLOWED}
-    assert len(site.asked) == 4 and {port for _, port in outside.dialled} == {site.port}
+    assert denials_by_target(result) == {"evil.test:80": NOT_ALLOWED}
+    assert len(site.requests) == 4 and {port for _, port in outside.dialled} == {site.port}
     assert set(outside.resolver.asked) == {"site.test"}
 
 
@@ -91,7 +91,7 @@ def test_curl_over_tls_end_to_end(
 
 
 def test_pip_installs_a_wheel_from_an_index(outside: World, backend: ProcessBackend, tmp_path: Path) -> None:
-    require(_has("pip"), "pip is not installed")
+    require(has_module("pip"), "pip is not installed")
     site = outside.site(tmp_path / "site")
     allow(backend, site.port)
     page = site.root / "simple" / "canarypkg"
@@ -111,7 +111,7 @@ print(subprocess.run([*pip, *evil, "canarypkg"], capture_output=True).returncode
 """
     result = run(backend, code, timeout=120)
     assert output(result) == "42\n1\n"
-    assert refused(result) == {"evil.test:80": NOT_ALLOWED}
+    assert denials_by_target(result) == {"evil.test:80": NOT_ALLOWED}
 
 
 def repository(root: Path, home: Path) -> None:
@@ -139,7 +139,7 @@ def test_git_clones_over_http(outside: World, backend: ProcessBackend, tmp_path:
         """
     result = run(backend, script, "command")
     assert output(result) == "canary commit\nrefused\nno ssh\n"
-    assert refused(result) == {"evil.test:80": NOT_ALLOWED, "name resolution": "networkRules"}
+    assert denials_by_target(result) == {"evil.test:80": NOT_ALLOWED, "name resolution": "networkRules"}
 
 
 def test_python_clients(outside: World, backend: ProcessBackend, tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ for name in ("requests", "httpx"):
 """
     result = run(backend, code)
     assert output(result).splitlines() == ["hello from outside", "403 refused True", *["hello from outside 403"] * 2]
-    assert refused(result) == {"evil.test:80": NOT_ALLOWED}
+    assert denials_by_target(result) == {"evil.test:80": NOT_ALLOWED}
 
 
 @pytest.mark.parametrize("pool_size", [0, 1], ids=["on demand", "warm"])
 def test_node_fetch(outside: World, tmp_path: Path, pool_size: int) -> None:
     site = outside.site(tmp_path / "site")
     config = ProcessConfig(pool_size=pool_size, pool_min=0, node_path=node_with_env_proxy())
-    backend = outside.backend(named(site.port).build(), config=config)
+    backend = outside.backend(allow_names(site.port).build(), config=config)
     code = f"""
         const answer = await fetch('http://site.test:{site.port}/hello.txt')
         console.log(await answer.text())
@@ -177,7 +177,7 @@ def test_node_fetch(outside: World, tmp_path: Path, pool_size: int) -> None:
         """
     result = backend.execute_blocking(ExecRequest(Language.JAVASCRIPT, code, 30))
     assert output(result) == "hello from outside\n403\n"
-    assert refused(result) == {"evil.test:80": NOT_ALLOWED}
+    assert denials_by_target(result) == {"evil.test:80": NOT_ALLOWED}
 
 
 def test_a_guest_without_processes_of_its_own_has_the_same_way_out(outside: World, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.net.clients import has_module, node_with_env_proxy, program
 from tests.net.in_cage import TALK, World, run, world
 from tests.net.site import Site
-from tests.net.test_real_clients import _has, node_with_env_proxy, program
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
@@ -67,8 +67,8 @@ def policy(*sites: Site, inject: str = "http://site.test") -> FetchPolicy:
     return FetchPolicy(tuple(domains), inject={inject: {"Authorization": secret}})
 
 
-def sent(site: Site) -> list[str | None]:
-    return [headers.get("Authorization") for _, headers in site.asked]
+def authorization_headers(site: Site) -> list[str | None]:
+    return [headers.get("Authorization") for _, headers in site.requests]
 
 
 def check_unseen(result: ExecResult) -> None:
@@ -95,7 +95,7 @@ print(urllib.request.urlopen("{url.replace("site.test", "other.test")}").read().
         *["you sent Bearer [redacted]"] * 2,
         "True",
     ], result.stderr
-    assert sent(site) == [HEADER, HEADER, None]
+    assert authorization_headers(site) == [HEADER, HEADER, None]
 
 
 @pytest.mark.attack("S2-07")
@@ -116,7 +116,7 @@ for where in ("site.test:443", "site.test:80"):
 """
     result = run(backend, code)
     assert result.stdout == "403 403\nFalse\nFalse\n", result.stderr
-    assert site.asked == []
+    assert site.requests == []
     check_unseen(result)
 
 
@@ -133,16 +133,16 @@ roots = open(os.environ["SSL_CERT_FILE"]).read().count("BEGIN CERT")
 print(roots, open(os.environ["NODE_EXTRA_CA_CERTS"]).read().count("BEGIN CERT"))
 print(urllib.request.urlopen("{url}").read().decode())
 print(subprocess.run(["curl", "-sS", "{url}"], capture_output=True, text=True).stdout)
-if {_has("requests")}:
+if {has_module("requests")}:
     import requests
     print(requests.get("{url}").text)
 """
     result = run(backend, code)
-    clients = 2 + _has("requests")
+    clients = 2 + has_module("requests")
     roots = len(ssl.create_default_context().get_ca_certs())
     expected = ["places True []", "keys []", f"{roots + 1} 1", *["you sent Bearer [redacted]"] * clients]
     assert result.stdout.splitlines() == expected, result.stderr
-    assert sent(site) == [HEADER] * clients
+    assert authorization_headers(site) == [HEADER] * clients
     check_unseen(result)
 
 
@@ -153,7 +153,7 @@ def test_node_trusts_the_authority_too(outside: World, authority: SandboxAuthori
     code = f"console.log(await (await fetch('https://site.test:{site.port}/hello.txt')).text())"
     result = run(backend, code, "javascript")
     assert result.stdout == "hello from outside\n", result.stderr
-    assert sent(site) == [HEADER]
+    assert authorization_headers(site) == [HEADER]
 
 
 def test_other_hosts_stay_end_to_end(outside: World, authority: SandboxAuthority, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_other_hosts_stay_end_to_end(outside: World, authority: SandboxAuthority
         """
     result = run(backend, script, "command", env={"CA": authority.certificate_pem.decode()})
     assert result.stdout == "own roots: 60\nhello from outside", result.stderr
-    assert sent(site) == [None]
+    assert authorization_headers(site) == [None]
 
 
 def test_a_secret_that_cannot_be_read_stops_the_request(
@@ -178,7 +178,7 @@ def test_a_secret_that_cannot_be_read_stops_the_request(
     monkeypatch.delenv("CANARY_TOKEN")
     result = run(backend, f"{TALK}\nprint(request('http://site.test:{site.port}/hello.txt').decode())")
     assert "400 Bad Request" in result.stdout and "hello" not in result.stdout
-    assert site.asked == []
+    assert site.requests == []
 
 
 def test_the_proxys_memory_is_out_of_reach(outside: World, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ for path in ("/proc/1/mem", "/proc/1/fd", "/proc/1/environ"):
 """
     result = run(backend, code)
     assert result.stdout.splitlines() == ["True True", "refused", "refused", "refused"], result.stdout + result.stderr
-    assert sent(site) == [HEADER]
+    assert authorization_headers(site) == [HEADER]
 
 
 def test_credentials_for_hosts_that_new_rules_name(outside: World, authority: SandboxAuthority, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_credentials_for_hosts_that_new_rules_name(outside: World, authority: Sa
     backend.set_network_rules(policy(site, inject="other.test"))
     result = run(backend, f"curl -sS https://other.test:{site.port}/hello.txt", "command")
     assert result.stdout == "hello from outside", result.stderr
-    assert sent(site) == [HEADER]
+    assert authorization_headers(site) == [HEADER]
 
 
 def test_credentials_that_new_rules_take_away(outside: World, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_credentials_that_new_rules_take_away(outside: World, tmp_path: Path) ->
     backend.set_network_rules(FetchPolicy((f"site.test:{site.port}", f"127.0.0.1:{site.port}")))
     result = run(backend, f"curl -sS {url}; echo; echo ${{SSL_CERT_FILE:-none}}", "command")
     assert result.stdout.split("\n")[1] == "none"
-    assert sent(site) == [HEADER, None]
+    assert authorization_headers(site) == [HEADER, None]
 
 
 def test_the_secret_is_in_no_error(outside: World, tmp_path: Path) -> None:
@@ -236,5 +236,5 @@ print(everything(s))
 """
         result = backend.execute_blocking(ExecRequest(Language.PYTHON, code, 20))
     check_unseen(result)
-    assert [HEADER.encode() in words for words in ear.heard()] == [True]
+    assert [HEADER.encode() in words for words in ear.messages()] == [True]
     assert SECRET not in repr(backend) and SECRET not in repr(vars(backend._launcher.egress))

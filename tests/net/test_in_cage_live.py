@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.net.in_cage import TALK, World, descriptors, named, our_threads, refused, run, settled, world
+from tests.helpers import PATIENCE, eventually
+from tests.net.in_cage import TALK, World, allow_names, denials_by_target, descriptors, our_threads, run, world
 from tests.net.site import Site
 
 from warmcell.backends.process.backend import ProcessBackend
@@ -68,7 +70,7 @@ class Rounds:
     def step(self) -> None:
         os.write(self._writing, b"go\n")
         mark = f"mark-{self._number} "
-        assert settled(lambda: any(mark in line for line, _ in self._site.asked), 10), self._result
+        assert eventually(lambda: any(mark in line for line, _ in self._site.requests)), self._result
         self._number += 1
 
     def end(self) -> ExecResult:
@@ -82,7 +84,7 @@ def both(site: Site) -> FetchPolicy:
 
 
 def test_rules_change_under_a_running_guest(outside: World, site: Site) -> None:
-    only_site = named(site.port).build()
+    only_site = allow_names(site.port).build()
     backend = outside.backend(only_site)
     guest = Rounds(backend, site)
     guest.step()
@@ -92,14 +94,14 @@ def test_rules_change_under_a_running_guest(outside: World, site: Site) -> None:
     guest.step()
     result = guest.end()
     assert result.stdout.splitlines() == ["403 403", "200 200", "403 403"], result.stderr
-    assert refused(result) == {f"other.test:{site.port}": NOT_ALLOWED}
-    assert [line.split()[1] for line, _ in site.asked if "hello" in line] == ["/hello.txt"] * 2
+    assert denials_by_target(result) == {f"other.test:{site.port}": NOT_ALLOWED}
+    assert [line.split()[1] for line, _ in site.requests if "hello" in line] == ["/hello.txt"] * 2
 
 
 def test_changed_rules_hold_for_later_runs_and_waiting_cells(outside: World, site: Site) -> None:
     """A cell that waits already has its listener; the rules are those of the moment in which it runs."""
-    backend = outside.backend(named(site.port).build(), config=ProcessConfig(pool_size=2, pool_min=1))
-    assert settled(lambda: backend.ready_cells > 0, 10)
+    backend = outside.backend(allow_names(site.port).build(), config=ProcessConfig(pool_size=2, pool_min=1))
+    assert eventually(lambda: backend.ready_cells > 0)
     code = f"{TALK}\nprint(status(request('http://other.test:{site.port}/hello.txt')))"
     backend.set_network_rules(both(site))
     assert backend.execute_blocking(ExecRequest(Language.PYTHON, code, 20)).stdout == "200\n"
@@ -110,7 +112,7 @@ def test_changed_rules_hold_for_later_runs_and_waiting_cells(outside: World, sit
 def test_guests_side_by_side_have_their_own_rules(outside: World, site: Site) -> None:
     """Both listeners have the same port number; neither guest is judged by the other's rules."""
     names = ("site.test", "other.test")
-    backends = {name: outside.backend(named(site.port, names=[name]).build()) for name in names}
+    backends = {name: outside.backend(allow_names(site.port, names=[name]).build()) for name in names}
     code = f"{TALK}\nfor name in {names}:\n    print(status(request(f'http://{{name}}:{site.port}/hello.txt')))"
     with ThreadPoolExecutor(4) as threads:
         runs = [
@@ -120,13 +122,13 @@ def test_guests_side_by_side_have_their_own_rules(outside: World, site: Site) ->
         for name, ended in runs:
             result = ended.result()
             assert result.stdout.split() == (["200", "403"] if name == "site.test" else ["403", "200"])
-            assert len(result.denials) == 1 and name not in refused(result)
+            assert len(result.denials) == 1 and name not in denials_by_target(result)
     assert our_threads() == []
 
 
 def test_a_run_that_is_killed_leaves_nothing(outside: World, site: Site) -> None:
     """Open tunnels, requests half sent, and a guest that never ends."""
-    backend = outside.backend(named(site.port).build())
+    backend = outside.backend(allow_names(site.port).build())
     body = f"""{TALK}
 import time
 kept = [tunnel("site.test:{site.port}") for _ in range(5)]
@@ -140,11 +142,11 @@ time.sleep(60)
         backend.execute_blocking(ExecRequest(Language.PYTHON, body, 1.5))
     assert our_threads() == []
     assert ended.value.result is not None and ended.value.result.stdout == "open\n"
-    assert settled(lambda: descriptors() <= before), (before, descriptors())
+    assert eventually(lambda: descriptors() <= before), (before, descriptors())
 
 
 def test_twenty_runs_leave_nothing(outside: World, site: Site) -> None:
-    backend = outside.backend(named(site.port).build())
+    backend = outside.backend(allow_names(site.port).build())
     request = ExecRequest(
         Language.PYTHON, f"{TALK}\nprint(status(request('http://site.test:{site.port}/hello.txt')))", 20
     )
@@ -152,12 +154,12 @@ def test_twenty_runs_leave_nothing(outside: World, site: Site) -> None:
     for _ in range(20):
         assert backend.execute_blocking(request).stdout == "200\n"
     assert our_threads() == []
-    assert settled(lambda: descriptors() <= before and threading.active_count() <= threads)
+    assert eventually(lambda: descriptors() <= before and threading.active_count() <= threads)
 
 
 def test_a_guest_with_all_its_connections_open_is_alone_with_that(outside: World, site: Site) -> None:
     """It uses up its own allowance; a guest beside it is served, and nothing stays open."""
-    backend = outside.backend(named(site.port).build())
+    backend = outside.backend(allow_names(site.port).build())
     greedy = f"""{TALK}
 import sys
 def greeted():
@@ -177,26 +179,27 @@ print(status(everything(s)))
         run_of_greedy = threads.submit(
             backend.execute_blocking, ExecRequest(Language.PYTHON, greedy, 20), stdin=reading
         )
-        assert settled(lambda: descriptors() > before + 100, 10)
+        assert eventually(lambda: descriptors() > before + 100)
         assert backend.execute_blocking(ExecRequest(Language.PYTHON, modest, 20)).stdout == "200\n"
         assert descriptors() < before + 200
         os.close(writing)
         assert run_of_greedy.result().stdout == "open\n429\n"
     os.close(reading)
-    assert settled(lambda: descriptors() <= before), (before, descriptors())
+    assert eventually(lambda: descriptors() <= before), (before, descriptors())
 
 
 def test_a_slow_name_does_not_hold_up_the_end(outside: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guest is gone; whoever looks its names up must not keep the run."""
 
     async def never(name: str, port: int) -> list[str]:
-        await asyncio.sleep(60)
+        await asyncio.sleep(300)
         return []
 
     monkeypatch.setattr("warmcell.net.connect.admission.system_resolver", never)
-    backend = outside.backend(named(80).build())
+    backend = outside.backend(allow_names(80).build())
+    started = time.monotonic()
     result = run(backend, f"{TALK}\ns = to_proxy(b'GET http://site.test/ HTTP/1.1\\r\\nHost: site.test\\r\\n\\r\\n')")
-    assert result.exit_code == 0 and result.duration < 5
+    assert result.exit_code == 0 and time.monotonic() - started < PATIENCE
     assert outside.dialled == []
 
 
@@ -225,7 +228,7 @@ print([name for name in os.environ if "proxy" in name.lower()])
     assert result.stdout == "[]\n", result.stderr
     assert result.enforced.network is None and result.denials == []
     assert not backend.capabilities().enforced_limits.network_isolation
-    assert ear.heard() == [b"canary", b"datagram"]
+    assert ear.messages() == [b"canary", b"datagram"]
 
 
 @pytest.mark.parametrize("enforcer", ["bubblewrap", "landlock", None])
@@ -233,7 +236,10 @@ def test_classes_that_cannot_keep_rules_refuse_them(enforcer: str | None) -> Non
     """Rules by name need a network of the guest's own; nobody ignores them in silence."""
     fetch_policy = FetchPolicy(("site.test",))
     request = ExecRequest(Language.PYTHON, "pass", 20)
-    with ProcessBackend(enforcer=enforcer, policy=named(80).build()) as by_rules, pytest.raises(EnforcerUnavailable):
+    with (
+        ProcessBackend(enforcer=enforcer, policy=allow_names(80).build()) as by_rules,
+        pytest.raises(EnforcerUnavailable),
+    ):
         by_rules.execute_blocking(request)
     with ProcessBackend(enforcer=enforcer, fetch_policy=fetch_policy) as by_policy, pytest.raises(EnforcerUnavailable):
         by_policy.execute_blocking(request)

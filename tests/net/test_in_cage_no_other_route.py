@@ -12,7 +12,7 @@ import pytest
 from tests.escape.harness import Outcome
 from tests.escape.payloads import guest
 from tests.helpers import ALONE, ALONE_IN_SHELL
-from tests.net.in_cage import PROXY_PORT, Ear, World, named, refused, run, world
+from tests.net.in_cage import PROXY_PORT, Ear, World, allow_names, denials_by_target, run, world
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.net.rules.fetch_policy import FetchPolicy
@@ -24,19 +24,17 @@ CONNECT = """
         return socket.AF_INET6 if ':' in host else socket.AF_INET
     def tcp(host, port):
         with socket.socket(family(host)) as s:
-            s.settimeout(5)
+            s.settimeout(60)
             s.connect((host, port))
     def udp(host, port):
         with socket.socket(family(host), socket.SOCK_DGRAM) as s:
             s.settimeout(0.1)
             s.sendto(b'canary', (host, port))
             return s.recv(100)
-    started = time.monotonic()
     for host in hosts:
         for port in ports:
             attempt(f'tcp {host} {port}', tcp, host, port)
             attempt(f'udp {host} {port}', udp, host, port)
-    print('seconds', time.monotonic() - started)
     """
 
 
@@ -50,26 +48,26 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def ear(outside: World) -> Iterator[Ear]:
     made = outside.ear()
     yield made
-    assert made.heard() == []
+    assert made.messages() == []
     assert outside.dialled == [] and outside.resolver.asked == []
 
 
 @pytest.fixture
 def backend(outside: World, ear: Ear) -> ProcessBackend:
     """The ear's own port is allowed for a name and for loopback, so that only the missing route is between them."""
-    return outside.backend(named(80, 443, ear.port).build())
+    return outside.backend(allow_names(80, 443, ear.port).build())
 
 
-def caged(body: str, **values: object) -> str:
+def guard(body: str, **values: object) -> str:
     """A payload that tries nothing unless loopback is all there is, so that it is harmless where the cage is broken."""
     return ALONE + guest(body, **values)
 
 
-def closed(backend: ProcessBackend, body: str, **values: object) -> dict[str, str]:
+def run_attempts(backend: ProcessBackend, body: str, **values: object) -> dict[str, str]:
     """The guest's attempts, none of which may have succeeded."""
-    result = run(backend, caged(body, **values))
+    result = run(backend, guard(body, **values))
     assert result.enforced.network == "network namespace + proxy"
-    return Outcome("ended", result, 0).refused()
+    return Outcome("ended", result, 0).check_refused()
 
 
 def own_addresses() -> list[str]:
@@ -82,7 +80,7 @@ def own_addresses() -> list[str]:
 @pytest.mark.attack("NW-01")
 def test_the_hosts_own_addresses(backend: ProcessBackend, ear: Ear) -> None:
     hosts = ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1", "localhost", *own_addresses()]
-    report = closed(backend, CONNECT, hosts=hosts, ports=[ear.port, PROXY_PORT + 1])
+    report = run_attempts(backend, CONNECT, hosts=hosts, ports=[ear.port, PROXY_PORT + 1])
     assert len(report) == 4 * len(hosts)
 
 
@@ -99,9 +97,9 @@ def test_the_listener_is_the_only_one_on_loopback(backend: ProcessBackend) -> No
             attempt(port, lambda: socket.create_connection(('127.0.0.1', port), 2))
         print(socket.create_connection(('127.0.0.1', 3128), 2).getpeername())
         """
-    result = run(backend, caged(body))
+    result = run(backend, guard(body))
     lines = result.stdout.splitlines()
-    report = Outcome("ended", result, 0).refused()
+    report = Outcome("ended", result, 0).check_refused()
     assert report.pop("bind") == "EADDRINUSE" and set(report.values()) == {"ECONNREFUSED"}
     assert lines[0] == "[['0100007F:0C38'], [], [], [], []]" and lines[-1] == "('127.0.0.1', 3128)"
 
@@ -109,9 +107,9 @@ def test_the_listener_is_the_only_one_on_loopback(backend: ProcessBackend) -> No
 @pytest.mark.attack("NW-02")
 def test_metadata(backend: ProcessBackend) -> None:
     hosts = ["169.254.169.254", "fd00:ec2::254", "169.254.170.2", "100.100.100.200", "168.63.129.16"]
-    report = closed(backend, CONNECT, hosts=hosts, ports=[80])
+    report = run_attempts(backend, CONNECT, hosts=hosts, ports=[80])
     assert set(report.values()) <= {"ENETUNREACH", "EHOSTUNREACH", "ECONNREFUSED", "EPERM"}
-    named_service = closed(backend, CONNECT, hosts=["metadata.google.internal"], ports=[80])
+    named_service = run_attempts(backend, CONNECT, hosts=["metadata.google.internal"], ports=[80])
     assert not any(end.startswith("ok:") for end in named_service.values())
 
 
@@ -138,21 +136,21 @@ def test_names_are_asked_of_nobody(outside: World, backend: ProcessBackend, ear:
             attempt(f'local {kind}', ask, kind, '127.0.0.1', port)
             for host in [*servers, '127.0.0.53', '127.0.0.1', '192.0.2.53', '2001:db8::53']:
                 attempt(f'{host} {kind}', ask, kind, host, 53)
-        print('slow' if time.monotonic() - started > 3 else 'fast')
+        print('slow' if time.monotonic() - started > 15 else 'fast')
         """
-    result = run(backend, caged(body, port=ear.port, servers=servers))
-    Outcome("ended", result, 0).refused()
+    result = run(backend, guard(body, port=ear.port, servers=servers))
+    Outcome("ended", result, 0).check_refused()
     assert "conf ''" in result.stdout and result.stdout.endswith("fast\n")
     assert outside.resolver.asked == []
-    assert refused(result).get("name resolution") == "networkRules"
+    assert denials_by_target(result).get("name resolution") == "networkRules"
 
 
 @pytest.mark.attack("NW-07")
 def test_every_other_address_fails_at_once(backend: ProcessBackend, ear: Ear) -> None:
     hosts = ["192.0.2.1", "198.51.100.7", "2001:db8::1", "10.0.0.1", "192.168.1.1", "224.0.0.1", "255.255.255.255"]
-    result = run(backend, caged(CONNECT, hosts=hosts, ports=[80, ear.port]))
-    Outcome("ended", result, 0).refused()
-    assert float(result.stdout.split("seconds ")[1]) < 5
+    result = run(backend, guard(CONNECT, hosts=hosts, ports=[80, ear.port]))
+    report = Outcome("ended", result, 0).check_refused()  # a connect that waits would meet the run's timeout
+    assert {end for name, end in report.items() if name.startswith("tcp")} <= {"ENETUNREACH", "EHOSTUNREACH", "EACCES"}
 
 
 @pytest.mark.attack("NW-07")
@@ -183,7 +181,7 @@ def test_other_kinds_of_sockets(backend: ProcessBackend) -> None:
                 return s.recv(100)
         attempt('ping', ping)
         """
-    closed(backend, body)
+    run_attempts(backend, body)
 
 
 @pytest.mark.attack("NW-07")
@@ -219,7 +217,7 @@ def test_abstract_sockets_of_the_host(backend: ProcessBackend) -> None:
             attempt('stream', lambda: socket.socket(socket.AF_UNIX).connect(name))
             attempt('datagram', lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x', name + 'd'))
             """
-        closed(backend, body, name=name)
+        run_attempts(backend, body, name=name)
         for item in (stream, datagram):
             item.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -236,7 +234,7 @@ def test_an_empty_list_allows_nothing(outside: World, ear: Ear, rules: str) -> N
     elif rules == "only a block list":
         backend = outside.backend(fetch_policy=FetchPolicy(blocked_domains=("evil.test",)))
     else:
-        backend = outside.backend(named(ear.port).build())
+        backend = outside.backend(allow_names(ear.port).build())
         backend.set_network_rules([])
     script = f"""
         for url in http://site.test:{ear.port}/ http://127.0.0.1:{ear.port}/ http://evil.test/ https://site.test/; do
@@ -245,13 +243,18 @@ def test_an_empty_list_allows_nothing(outside: World, ear: Ear, rules: str) -> N
         """
     result = run(backend, script, "command")
     assert result.stdout.splitlines() == ["403 000", "403 000", "403 000", "000 403"]
-    assert set(refused(result)) == {f"site.test:{ear.port}", f"127.0.0.1:{ear.port}", "evil.test:80", "site.test:443"}
+    assert set(denials_by_target(result)) == {
+        f"site.test:{ear.port}",
+        f"127.0.0.1:{ear.port}",
+        "evil.test:80",
+        "site.test:443",
+    }
 
 
 @pytest.mark.attack("NW-08")
 def test_a_backend_made_without_a_network_never_gets_one(outside: World, ear: Ear) -> None:
     backend = outside.backend(SandboxPolicyBuilder().allow_process_spawn().build())
-    backend.set_network_rules(named(ear.port).build().network_rules)
-    result = run(backend, caged(CONNECT, hosts=["127.0.0.1"], ports=[ear.port, PROXY_PORT]))
-    Outcome("ended", result, 0).refused()
+    backend.set_network_rules(allow_names(ear.port).build().network_rules)
+    result = run(backend, guard(CONNECT, hosts=["127.0.0.1"], ports=[ear.port, PROXY_PORT]))
+    Outcome("ended", result, 0).check_refused()
     assert result.enforced.network == "network namespace"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.net.in_cage import TALK, World, named, refused, run, world
-from tests.net.test_real_clients import program
+from tests.net.clients import program
+from tests.net.in_cage import TALK, World, allow_names, denials_by_target, run, world
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.types import ExecRequest, ExecResult, Language
@@ -49,7 +49,7 @@ def talk(backend: ProcessBackend, body: str) -> tuple[Any, ExecResult]:
     return json.loads(result.stdout), result
 
 
-def untouched(outside: World) -> bool:
+def is_untouched(outside: World) -> bool:
     """Nothing was dialled, and no name but the allowed one was asked for."""
     return outside.dialled == [] and set(outside.resolver.asked) <= {"site.test"}
 
@@ -67,7 +67,7 @@ for name in {NAMES!r}:
 """
     answers, result = talk(only_site, body)
     assert answers == [[403, 403, 2]] * len(NAMES)
-    assert refused(result) == {f"{name}:{port}": NOT_ALLOWED for name in NAMES for port in (80, 443)}
+    assert denials_by_target(result) == {f"{name}:{port}": NOT_ALLOWED for name in NAMES for port in (80, 443)}
     assert outside.dialled == [] and outside.resolver.asked == []
 
 
@@ -85,8 +85,8 @@ for name in {[text.strip("[]") for text in WRAPPED]!r}:
     answers, result = talk(only_site, body)
     count = len(LITERALS + WRAPPED)
     assert answers == [[403, 403]] * count + [[2, 403]] * count
-    assert set(refused(result).values()) == {NOT_ALLOWED}
-    assert {f"{name}:443" for name in LITERALS} <= set(refused(result))
+    assert set(denials_by_target(result).values()) == {NOT_ALLOWED}
+    assert {f"{name}:443" for name in LITERALS} <= set(denials_by_target(result))
     assert outside.dialled == [] and outside.resolver.asked == []
 
 
@@ -102,7 +102,7 @@ answers = [status(request("http://{spelling}/")), code("{spelling}")]
 """
     answers, _ = talk(only_site, body)
     assert set(answers) <= {400, 403}
-    assert untouched(outside) and outside.resolver.asked == []
+    assert is_untouched(outside) and outside.resolver.asked == []
 
 
 PRIVATE = ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "::1", "fe80::1"]
@@ -118,7 +118,7 @@ answers = [status(request("http://site.test/")), status(tunnel("site.test:443")[
 """
     answers, result = talk(only_site, body)
     assert answers == [403, 403, 2]
-    assert refused(result) == {"site.test:80": PUBLIC_ONLY, "site.test:443": PUBLIC_ONLY}
+    assert denials_by_target(result) == {"site.test:80": PUBLIC_ONLY, "site.test:443": PUBLIC_ONLY}
     assert not any(address in repr(result.denials) for address in answer)
     assert outside.dialled == [] and outside.resolver.asked == ["site.test"] * 3
 
@@ -128,14 +128,14 @@ def test_rebinding(outside: World, tmp_path: Path) -> None:
     """The name moves to the metadata service once it was found harmless: each connection is judged by its own answer."""
     site = outside.site(tmp_path / "site")
     outside.resolver.add("site.test", ["127.0.0.1"], ["169.254.169.254"])
-    backend = outside.backend(named(site.port).build())
+    backend = outside.backend(allow_names(site.port).build())
     body = f"""
 url = "http://site.test:{site.port}/hello.txt"
 answers = [status(request(url)), status(request(url)), status(tunnel("site.test:{site.port}")[1])]
 """
     answers, result = talk(backend, body)
     assert answers == [200, 403, 403]
-    assert refused(result) == {f"site.test:{site.port}": PUBLIC_ONLY}
+    assert denials_by_target(result) == {f"site.test:{site.port}": PUBLIC_ONLY}
     assert outside.dialled == [("127.0.0.1", site.port)] and outside.resolver.asked == ["site.test"] * 3
 
 
@@ -146,7 +146,7 @@ for port in (22, 25, 53, 3128, 8080, 65535):
 """
     answers, result = talk(only_site, body)
     assert answers == [[403, 2]] * 6
-    assert refused(result)["site.test:22"] == "rule: site.test"
+    assert denials_by_target(result)["site.test:22"] == "rule: site.test"
     assert result.denials[0].hint == "allow site.test:22"
     assert outside.dialled == [] and outside.resolver.asked == []
 
@@ -169,7 +169,7 @@ def test_another_name_inside_the_tunnel(outside: World) -> None:
     """SNI must be the CONNECT name, on 443 and on any other port that carries TLS."""
     ear = outside.ear()
     outside.ports[443] = ear.port
-    backend = outside.backend(named(443, ear.port).build())
+    backend = outside.backend(allow_names(443, ear.port).build())
     body = f"""{HELLO}
 for port in (443, {ear.port}):
     for start in (lambda: tunnel(f"site.test:{{port}}")[0], lambda: socks_name("site.test", port)[0]):
@@ -183,14 +183,14 @@ answers.append(everything(s)[:1].hex())
     answers, result = talk(backend, body)
     assert answers == ["15"] * 5  # a TLS alert
     rule = "SNI must be the CONNECT name"
-    assert refused(result) == {"site.test:443": rule, f"site.test:{ear.port}": rule}
-    assert ear.heard() == [b""] * 5
+    assert denials_by_target(result) == {"site.test:443": rule, f"site.test:{ear.port}": rule}
+    assert ear.messages() == [b""] * 5
 
 
 def test_plain_bytes_where_only_tls_goes(outside: World) -> None:
     ear = outside.ear()
     outside.ports[443] = ear.port
-    backend = outside.backend(named(443).build())
+    backend = outside.backend(allow_names(443).build())
     body = """
 for start in (lambda: tunnel("site.test:443")[0], lambda: socks_name("site.test", 443)[0]):
     for words in (b"GET / HTTP/1.1\\r\\nHost: site.test\\r\\n\\r\\n", b"SSH-2.0-canary\\r\\n", bytes(600)):
@@ -200,21 +200,21 @@ for start in (lambda: tunnel("site.test:443")[0], lambda: socks_name("site.test"
 """
     answers, result = talk(backend, body)
     assert answers == [""] * 6
-    assert refused(result) == {"site.test:443": "only TLS on this port"}
-    assert ear.heard() == [b""] * 6
+    assert denials_by_target(result) == {"site.test:443": "only TLS on this port"}
+    assert ear.messages() == [b""] * 6
 
 
 def test_only_http_on_port_80(outside: World) -> None:
     ear = outside.ear()
     outside.ports[80] = ear.port
-    backend = outside.backend(named(80).build())
+    backend = outside.backend(allow_names(80).build())
     body = """
 s = tunnel("site.test:80")[0]
 s.sendall(b"SSH-2.0-canary\\r\\n\\r\\n")
 answers.append(status(everything(s)))
 """
     answers, _ = talk(backend, body)
-    assert answers == [400] and ear.heard() == []
+    assert answers == [400] and ear.messages() == []
 
 
 SMUGGLED = {
@@ -262,15 +262,15 @@ answers.append(status(tunnel(where)[1]))
 """
     answers, result = talk(backend, body)
     assert answers == [200, *[403] * 6]
-    assert refused(result) == {f"site.test:{site.port}": "rule: site.test"}
-    assert len(site.asked) == 1
+    assert denials_by_target(result) == {f"site.test:{site.port}": "rule: site.test"}
+    assert len(site.requests) == 1
 
 
 def test_redirects_are_judged_anew(outside: World, tmp_path: Path) -> None:
     """The client follows them, so they come to the proxy as requests of their own."""
     program("curl")
     site = outside.site(tmp_path / "site")
-    backend = outside.backend(named(site.port).build())
+    backend = outside.backend(allow_names(site.port).build())
     # A directory without its slash is what this server redirects.
     (site.root / "dir").mkdir()
     script = f"""
@@ -280,7 +280,7 @@ def test_redirects_are_judged_anew(outside: World, tmp_path: Path) -> None:
         """
     result = run(backend, script, "command")
     assert result.stdout.splitlines()[0] == "200" and result.stdout.endswith("refused\n")
-    assert refused(result) == {"evil.test:80": NOT_ALLOWED}
+    assert denials_by_target(result) == {"evil.test:80": NOT_ALLOWED}
 
 
 def test_a_flood_of_refusals_is_not_all_kept(only_site: ProcessBackend) -> None:
@@ -311,7 +311,7 @@ for name in ("good", "bad"):
 """
     answers, result = talk(backend, body)
     assert answers == [200, 403]
-    assert refused(result) == {f"bad.site.test:{site.port}": "blocked_domains: bad.site.test"}
+    assert denials_by_target(result) == {f"bad.site.test:{site.port}": "blocked_domains: bad.site.test"}
 
 
 def test_a_guest_that_does_not_wait_for_the_answer(outside: World, only_site: ProcessBackend) -> None:
@@ -324,5 +324,5 @@ os._exit(0)
 """
     for _ in range(5):
         _, result = talk(only_site, body)
-        assert refused(result) in ({"evil.test:443": NOT_ALLOWED}, {})
+        assert denials_by_target(result) in ({"evil.test:443": NOT_ALLOWED}, {})
     assert outside.dialled == [] and outside.resolver.asked == []

@@ -100,7 +100,7 @@ def test_the_proxy_is_the_only_way_out(site: Site) -> None:
     lines = run_inside(["sh", "-c", script], site, denials).split("\n")
     assert lines[:3] == ["hello from outside", "403", "direct: 7"]
     assert [denial.what for denial in denials] == ["evil.test:80"]
-    assert len(site.asked) == 1
+    assert len(site.requests) == 1
 
 
 @pytest.mark.needs("linux", "user namespaces")
@@ -111,4 +111,4 @@ def test_nothing_else_answers(site: Site) -> None:
     assert not any("connected" in answer or "sent" in answer or "127.0.0.1" in answer for answer in found.values()), (
         found
     )
-    assert site.asked == []
+    assert site.requests == []

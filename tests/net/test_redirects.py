@@ -14,7 +14,7 @@ from warmcell.net.fetch.safe_client import SafeClient
 from warmcell.net.rules.fetch_policy import FetchPolicy
 
 
-async def refused(client: SafeClient, request: FetchRequest | str) -> FetchFailed:
+async def fetch_refused_error(client: SafeClient, request: FetchRequest | str) -> FetchFailed:
     with pytest.raises(FetchFailed) as caught:
         await client.fetch(request)
     return caught.value
@@ -46,7 +46,7 @@ async def test_a_redirect_to_a_forbidden_place(status: int, location: str, resol
 
     async with serving(reply()) as victim, serving(answer) as server:
         client = SafeClient(policy_for(server), resolver=resolver)
-        assert (await refused(client, f"http://site.test:{server.port}/")).reason in ("refused", "connect")
+        assert (await fetch_refused_error(client, f"http://site.test:{server.port}/")).reason in ("refused", "connect")
     assert victim.connections == 0 and server.connections == 1
 
 
@@ -54,10 +54,10 @@ async def test_a_redirect_to_a_forbidden_place(status: int, location: str, resol
 async def test_a_loop_of_redirects_ends(resolver: StubResolver) -> None:
     async with serving(redirect("/again")) as server:
         client = SafeClient(policy_for(server, max_redirects=7), resolver=resolver)
-        assert "7 redirects" in (await refused(client, f"http://site.test:{server.port}/")).message
+        assert "7 redirects" in (await fetch_refused_error(client, f"http://site.test:{server.port}/")).message
         assert server.connections == 8
         none = SafeClient(policy_for(server, max_redirects=0), resolver=resolver)
-        await refused(none, f"http://site.test:{server.port}/")
+        await fetch_refused_error(none, f"http://site.test:{server.port}/")
         assert server.connections == 9
 
 
@@ -70,7 +70,7 @@ async def test_relative_and_protocol_relative_redirects_are_followed_and_judged(
                 response = await client.fetch(f"http://site.test:{server.port}/")
                 assert response.body == b"end" and response.url == f"http://other.test:{end.port}/x"
                 strict = SafeClient(policy_for(server, end), resolver=resolver)
-                assert (await refused(strict, f"http://site.test:{server.port}/")).reason == "refused"
+                assert (await fetch_refused_error(strict, f"http://site.test:{server.port}/")).reason == "refused"
     assert end.connections == 2
 
 
@@ -132,8 +132,8 @@ async def test_a_method_that_the_next_host_does_not_allow_is_refused_there(resol
 
     async with serving(reply()) as end, serving(redirect(f"http://other.test:{end.port}/", 307)) as server:
         rules = (NetworkRule("site.test", (server.port,)), NetworkRule("other.test", (end.port,), ("GET",)))
-        client = SafeClient(FetchPolicy((server.named, end.named), rules=rules), resolver=resolver)
-        error = await refused(client, FetchRequest(f"http://site.test:{server.port}/", "POST", body=b"x"))
+        client = SafeClient(FetchPolicy((server.literal, end.literal), rules=rules), resolver=resolver)
+        error = await fetch_refused_error(client, FetchRequest(f"http://site.test:{server.port}/", "POST", body=b"x"))
     assert error.reason == "refused" and end.connections == 0
 
 
@@ -143,7 +143,7 @@ async def test_https_never_becomes_http(
 ) -> None:
     async with serving(reply()) as end, serving(redirect(f"http://site.test:{end.port}/"), server_tls) as server:
         client = SafeClient(policy_for(server, end), resolver=resolver, ssl_context=client_tls)
-        error = await refused(client, f"https://site.test:{server.port}/")
+        error = await fetch_refused_error(client, f"https://site.test:{server.port}/")
     assert "https to http" in error.message and end.connections == 0
 
 
@@ -157,5 +157,5 @@ async def test_redirects_can_be_left_to_the_caller(resolver: StubResolver) -> No
 async def test_each_hop_costs_a_token(resolver: StubResolver) -> None:
     async with serving(redirect("/again")) as server:
         client = SafeClient(policy_for(server, rate_limit=3), resolver=resolver)
-        assert (await refused(client, f"http://site.test:{server.port}/")).reason == "rate_limited"
+        assert (await fetch_refused_error(client, f"http://site.test:{server.port}/")).reason == "rate_limited"
     assert server.connections == 3

@@ -32,7 +32,7 @@ class Dialled:
         raise ConnectionRefusedError("no network in this test")
 
 
-async def refused(client: SafeClient, request: FetchRequest | str) -> FetchFailed:
+async def fetch_refused_error(client: SafeClient, request: FetchRequest | str) -> FetchFailed:
     with pytest.raises(FetchFailed) as caught:
         await client.fetch(request)
     return caught.value
@@ -82,7 +82,7 @@ async def test_private_literals_are_blocked_before_connect(host: str) -> None:
     dialled = Dialled()
     for domains in (("*",), ("*", "example.com"), ("localhost",)):
         client = SafeClient(FetchPolicy(domains), dial=dialled)
-        assert (await refused(client, f"http://{host}/")).reason == "refused"
+        assert (await fetch_refused_error(client, f"http://{host}/")).reason == "refused"
     assert dialled.addresses == []
 
 
@@ -92,7 +92,7 @@ async def test_the_same_addresses_behind_a_name_are_blocked(resolver: StubResolv
     client = SafeClient(FetchPolicy(("*.test",)), resolver=resolver, dial=dialled)
     for number, host in enumerate(LITERALS + WRAPPED):
         resolver.add(f"n{number}.test", [host.strip("[]")])
-        assert (await refused(client, f"http://n{number}.test/")).reason == "refused", host
+        assert (await fetch_refused_error(client, f"http://n{number}.test/")).reason == "refused", host
     assert dialled.addresses == []
 
 
@@ -113,7 +113,7 @@ async def test_a_listener_on_this_machine_hears_nothing() -> None:
 async def test_odd_encodings_are_blocked(host: str) -> None:
     async with serving(reply()) as server:
         client = SafeClient(FetchPolicy(("*",), allowed_ports=(server.port,)))
-        await refused(client, f"http://{host}:{server.port}/")
+        await fetch_refused_error(client, f"http://{host}:{server.port}/")
     assert server.connections == 0
 
 
@@ -123,7 +123,7 @@ async def test_odd_encodings_in_a_resolver_answer_are_blocked(resolver: StubReso
     client = SafeClient(FetchPolicy(("*.test",)), resolver=resolver, dial=dialled)
     for number, answer in enumerate(["127.1", "0x7f000001", "0", "127.0.0.01", "::ffff:127.0.0.1", "fe80::1%lo"]):
         resolver.add(f"n{number}.test", [answer])
-        await refused(client, f"http://n{number}.test/")
+        await fetch_refused_error(client, f"http://n{number}.test/")
     assert dialled.addresses == []
 
 
@@ -134,8 +134,8 @@ async def test_addresses_wrapped_in_ipv6_are_blocked(host: str, resolver: StubRe
     resolver.add("wrapped.test", [host.strip("[]")])
     # Even where the wrapped form itself was allowed as a name would be, only the very address counts.
     client = SafeClient(FetchPolicy(("*", "127.0.0.1", "10.0.0.1")), resolver=resolver, dial=dialled)
-    assert (await refused(client, f"http://{host}/")).reason == "refused"
-    assert (await refused(client, "http://wrapped.test/")).reason == "refused"
+    assert (await fetch_refused_error(client, f"http://{host}/")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://wrapped.test/")).reason == "refused"
     assert dialled.addresses == []
 
 
@@ -146,7 +146,7 @@ async def test_a_name_or_cname_chain_that_ends_in_a_private_address(private: str
     dialled = Dialled()
     resolver.add("cname.example.com", [private])
     client = SafeClient(FetchPolicy(("*.example.com",)), resolver=resolver, dial=dialled)
-    error = await refused(client, "http://cname.example.com/")
+    error = await fetch_refused_error(client, "http://cname.example.com/")
     assert error.reason == "refused" and private in error.message
     assert dialled.addresses == []
 
@@ -158,7 +158,7 @@ async def test_one_bad_record_among_good_ones_refuses_them_all(order: int, resol
     records = [PUBLIC, "127.0.0.1"]
     resolver.add("mixed.test", records if order else records[::-1])
     client = SafeClient(FetchPolicy(("mixed.test",)), resolver=resolver, dial=dialled)
-    assert (await refused(client, "http://mixed.test/")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://mixed.test/")).reason == "refused"
     assert dialled.addresses == []
 
 
@@ -167,10 +167,10 @@ async def test_rebinding_dials_the_address_that_was_judged(resolver: StubResolve
     dialled = Dialled()
     resolver.add("rebind.test", [PUBLIC], ["127.0.0.1"])
     client = SafeClient(FetchPolicy(("rebind.test",)), resolver=resolver, dial=dialled)
-    assert (await refused(client, "http://rebind.test/")).reason == "connect"
+    assert (await fetch_refused_error(client, "http://rebind.test/")).reason == "connect"
     assert dialled.addresses == [PUBLIC]
     assert resolver.asked == ["rebind.test"]
-    assert (await refused(client, "http://rebind.test/")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://rebind.test/")).reason == "refused"
     assert dialled.addresses == [PUBLIC]
 
 
@@ -182,7 +182,7 @@ async def test_rebinding_between_redirects_is_judged_again(resolver: StubResolve
         port = server.port
         resolver.add("rebind.test", ["127.0.0.1"], ["127.0.0.2"])
         client = SafeClient(policy_for(server, names=["rebind.test"]), resolver=resolver)
-        assert (await refused(client, f"http://rebind.test:{server.port}/")).reason == "refused"
+        assert (await fetch_refused_error(client, f"http://rebind.test:{server.port}/")).reason == "refused"
     assert server.connections == 1
 
 
@@ -202,7 +202,7 @@ async def test_this_machines_own_public_address_is_blocked(resolver: StubResolve
     policy = FetchPolicy(("me.test",))
     gate = Gate(compile_rules(policy), resolver=resolver, is_own_address=lambda a: a == ipaddress.ip_address(PUBLIC))
     client = SafeClient(policy, gate=gate, dial=dialled)
-    assert "this machine" in (await refused(client, "http://me.test/")).message
+    assert "this machine" in (await fetch_refused_error(client, "http://me.test/")).message
     assert dialled.addresses == []
 
 
@@ -231,7 +231,7 @@ async def test_parser_confusion_dials_nothing(url: str, resolver: StubResolver) 
     dialled = Dialled()
     resolver.add("allowed.test", [PUBLIC]).add("evil.test", ["6.6.6.6"])
     client = SafeClient(FetchPolicy(("allowed.test",)), resolver=resolver, dial=dialled)
-    assert (await refused(client, url)).reason in ("invalid", "refused")
+    assert (await fetch_refused_error(client, url)).reason in ("invalid", "refused")
     assert dialled.addresses == [] and resolver.asked == []
 
 
@@ -286,11 +286,11 @@ async def test_suffix_tricks_dial_nothing(resolver: StubResolver) -> None:
     client = SafeClient(FetchPolicy(("*.example.com",)), resolver=resolver, dial=dialled)
     for host in ("evilexample.com", "example.com.evil.com", "example.com", "EXAMPLE.COM.", "xexample.com."):
         resolver.add(host.lower().rstrip("."), [PUBLIC])
-        assert (await refused(client, f"http://{host}/")).reason == "refused"
+        assert (await fetch_refused_error(client, f"http://{host}/")).reason == "refused"
     assert resolver.asked == []
     for host in ("a.example.com", "a.b.example.com", "A.Example.Com."):
         resolver.add(host.lower().rstrip("."), [PUBLIC])
-        assert (await refused(client, f"http://{host}/")).reason == "connect"
+        assert (await fetch_refused_error(client, f"http://{host}/")).reason == "connect"
     assert dialled.addresses == [PUBLIC] * 3
 
 
@@ -343,7 +343,7 @@ async def test_injection_is_refused_before_any_byte_is_sent(resolver: StubResolv
         client = SafeClient(policy_for(server), resolver=resolver)
         for request in INJECTIONS:
             there = FetchRequest(request.url.format(port=server.port), request.method, request.headers)
-            assert (await refused(client, there)).reason in ("invalid", "refused"), request
+            assert (await fetch_refused_error(client, there)).reason in ("invalid", "refused"), request
     assert server.connections == 0
 
 
@@ -353,7 +353,7 @@ async def test_other_schemes_are_refused(scheme: str, resolver: StubResolver) ->
     dialled = Dialled()
     client = SafeClient(FetchPolicy(("*", "site.test")), resolver=resolver, dial=dialled)
     for rest in ("://site.test/", ":///etc/passwd", ":site.test", "://site.test:80/x"):
-        assert (await refused(client, scheme + rest)).reason == "invalid"
+        assert (await fetch_refused_error(client, scheme + rest)).reason == "invalid"
     assert dialled.addresses == [] and resolver.asked == []
 
 
@@ -363,14 +363,14 @@ async def test_deny_beats_allow_on_the_wire(resolver: StubResolver) -> None:
     resolver.add("x.example.com", [PUBLIC]).add("y.example.com", [PUBLIC]).add("z.example.com", ["1.2.3.4"])
     policy = FetchPolicy(("*.example.com",), blocked_domains=("x.example.com", "1.2.3.4"))
     client = SafeClient(policy, resolver=resolver, dial=dialled)
-    assert (await refused(client, "http://x.example.com/")).reason == "refused"
-    assert (await refused(client, "http://X.EXAMPLE.COM./")).reason == "refused"
-    assert (await refused(client, "http://y.example.com:22/")).reason == "refused"
-    assert (await refused(client, f"http://{PUBLIC}/")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://x.example.com/")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://X.EXAMPLE.COM./")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://y.example.com:22/")).reason == "refused"
+    assert (await fetch_refused_error(client, f"http://{PUBLIC}/")).reason == "refused"
     assert resolver.asked == []
-    assert (await refused(client, "http://z.example.com/")).reason == "refused"
+    assert (await fetch_refused_error(client, "http://z.example.com/")).reason == "refused"
     assert dialled.addresses == []
-    assert (await refused(client, "http://y.example.com/")).reason == "connect"
+    assert (await fetch_refused_error(client, "http://y.example.com/")).reason == "connect"
 
 
 @pytest.mark.attack("NW-08")
@@ -380,5 +380,5 @@ async def test_an_empty_allow_list_reaches_nothing(domains: object, resolver: St
     async with serving(reply()) as server:
         client = SafeClient(FetchPolicy(domains, deny_private_ips=False), resolver=resolver, dial=dialled)  # type: ignore[arg-type]
         for host in ("site.test", "localhost", "127.0.0.1", PUBLIC):
-            assert (await refused(client, f"http://{host}:{server.port}/")).reason == "refused"
+            assert (await fetch_refused_error(client, f"http://{host}:{server.port}/")).reason == "refused"
     assert dialled.addresses == [] and resolver.asked == [] and server.connections == 0

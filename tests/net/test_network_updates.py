@@ -1,0 +1,107 @@
+"""Narrowing the rules of a sandbox: decisions as a table, and what `update_network` accepts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import parse_host
+from warmcell.net.rules.network_update import check_update, from_plain, read_lists, read_update, to_plain
+from warmcell.net.rules.rule_book import EgressRequest, Narrowing, RuleBook, compile_rules
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import NetworkRule, SandboxPolicy
+
+MADE_WITH = FetchPolicy(("*.site.test", "site.test:8080", "other.test", "127.0.0.1:9"))
+
+
+def is_allowed(narrowing: Narrowing, where: str, method: str | None = None, path: str | None = None) -> bool:
+    from dataclasses import replace
+
+    name, _, port = where.rpartition(":")
+    book = replace(compile_rules(MADE_WITH), narrowing=narrowing)
+    return book.judge(EgressRequest(parse_host(name), int(port), method, path)).allowed
+
+
+@pytest.mark.parametrize(
+    ("update", "allowed", "refused"),
+    [
+        ([], "", "a.site.test:443 site.test:8080 other.test:80 127.0.0.1:9"),
+        (["other.test"], "other.test:80 other.test:443", "a.site.test:443 other.test:22 127.0.0.1:9"),
+        (["other.test:443"], "other.test:443", "other.test:80"),
+        (["*"], "a.site.test:443 other.test:80", "evil.test:443 127.0.0.1:9 site.test:443"),
+        (["*.test"], "a.site.test:80 other.test:80", "evil.test:80"),
+        ([NetworkRule("a.site.test", (443,))], "a.site.test:443", "a.site.test:80 b.site.test:443"),
+        (SandboxPolicy(), "", "other.test:80"),
+        (SandboxPolicy(allow_network=True), "other.test:80 127.0.0.1:9", "evil.test:80"),
+        (SandboxPolicyBuilder().allow_domain("other.test").build(), "other.test:443", "a.site.test:443"),
+        (FetchPolicy(("*",), blocked_domains=("other.test",)), "a.site.test:80", "other.test:80 evil.test:80"),
+    ],
+)
+def test_never_more_than_before_and_never_more_than_asked(update: Any, allowed: str, refused: str) -> None:
+    narrowing = read_update(update)
+    again = json.loads(json.dumps(to_plain(narrowing)))
+    for each in (narrowing, from_plain(again["allow"], again["deny"])):
+        assert [where for where in allowed.split() if not is_allowed(each, where)] == []
+        assert [where for where in refused.split() if is_allowed(each, where)] == []
+
+
+def test_methods_and_paths_narrow_too() -> None:
+    narrowing = read_update([NetworkRule("other.test", (80,), ("GET",), ("/simple/",))])
+    assert is_allowed(narrowing, "other.test:80", "GET", "/simple/x")
+    assert not is_allowed(narrowing, "other.test:80", "POST", "/simple/x")
+    assert not is_allowed(narrowing, "other.test:80", "GET", "/other")
+    assert not is_allowed(narrowing, "other.test:80")  # a tunnel hides both
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "allowed", "refused"),
+    [
+        (None, None, "other.test:80 127.0.0.1:9", "evil.test:80"),
+        (None, ["other.test"], "a.site.test:443", "other.test:80"),
+        (["other.test"], ["0.0.0.0/0"], "other.test:80", "a.site.test:443 127.0.0.1:9"),
+        ([], ["::/0"], "", "other.test:80"),
+        (["0.0.0.0/0"], ["0.0.0.0/0"], "other.test:80", "evil.test:80"),
+        (["evil.test"], None, "other.test:80", "evil.test:80"),
+    ],
+)
+def test_the_lists_of_e2b(allow: Any, deny: Any, allowed: str, refused: str) -> None:
+    narrowing = read_lists(allow, deny)
+    assert all(is_allowed(narrowing, where) for where in allowed.split())
+    assert not any(is_allowed(narrowing, where) for where in refused.split())
+
+
+def test_a_denied_address_is_denied_to_names_as_well() -> None:
+    narrowing = read_lists(None, ["10.0.0.1"])
+    address = parse_host("10.0.0.1").address
+    assert address is not None and narrowing.judge_address(address, 80) is not None
+    book = RuleBook(compile_rules(FetchPolicy(("*",), deny_private_ips=False)).allow, (), True, (), narrowing)
+    assert not book.judge_address(address, 80, lambda _: False).allowed
+
+
+@pytest.mark.parametrize("update", [None, "site.test", b"x", 7, [7], ["https://site.test/"], ["a b"]])
+def test_what_is_not_a_list_of_rules(update: Any) -> None:
+    with pytest.raises((InvalidRequest, PolicyViolation)):
+        read_update(update)
+
+
+def test_credentials_are_not_part_of_an_update() -> None:
+    with pytest.raises(InvalidRequest, match="rate limits"):
+        read_update(FetchPolicy(rate_limit=1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("deny", [["10.0.0.0/8"], ["a.test"]])
+def test_lists_that_would_be_misunderstood(deny: list[str]) -> None:
+    with pytest.raises(InvalidRequest):
+        read_lists(["b.test"], deny)
+
+
+def test_a_host_that_the_policy_does_not_name_is_refused_at_once() -> None:
+    book = compile_rules(MADE_WITH)
+    for name in ("evil.test", "127.0.0.2", "other.test:22", "site.test:80"):
+        with pytest.raises(PolicyViolation, match="not in the policy"):
+            check_update(read_update([name]), book)
+    check_update(read_update(["a.site.test", "site.test", "127.0.0.1", "*.evil.test"]), book)
