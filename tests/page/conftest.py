@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
     require(chromium, "chromium is not installed")
     from playwright.sync_api import sync_playwright
 
-    # Whatever a guest makes it ask for is asked of nobody. Chromium's own sandbox does not start for root.
+    # No name resolves, so that nothing a guest puts on the page leaves this host. Chromium's own sandbox does not start for root.
     arguments = ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
     arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
@@ -76,3 +76,10 @@ def write(page: Page, code: str, language: str = "python") -> None:
     page.keyboard.press("Control+A")
     page.keyboard.press("Backspace")  # what replaces coloured text keeps its colour, by an inline style of Chromium's
     page.keyboard.insert_text(code)
+
+
+def run_cell(page: Page, number: int, code: str, until: str = "Done in") -> None:
+    page.get_by_role("textbox", name=f"Code of cell {number}").click()
+    page.keyboard.insert_text(code)
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("article", name=f"Cell {number}").get_by_text(until).wait_for()

@@ -37,12 +37,32 @@ def test_output_comes_as_it_is_printed_and_a_run_is_stopped(server: Server, new_
     page.goto(server.url)
     write(page, "printf '\\033[31mfirst\\033[0m 10%%\\r20%%'; sleep 300", "command")
     page.keyboard.press("Control+Enter")
-    page.get_by_text("20%").wait_for()
+    page.get_by_role("log").get_by_text("20%").wait_for()
     assert page.get_by_role("log").inner_text() == "20%"  # a line that was written anew
     assert page.get_by_text("Running", exact=True).is_visible()
     page.keyboard.press("Escape")
     page.get_by_text("Stopped", exact=True).wait_for()
     assert page.get_by_role("button", name="Run").is_enabled()
+
+
+def test_long_output_is_shown_from_both_ends_and_searched(server: Server, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(server.url)
+    write(page, "for number in range(30_000): print('line', number, 'needle' if number % 29_000 == 7 else '')")
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("Done", exact=True).wait_for()
+    shown = page.get_by_role("log")
+    shown.get_by_text("line 29999", exact=True).wait_for()
+    lines = "log => [...log.querySelectorAll('.line')].map(line => line.textContent.trim())"
+    texts = shown.evaluate(lines)
+    assert len(texts) <= 5_001 and texts[0] == "line 0" and texts[999] == "line 999"
+    assert texts[1000] == f"{30_000 - len(texts) + 1:,} lines in between are not shown."
+    page.get_by_label("Search the output").fill("NEEDLE")
+    page.get_by_text("1 of 2 lines").wait_for()
+    assert page.locator(".line.current").inner_text() == "line 7 needle"
+    page.keyboard.press("Enter")
+    page.get_by_text("2 of 2 lines").wait_for()
+    assert page.locator(".line.current").inner_text() == "line 29007 needle"
 
 
 def test_pictures_and_tables_are_shown(server: Server, new_page: NewPage) -> None:
@@ -64,7 +84,7 @@ def test_what_went_wrong_is_said(server: Server, new_page: NewPage) -> None:
     write(page, "print('so far', flush=True)\nwhile True: pass")
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Time limit").fill("1")
-    page.get_by_role("button", name="Run").click()
+    page.keyboard.press("Control+Enter")  # from within the field, which has not said that it changed
     page.get_by_text("Time limit", exact=True).wait_for()
     assert page.get_by_role("log").inner_text() == "so far"
     page.get_by_label("Time limit").fill("1000")
@@ -83,10 +103,12 @@ def test_it_comes_back_with_the_server(start_server: Any, new_page: NewPage) -> 
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(30)
     page.get_by_text("Reconnecting").wait_for()
-    page.get_by_text("Could not be run").wait_for()
-    assert page.get_by_role("log").inner_text() == "begun"  # what came is not lost
     with start_server("--port", port):
-        page.get_by_text("Connected").wait_for()
+        page.get_by_text("The run ended with the server").wait_for()
+        assert page.get_by_role("log").inner_text() == "begun"  # earlier output is kept
+        page.reload()
+        page.get_by_text("The run ended with the server").wait_for()
+        assert page.get_by_role("log").inner_text() == "begun"
         write(page, "print('again')")
         page.keyboard.press("Control+Enter")
         page.get_by_text("Done", exact=True).wait_for()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-from tests.page.conftest import NewPage
+from tests.page.conftest import NewPage, run_cell
 from tests.serve.conftest import Server
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><circle cx="4" cy="4" r="3"/></svg>'
 #: What the bar of an upload showed, for as long as it was there.
@@ -21,13 +18,6 @@ SHARES_SEEN = """() => {
     }).observe(document.body, { subtree: true, childList: true, attributes: true });
 }"""
 SERVER = "python3 -u -m http.server 8000 --bind 127.0.0.1 & read line; echo got $line; wait"
-
-
-def run_cell(page: Page, number: int, code: str, until: str = "Done in") -> None:
-    page.get_by_role("textbox", name=f"Code of cell {number}").click()
-    page.keyboard.insert_text(code)
-    page.keyboard.press("Control+Enter")
-    page.get_by_role("article", name=f"Cell {number}").get_by_text(until).wait_for()
 
 
 def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPage) -> None:
@@ -137,9 +127,8 @@ def test_a_shell_on_a_terminal(start_server: Any, new_page: NewPage) -> None:
         typed("sleep 600 | echo be''gun", "begun")
         page.keyboard.press("Control+c")
         typed("echo out''lived", "outlived")
-        page.set_viewport_size({"width": 700, "height": 800})
-        typed("stty size | tr ' ' y; echo smal''ler", "smaller")
-        assert int(rows.inner_text().split("smaller")[0].split()[-1].split("y")[1]) < columns
+        page.set_viewport_size({"width": 700, "height": 800})  # which the shell hears of some time later
+        typed(f"until [ $(stty size | cut -d' ' -f2) -lt {columns} ]; do sleep 0.1; done; echo smal''ler", "smaller")
         page.get_by_role("button", name="Screen reader").click()
         page.locator(".xterm-accessibility").get_by_text("smaller").first.wait_for()
 

@@ -54,19 +54,20 @@ def _content(path: Path) -> str:
 
 
 def test_a_code_works_once_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    from warmcell.interfaces.serve.exchange import Refused
+    from warmcell.interfaces.serve.responses import HttpError
     from warmcell.interfaces.serve.settings import Settings
-    from warmcell.interfaces.serve.sign_in import CODE_SECONDS, new_code, redeemed
+    from warmcell.interfaces.serve.sign_in import CODE_SECONDS, new_code, redeem_code
 
     def is_redeemed(service: Any, text: str) -> bool:
         try:
-            return redeemed(service, text) == TOKEN
-        except Refused:
+            return redeem_code(service, text) == TOKEN
+        except HttpError:
             return False
 
     code = new_code()
     service, late, none = (
-        SimpleNamespace(settings=Settings(token=TOKEN, code=held), extras={}) for held in (code, code, None)
+        SimpleNamespace(settings=Settings(token=TOKEN, code=held), sign_in_code_used=False)
+        for held in (code, code, None)
     )
     tried = [is_redeemed(service, text) for text in ("", "\ud800", code[:-1], code, code)]
     assert tried == [False, False, False, True, False]
