@@ -75,7 +75,7 @@ def _root() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name in DIRECTORIES:
-            _add_directory(tar, name)
+            add_directory(tar, name)
         for name in _TOP_LEVEL:
             if os.path.islink(f"/{name}"):
                 tar.add(f"/{name}", name)
@@ -84,31 +84,31 @@ def _root() -> bytes:
         files |= {f"{_UNITS}/{name}" for name in _UNIT_NAMES}
         for name in sorted(files):
             tar.add(os.path.realpath(name), _real_place(name))
-        _add_link(tar, "usr/bin/python3", program)
-        _add_link(tar, "usr/bin/sh", BUSYBOX)
-        _add_package(tar, program)
+        add_link(tar, "usr/bin/python3", program)
+        add_link(tar, "usr/bin/sh", BUSYBOX)
+        add_package(tar, program)
         for path in (HERE / "guest").iterdir():
             if path.is_file():
-                tar.add(path, f"checks/tests/qemu/guest/{path.name}", filter=_for_everybody)
+                tar.add(path, f"checks/tests/qemu/guest/{path.name}", filter=for_everybody)
     return buffer.getvalue()
 
 
-def _add_package(tar: tarfile.TarFile, program: str) -> None:
+def add_package(tar: tarfile.TarFile, program: str) -> None:
     """Compiled on the way, by the interpreter that will run it: the emulated one would take seconds for that."""
     with tempfile.TemporaryDirectory() as work:
         shutil.copytree(SOURCE, f"{work}/warmcell", ignore=shutil.ignore_patterns("__pycache__", "*.wasm"))
         options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", work, "-p", "/warmcell"]
         subprocess.run([program, "-I", "-m", "compileall", *options, work], check=True)
-        tar.add(f"{work}/warmcell", "warmcell/warmcell", filter=_for_everybody)
+        tar.add(f"{work}/warmcell", "warmcell/warmcell", filter=for_everybody)
 
 
-def _add_directory(tar: tarfile.TarFile, name: str) -> None:
+def add_directory(tar: tarfile.TarFile, name: str) -> None:
     entry = tarfile.TarInfo(name)
     entry.type, entry.mode = tarfile.DIRTYPE, 0o755
     tar.addfile(entry)
 
 
-def _add_link(tar: tarfile.TarFile, name: str, target: str) -> None:
+def add_link(tar: tarfile.TarFile, name: str, target: str) -> None:
     if f"/{name}" != target:
         entry = tarfile.TarInfo(name)
         entry.type, entry.linkname = tarfile.SYMTYPE, target
@@ -136,7 +136,7 @@ def _shared_objects(programs: list[str]) -> Iterator[str]:
             yield found[1]
 
 
-def _for_everybody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def for_everybody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.mode |= 0o555 if entry.isdir() else 0o444
     return entry

@@ -10,7 +10,8 @@ import pytest
 from tests.qemu.guest.plan import AFTERWARDS, PLAN
 from tests.qemu.machine import Report
 
-pytestmark = [pytest.mark.needs("linux"), pytest.mark.xdist_group("qemu")]
+# The first test boots the machine.
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.xdist_group("qemu"), pytest.mark.timeout(1800, method="signal")]
 CHECKS = [(setting.name, name) for setting, checks in PLAN for name in (*checks, AFTERWARDS)]
 
 

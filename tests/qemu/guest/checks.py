@@ -98,9 +98,9 @@ def cpu_share_is_bounded(bench: Bench) -> None:
 def cpu_time_is_bounded(bench: Bench) -> None:
     started = time.monotonic()
     try:
-        result = bench.run(payloads.BURN.format(seconds=60), cpu_seconds=2)
+        result = bench.run(payloads.BURN.format(seconds=300), cpu_seconds=2)
     except ExecutionTimeout as late:
-        assert late.clock == "cpu" and time.monotonic() - started < 40, late
+        assert late.clock == "cpu" and time.monotonic() - started < 60, late
         return
     raise AssertionError(f"no ExecutionTimeout: {result}")
 
@@ -118,7 +118,7 @@ def timeout_kills_the_tree(bench: Bench) -> None:
 
 def _assert_only(processes: set[int]) -> None:
     """The dead count until the zygote has reaped them, which it does a moment after they are gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := set(descendants(os.getpid())) - processes) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, left
@@ -143,7 +143,7 @@ def _attack(backend: ProcessBackend) -> ExecResult:
         name = f"warmcell-{os.getpid()}"
         abstract.bind(f"\0{name}")
         abstract.listen()
-        port, owned, readable = server.getsockname()[1], _owned("/tmp"), _owned("/usr/share/everybody")
+        port, owned, readable = server.getsockname()[1], _make_file("/tmp"), _make_file("/usr/share/everybody")
         attacks = payloads.ATTACKS.format(port=port, abstract=name, pid=os.getpid(), owned=owned, readable=readable)
         result = execute(backend, attacks)
     lines = result.stdout.splitlines()
@@ -153,14 +153,14 @@ def _attack(backend: ProcessBackend) -> ExecResult:
     return result
 
 
-def _owned(directory: str) -> str:
-    """A file of whoever runs Warmcell: only the cage stands between it and a guest with the same user."""
+def _make_file(directory: str) -> str:
+    """A file of the user that runs Warmcell: only the cage protects it from a guest with the same user."""
     path = Path(directory, f"owned-{os.getpid()}")
     path.write_text("precious")
     return str(path)
 
 
-def refusals_are_told(bench: Bench) -> None:
+def denials_are_reported(bench: Bench) -> None:
     with ProcessBackend(ON_DEMAND, "native", SandboxPolicy(allow_process_spawn=False)) as backend:
         spawned, unshared = execute(backend, payloads.SPAWN), execute(backend, payloads.UNSHARE)
     assert "refused" in spawned.stdout, spawned
@@ -215,7 +215,7 @@ def nothing_is_left(bench: Bench) -> None:
     left = [str(path) for directory in directories for path in directory.iterdir() if path.is_dir()]
     assert not [path for path in left if "warmcell-" in os.path.basename(path)], left
     deadline = time.monotonic() + 10
-    most = 4 if home and home.prefix else 3  # the process that keeps a scope is no guest's
+    most = 4 if home and home.prefix else 3  # and the process that keeps a scope alive
     while len(found := list(descendants(os.getpid()))) > most and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(found) <= most, found
@@ -229,7 +229,7 @@ def lies_in_our_own_group(bench: Bench) -> None:
 
 
 def limit_on_our_service_holds(bench: Bench) -> None:
-    """Memory of guests is memory of the service; and who was killed for that has not exceeded a limit of its own."""
+    """Guests count towards the service's memory; one killed for that has not exceeded its own limit."""
     service = CGROUPS / bench.group
     used = int((service / "memory.current").read_text())
     (service / "memory.max").write_text(str(used + (48 << 20)))

@@ -19,7 +19,7 @@ from tests.qemu.guest.settings import Setting
 
 import warmcell
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.cage.linux import offered
+from warmcell.cage.linux import kernel_support
 
 
 def say(**record: object) -> None:
@@ -93,7 +93,12 @@ def main() -> None:
     Path("/usr/share/everybody").mkdir(parents=True)
     Path("/usr/share/everybody").chmod(0o777)
     controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
-    say(kernel=platform.release(), controllers=controllers, landlock_abi=offered.landlock(), warmcell=warmcell.__name__)
+    say(
+        kernel=platform.release(),
+        controllers=controllers,
+        landlock_abi=kernel_support.landlock_version(),
+        warmcell=warmcell.__name__,
+    )
     for setting, checks in PLAN:
         if not chosen or setting.name in chosen:
             run_setting(setting, checks)

@@ -15,7 +15,7 @@ _ALWAYS: dict[str, Check] = {
     "timeout kills the tree": checks.timeout_kills_the_tree,
     "usage is plausible": checks.usage_is_plausible,
     "attacks fail": checks.attacks_fail,
-    "refusals are told": checks.refusals_are_told,
+    "denials are reported": checks.denials_are_reported,
 }
 _WITH_GROUPS: dict[str, Check] = {
     "uses a group of its own": checks.uses_a_group_of_its_own,

@@ -1,4 +1,4 @@
-"""Who runs Warmcell, and in which control group, and the few steps that bring a process there."""
+"""The user and control group that Warmcell runs in, and how a process gets there."""
 
 from __future__ import annotations
 
