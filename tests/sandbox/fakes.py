@@ -8,7 +8,8 @@ from typing import Any
 
 from warmcell.core.errors import CommandNotFound
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecResult, Language
-from warmcell.sandbox.guest_config import GuestConfig, Job
+from warmcell.sandbox.interface import RunOptions
+from warmcell.sandbox.local.guest_config import GuestConfig
 
 
 class FakeGuest:
@@ -16,32 +17,40 @@ class FakeGuest:
 
     def __init__(self, config: GuestConfig) -> None:
         self.config = config
-        self.calls: list[tuple[str, Any, Job]] = []
+        self.calls: list[tuple[str, Any, RunOptions]] = []
         self.delay = 0.0
+        self._woken = asyncio.Event()
         self.cancelled = 0
         self.closed = 0
         self.on_run: Callable[[str], None] = lambda what: None
 
-    async def command(self, argv: Sequence[str], job: Job) -> ExecResult:
+    async def command(self, argv: Sequence[str], job: RunOptions) -> ExecResult:
         if argv[0] == "no-such-command":
             raise CommandNotFound(argv[0])
         return await self._run("command", list(argv), job)
 
-    async def script(self, script: str, job: Job) -> ExecResult:
+    async def script(self, script: str, job: RunOptions) -> ExecResult:
         return await self._run("script", script, job)
 
-    async def code(self, code: str | bytes, language: Language, job: Job) -> ExecResult:
+    async def code(self, code: str | bytes, language: Language, job: RunOptions) -> ExecResult:
         return await self._run(f"code:{language}", code, job)
 
-    async def _run(self, kind: str, what: Any, job: Job) -> ExecResult:
+    async def _run(self, kind: str, what: Any, job: RunOptions) -> ExecResult:
         self.calls.append((kind, what, job))
         try:
-            await asyncio.sleep(self.delay)
+            async with asyncio.timeout(self.delay):
+                await self._woken.wait()
+        except TimeoutError:
+            pass  # the delay is over
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         self.on_run(what)
         return ExecResult(stdout=f"{kind} {what}")
+
+    def wake(self) -> None:
+        """Ends the delay of every run at once, and of those to come."""
+        self._woken.set()
 
     async def tools(self) -> list[str]:
         return ["fake"]

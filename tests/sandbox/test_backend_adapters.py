@@ -14,17 +14,17 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
-from warmcell.sandbox.guest_config import GuestConfig, sandbox_policy
-from warmcell.sandbox.shell_words import command_line, in_directory, quoted
+from warmcell.sandbox.local.guest_config import GuestConfig, sandbox_policy
+from warmcell.sandbox.local.shell_words import command_line, in_directory, quote
 from warmcell.workspace.mount_points import MountPoint
 
 
 @pytest.mark.parametrize(
     "word", ["plain", "", "a b", "it's", "$HOME", "A=b", "if", "-x", "*", "\\", "new\nline", "`id`", "#"]
 )
-def test_a_quoted_word_is_the_same_word_again_and_nothing_else(word: str) -> None:
-    assert quoted(word).startswith("'") or quoted(word).startswith("\"'")
-    printed = subprocess.run(["sh", "-c", f"printf %s {quoted(word)}"], capture_output=True, text=True, check=True)
+def test_quoting_round_trips(word: str) -> None:
+    assert quote(word).startswith("'") or quote(word).startswith("\"'")
+    printed = subprocess.run(["sh", "-c", f"printf %s {quote(word)}"], capture_output=True, text=True, check=True)
     assert printed.stdout == word
 
 
@@ -65,7 +65,7 @@ def test_a_policy_gets_the_workspace_and_keeps_the_rest() -> None:
     ("said_by_policy", "said_by_sandbox", "holds"),
     [(None, 2048, 2048), (None, None, 512), (1024, None, 1024), (1024, 2048, 1024), (2048, 1024, 1024)],
 )
-def test_a_policy_lowers_no_memory_that_it_does_not_name(
+def test_a_policy_without_a_memory_limit_keeps_the_default(
     said_by_policy: int | None, said_by_sandbox: int | None, holds: int
 ) -> None:
     policy = SandboxPolicy(limits=Limits(memory_mb=said_by_policy, disk_mb=64))
@@ -105,10 +105,13 @@ def test_a_sandbox_over_another_packages_backend(monkeypatch: pytest.MonkeyPatch
         assert sandbox.run("please", "intercal").stdout == "intercal:/work"
         assert sandbox.sh("ls").stdout == "command:/work"
         assert sandbox.exec("ls", ["a b"]).stdout == "command:/work"
-        assert sandbox._async._guest._backend.seen[-2:] == ["command -v 'ls' >/dev/null 2>&1", "'ls' 'a b'"]
+        assert sandbox._async._driver.context.guest._backend.seen[-2:] == [
+            "command -v 'ls' >/dev/null 2>&1",
+            "'ls' 'a b'",
+        ]
         with pytest.raises(CommandNotFound):
             sandbox.exec("no-such-command")
-    with pytest.raises(InvalidRequest, match="one of process, wasm, fake, mine"):
+    with pytest.raises(InvalidRequest, match="one of process, wasm, fake, ray, mine"):
         Sandbox(backend="docker")
     with pytest.raises(BackendUnavailable, match="fetch_policy"):
         Sandbox(backend="mine", fetch_policy=FetchPolicy(allowed_domains=("x.org",)))
@@ -116,8 +119,8 @@ def test_a_sandbox_over_another_packages_backend(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("backend", ["wasm", "fake"])
 @pytest.mark.parametrize(("field", "value"), [("config", ProcessConfig()), ("enforcer", "native")])
-def test_what_is_for_processes_is_refused_by_other_backends(backend: str, field: str, value: object) -> None:
-    with pytest.raises(InvalidRequest, match="is for the process backend") as caught:
+def test_process_settings_are_refused_by_other_backends(backend: str, field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match="only with the process backend") as caught:
         Sandbox(backend=backend, **{field: value})
     assert caught.value.field == field
 
@@ -131,7 +134,7 @@ def test_settings_of_another_kind_are_refused(field: str, value: object) -> None
     assert caught.value.field == field
 
 
-def test_a_policy_that_says_nothing_of_processes_allows_none_and_the_denial_says_so() -> None:
+def test_a_policy_without_processes_reports_denials() -> None:
     with Sandbox(policy=SandboxPolicyBuilder().env("A", "1").build()) as sandbox:
         assert sandbox.sh("echo $A").stdout == "1\n"
         refused = sandbox.sh("ls; true")

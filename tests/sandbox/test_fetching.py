@@ -37,7 +37,7 @@ def port() -> Iterator[int]:
     server.server_close()
 
 
-def test_what_the_policy_allows_is_fetched_and_the_rest_is_not(port: int, factory: Factory) -> None:
+def test_fetch_obeys_the_policy(port: int, factory: Factory) -> None:
     from warmcell.net import FetchPolicy, FetchRequest
 
     policy = FetchPolicy(allowed_domains=(f"127.0.0.1:{port}",), deny_private_ips=False)
@@ -50,7 +50,7 @@ def test_what_the_policy_allows_is_fetched_and_the_rest_is_not(port: int, factor
         sandbox.fetch(f"http://127.0.0.1:{port}/")
 
 
-async def test_a_guest_asks_in_json(port: int, factory: Factory) -> None:
+async def test_a_guest_fetches_with_json(port: int, factory: Factory) -> None:
     from warmcell.net import FetchPolicy
 
     policy = FetchPolicy(allowed_domains=(f"127.0.0.1:{port}",), deny_private_ips=False)

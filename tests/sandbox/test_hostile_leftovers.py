@@ -43,7 +43,7 @@ PLENTY = Limits(disk_mb=1 << 20)
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where Warmcell puts what is private, and nobody else anything."""
+    """The temporary directory, used by Warmcell alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     for name in os.listdir(tmp_path):
@@ -133,7 +133,7 @@ def test_a_link_left_for_the_next_is_not_followed(stage: Path, tmp_path: Path, u
         with pytest.raises(InvalidRequest, match="a guest may have put there") as caught:
             USES[use](stage, other)
         assert other.list_dir() == []
-    assert str(tmp_path / "secrets") in str(caught.value)  # the caller is told what to name instead
+    assert str(tmp_path / "secrets") in str(caught.value)  # the error names the target
 
 
 @pytest.mark.attack("S2-23")
@@ -150,7 +150,7 @@ def test_a_policy_does_not_follow_a_link_that_a_guest_left(stage: Path) -> None:
 
 
 @pytest.mark.attack("S2-23")
-def test_links_of_the_system_are_followed_and_others_told(tmp_path: Path) -> None:
+def test_system_links_are_followed_and_others_reported(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     found = follow(tmp_path / "link/below")

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import os
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from warmcell import InvalidRequest, Limits, ProvisionFailed, Sandbox, SessionBusy
+from warmcell import InvalidRequest, Limits, ProcessConfig, ProvisionFailed, Sandbox, SessionBusy
 from warmcell.net.rules.package_index import PublicIndex, configured_index
 from warmcell.policy.model import NetworkRule
-from warmcell.sandbox import packages
+from warmcell.sandbox.local import pip_packages
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
 
-def wheel(name: str, version: str, code: str, needs: str = "", extra: bytes = b"") -> bytes:
+def wheel(name: str, version: str, code: str, needs: str = "", extra: bytes = b"", command: str = "") -> bytes:
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": code.encode(),
@@ -30,6 +31,8 @@ def wheel(name: str, version: str, code: str, needs: str = "", extra: bytes = b"
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+    if command:
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{command} = {name}:main\n".encode()
     digests = {
         path: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=") for path, data in files.items()
     }
@@ -120,12 +123,35 @@ def test_packages_for_runs_commands_sessions_and_forks(index: Index) -> None:
         assert sandbox.list_dir() == []
 
 
+def test_packages_bring_their_commands(index: Index) -> None:
+    code = "def main():\n    print('pressed')\n"
+    index.files["press-1.0-py3-none-any.whl"] = wheel("press", "1.0", code, command="press")
+    index.files["peel-1.0-py3-none-any.whl"] = wheel("peel", "1.0", code.replace("press", "peel"), command="peel")
+    with Sandbox() as sandbox:
+        sandbox.install("press")
+        sandbox.install("peel")  # pip replaces the directory of commands
+        assert sandbox.exec("press").stdout == "pressed\n" and sandbox.sh("peel").stdout == "peeled\n"
+        assert {"press", "peel", "sh"} <= set(sandbox.available_tools())
+        assert sandbox.spawn(["peel"]).wait(30).stdout == "peeled\n"
+        with sandbox.fork() as fork:
+            assert fork.sh("press").stdout == "pressed\n"
+
+
+def test_a_python_outside_of_usr(index: Index) -> None:
+    """As pyenv, uv and conda install it: the cage of pip shows it too."""
+    if os.path.realpath(sys.prefix).startswith("/usr"):
+        pytest.skip("the tests run with a Python below /usr")
+    with Sandbox(config=ProcessConfig(python_path=sys.executable)) as sandbox:
+        sandbox.install("fruit")
+        assert sandbox.run(USE).stdout == "fruit with seeds\n"
+
+
 @pytest.mark.attack("LK-05")
-def test_downloads_are_kept_and_no_guest_has_a_hand_in_them(index: Index, tmp_path: Path) -> None:
+def test_downloads_are_cached_out_of_reach_of_guests(index: Index, tmp_path: Path) -> None:
     with Sandbox() as first:
         first.install("fruit")
         first.sh("rm -rf /packages/*")
-        assert first.sh("ls -d /kept /fetched; find /packages /work /tmp /home -name 'fruit*.whl'").stdout == ""
+        assert first.sh("ls -d /cache /wheels; find /packages /work /tmp /home -name 'fruit*.whl'").stdout == ""
     index.asked.clear()
     with Sandbox() as second:
         second.install("fruit")
@@ -142,17 +168,17 @@ def test_downloads_are_kept_and_no_guest_has_a_hand_in_them(index: Index, tmp_pa
         assert third.run(USE).stdout == "fruit with seeds\n"
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "MOST_KEPT_BYTES", 250)
+def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pip_packages, "MAX_CACHE_BYTES", 250)
     for number in range(5):
         (tmp_path / f"d{number}").mkdir()
         (tmp_path / f"d{number}" / "file").write_bytes(b"x" * 100)
         os.utime(tmp_path / f"d{number}" / "file", (number, number))
-    packages.forget_oldest(str(tmp_path))
+    pip_packages.prune_cache(str(tmp_path))
     assert sorted(path.parent.name for path in tmp_path.rglob("file")) == ["d3", "d4"]
 
 
-def test_what_does_not_fit_is_said_in_words(index: Index) -> None:
+def test_packages_over_the_disk_limit_are_refused(index: Index) -> None:
     index.files["heavy-1.0-py3-none-any.whl"] = wheel("heavy", "1.0", "", extra=os.urandom(12 << 20))
     with Sandbox(limits=Limits(disk_mb=8)) as sandbox:
         with pytest.raises(ProvisionFailed, match="disk limit of 8 MB"):
@@ -160,7 +186,7 @@ def test_what_does_not_fit_is_said_in_words(index: Index) -> None:
         assert sandbox.run("print(1)").stdout == "1\n"
 
 
-def test_what_has_no_wheel_is_not_built(index: Index) -> None:
+def test_packages_without_a_wheel_are_not_built(index: Index) -> None:
     index.files["source-1.0.tar.gz"] = b"not built here"
     with Sandbox() as sandbox, pytest.raises(ProvisionFailed, match=r"could not fetch source.*only wheels"):
         sandbox.install("source")
@@ -184,20 +210,20 @@ def test_what_has_no_wheel_is_not_built(index: Index) -> None:
 )
 def test_a_model_names_packages_and_nothing_else(requirement: str) -> None:
     with pytest.raises(InvalidRequest):
-        packages.checked_requirements([requirement])
+        pip_packages.check_requirements([requirement])
 
 
 def test_names_with_versions() -> None:
     names = ["pandas", "pandas==2.2.0", "fastapi[standard]>=0.110", "numpy >= 2, < 3", "a.b-c_d~=1.0"]
-    assert packages.checked_requirements(names) == tuple(names)
+    assert pip_packages.check_requirements(names) == tuple(names)
 
 
-def test_other_backends_say_no() -> None:
+def test_other_backends_refuse_install() -> None:
     with Sandbox(backend="wasm") as sandbox, pytest.raises(InvalidRequest, match="process backend"):
         sandbox.install("fruit")
 
 
-def test_the_preset_is_the_index_and_nothing_else(tmp_path: Path) -> None:
+def test_the_install_cage_reaches_only_the_index(tmp_path: Path) -> None:
     public = PublicIndex("https://index.example/simple", "files.example")
     plain = configured_index(public, {"PIP_CONFIG_FILE": os.devnull})
     assert plain.rules() == (NetworkRule("index.example", (443,)), NetworkRule("files.example", (443,)))

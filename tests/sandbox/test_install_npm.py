@@ -19,9 +19,9 @@ from urllib.parse import unquote
 import pytest
 
 from warmcell import InvalidRequest, Limits, ProvisionFailed, Sandbox
-from warmcell.net.rules.npm_registry import registry_from
+from warmcell.net.rules.npm_registry import parse_npm_config
 from warmcell.policy.model import NetworkRule
-from warmcell.sandbox.npm_packages import checked_names
+from warmcell.sandbox.local.npm_packages import check_npm_names
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces"), pytest.mark.needs("npm")]
 
@@ -92,7 +92,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     made.publish(
         "@garden/seeds",
         "exports.word = 'with seeds'",
-        scripts={"preinstall": "touch /made/ran", "install": "touch /made/ran", "postinstall": "touch /made/ran"},
+        scripts={"preinstall": "touch /target/ran", "install": "touch /target/ran", "postinstall": "touch /target/ran"},
     )
     yield made
     made.shutdown()
@@ -133,7 +133,7 @@ def test_packages_for_runs_sessions_and_the_next_sandbox(registry: Registry, tmp
     assert "/files/@garden-seeds-1.0.0.tgz" not in registry.asked, "what is kept is used"
 
 
-def test_what_fails_is_said_and_leaves_all_as_it_was(registry: Registry) -> None:
+def test_a_failed_install_changes_nothing(registry: Registry) -> None:
     registry.publish("large", "", extra=os.urandom(3 << 20))
     with Sandbox(limits=Limits(disk_mb=2)) as sandbox:
         with pytest.raises(ProvisionFailed, match="nowhere"):
@@ -147,25 +147,25 @@ def test_what_fails_is_said_and_leaves_all_as_it_was(registry: Registry) -> None
     "name",
     ["", "-g", "../up", "git+https://x/y", "http://x/y.tgz", "a@file:../b", "a@npm:b", "a@.", "a b", "a@x/y", "@a"],
 )
-def test_whatever_else_npm_takes_is_refused(name: str) -> None:
+def test_other_npm_arguments_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        checked_names([name])
+        check_npm_names([name])
 
 
-def test_names_with_versions_are_taken() -> None:
+def test_names_with_versions_are_accepted() -> None:
     names = ("lodash", "lodash@4", "lodash@^4.17.0", "@types/node@>=20 <22", "react@next", "a.b-c@1.x")
-    assert checked_names(names) == names
+    assert check_npm_names(names) == names
 
 
-def test_a_manager_that_there_is_not_is_refused() -> None:
+def test_an_unknown_manager_is_refused() -> None:
     with Sandbox() as sandbox, pytest.raises(InvalidRequest, match="pip, npm"):
         sandbox.install("fruit", manager="yarn")
 
 
-def test_the_registry_is_the_callers_and_its_credentials_go_nowhere_else(tmp_path: Path) -> None:
+def test_registry_credentials_go_only_to_the_registry(tmp_path: Path) -> None:
     (tmp_path / "npmrc").write_text("//one.example/:_authToken=secret\n//other.example/:_authToken=other\n")
     said = {"registry": "https://one.example/", "@us:registry": "http://two.example:8080/", "cafile": None}
-    found = registry_from(json.dumps({**said, "strict-ssl": True, "userconfig": str(tmp_path / "npmrc")}))
+    found = parse_npm_config(json.dumps({**said, "strict-ssl": True, "userconfig": str(tmp_path / "npmrc")}))
     assert found.rules() == (NetworkRule("one.example", (443,)), NetworkRule("two.example", (8080,)))
     assert "//one.example/:_authToken=secret" in found.settings()
     assert "other" not in found.settings()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.helpers import until_async
 from tests.sandbox.fakes import Factory
 
 from warmcell.core.errors import (
@@ -40,7 +41,7 @@ def test_a_work_directory_of_the_caller_stays(tmp_path: Path, factory: Factory) 
     assert (tmp_path / "a").read_text() == "x"
 
 
-def test_a_forgotten_sandbox_takes_its_directory_along(factory: Factory) -> None:
+def test_a_forgotten_sandbox_removes_its_directory(factory: Factory) -> None:
     sandbox = Sandbox(guest_factory=factory)
     where = sandbox.work_dir
     del sandbox
@@ -58,7 +59,7 @@ def test_ids_cannot_be_guessed(factory: Factory) -> None:
     assert all(len(bytes.fromhex(made)) * 8 >= 128 for made in ids)
 
 
-def test_what_the_guest_is_told(factory: Factory, tmp_path: Path) -> None:
+def test_the_configuration_of_the_guest(factory: Factory, tmp_path: Path) -> None:
     mounts = [MountPoint(tmp_path, "/data")]
     with Sandbox(env={"A": "1"}, mounts=mounts, timeout=7, memory_limit_mb=64, guest_factory=factory) as sandbox:
         sandbox.mkdir("sub")
@@ -108,9 +109,7 @@ def test_a_missing_command_is_typed(sandbox: Sandbox) -> None:
         lambda sandbox: sandbox.apply_patch(3),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_happens(
-    sandbox: Sandbox, factory: Factory, call: object
-) -> None:
+def test_invalid_arguments_are_refused_before_anything_runs(sandbox: Sandbox, factory: Factory, call: object) -> None:
     with pytest.raises(InvalidRequest):
         call(sandbox)  # type: ignore[operator]
     assert factory.guest.calls == []
@@ -175,13 +174,13 @@ def test_the_difference_since_creation(tmp_path: Path, factory: Factory) -> None
             FsChange("old", "modified", 3),
         ]
         assert (sandbox.read_before("gone"), sandbox.read_before("old")) == (b"gone", b"old")
-        with pytest.raises(FileNotFoundError, match="was not there"):
+        with pytest.raises(FileNotFoundError, match="did not exist"):
             sandbox.read_before("made")
         sandbox.mark()
         assert sandbox.diff() == [] and sandbox.read_before("old") == b"new"
 
 
-def test_what_was_in_large_files_is_not_kept(tmp_path: Path, factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_of_large_files_is_not_kept(tmp_path: Path, factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmcell.workspace.diff.MOST_KEPT_OF_FILE", 8)
     monkeypatch.setattr("warmcell.workspace.diff.MOST_KEPT", 12)
     for name, size in (("a", 9), ("b", 8), ("c", 8), ("d", 4), ("e", 0)):
@@ -193,7 +192,7 @@ def test_what_was_in_large_files_is_not_kept(tmp_path: Path, factory: Factory, m
                 sandbox.read_before(name)
 
 
-def test_tracking_can_be_left_out(tmp_path: Path, factory: Factory) -> None:
+def test_track_changes_can_be_disabled(tmp_path: Path, factory: Factory) -> None:
     with Sandbox(tmp_path, track_changes=False, guest_factory=factory) as sandbox, pytest.raises(LimitExceeded):
         sandbox.diff()
 
@@ -219,7 +218,7 @@ def test_snapshot_restore_and_fork(sandbox: Sandbox, factory: Factory) -> None:
     assert len(factory.made) == 3
 
 
-def test_nothing_is_left_of_a_fork_that_fails(sandbox: Sandbox, factory: Factory) -> None:
+def test_a_failed_fork_leaves_nothing(sandbox: Sandbox, factory: Factory) -> None:
     with pytest.raises(SnapshotNotFound):
         sandbox.fork("nonsense")
     assert not os.path.exists(factory.guest.config.work_dir)
@@ -253,6 +252,8 @@ OPERATIONS = {
     "exec_js": ("1",),
     "spawn": ("ls",),
     "install": ("x",),
+    "update_network": ([],),
+    "connections": (),
     "processes": (),
     "attach": (2,),
     "session": (),
@@ -274,6 +275,7 @@ OPERATIONS = {
     "diff": (),
     "read_before": ("a",),
     "mark": (),
+    **dict.fromkeys(("changes", "changes_patch", "commit", "discard", "keep_changes", "branch"), ()),
     "snapshot": (),
     "restore": ("0" * 32,),
     "fork": (),
@@ -292,18 +294,48 @@ def test_everything_after_destroy_is_refused(factory: Factory, name: str) -> Non
     assert factory.guest.calls == []
 
 
-def test_that_test_knows_every_operation() -> None:
+def test_close_is_destroy(factory: Factory) -> None:
+    sandbox = Sandbox(guest_factory=factory)
+    sandbox.close()
+    sandbox.close()
+    sandbox.destroy()
+    assert factory.guest.closed == 1 and not os.path.exists(sandbox.work_dir)
+    with pytest.raises(SandboxDestroyed):
+        sandbox.sh("true")
+
+
+async def test_aclose_is_destroy(factory: Factory) -> None:
+    sandbox = AsyncSandbox(guest_factory=factory)
+    await sandbox.aclose()
+    await sandbox.aclose()
+    with pytest.raises(SandboxDestroyed):
+        await sandbox.sh("true")
+    assert factory.guest.closed == 1
+
+
+@pytest.mark.parametrize("name", ["live", "forkable", "track_changes"])
+@pytest.mark.parametrize("value", ["maybe", 1, None])
+def test_flags_are_true_or_false(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match="must be true or false") as refused:
+        Sandbox(**{name: value})
+    assert refused.value.field == name
+
+
+def test_the_test_above_covers_every_operation() -> None:
     public = {name for name in dir(AsyncSandbox) if not name.startswith("_")}
-    told = {"work_dir", "limits", "timeout", "start", "destroy", "capabilities", "tools"}
-    assert public - told - OF_SERVERS == set(OPERATIONS)
+    others = {"id", "work_dir", "limits", "timeout", "start", "destroy", "aclose", "capabilities", "tools"}
+    others |= {"changes_mechanism"}
+    assert public - others - OF_SERVERS == set(OPERATIONS)
 
 
 #: What only `AsyncSandbox` has, for those who pass it on.
-OF_SERVERS = {"follow_sh", "connect", "spawn_code"}
+OF_SERVERS = {"follow_sh", "connect", "spawn_code", "packages_directory", "use_packages", "local_changes"} | {
+    *("network_update", "end_for_review")
+}
 
 
 @pytest.mark.attack("PT-13")
-async def test_what_servers_ask_for_is_refused_too(factory: Factory) -> None:
+async def test_methods_for_servers_are_refused_too(factory: Factory) -> None:
     sandbox = AsyncSandbox(guest_factory=factory)
     await sandbox.destroy()
     for call in (sandbox.follow_sh("ls", None), sandbox.connect(80), sandbox.spawn_code("1", timeout=5)):
@@ -314,10 +346,12 @@ async def test_what_servers_ask_for_is_refused_too(factory: Factory) -> None:
 @pytest.mark.attack("PT-13")
 async def test_runs_of_one_sandbox_overlap(factory: Factory) -> None:
     async with AsyncSandbox(guest_factory=factory) as sandbox:
-        factory.guest.delay = 0.2
-        started = time.monotonic()
-        results = await asyncio.gather(*(sandbox.exec("job", [str(number)]) for number in range(20)))
-        assert time.monotonic() - started < 3.5  # one after another they take four
+        factory.guest.delay = 300  # until all twenty are inside
+        runs = [asyncio.create_task(sandbox.exec("job", [str(number)])) for number in range(20)]
+        await until_async(lambda: len(factory.guest.calls) == 20)
+        factory.guest.delay = 0
+        factory.guest.wake()
+        results = await asyncio.gather(*runs)
         assert [result.stdout for result in results] == [f"command ['job', '{number}']" for number in range(20)]
 
 

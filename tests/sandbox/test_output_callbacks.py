@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.contract.processes import descendants, eventually
-from tests.helpers import FEATURES, require
+from tests.contract.processes import descendants
+from tests.helpers import FEATURES, eventually, require
 
 from warmcell import (
     AsyncSandbox,
@@ -25,8 +25,8 @@ from warmcell import (
 )
 from warmcell.backends.output_callbacks import following
 from warmcell.lifetime.portal import Portal, Visits
-from warmcell.sandbox.backend_adapters import ProcessGuest
-from warmcell.sandbox.guest_config import GuestConfig
+from warmcell.sandbox.local.guest_config import GuestConfig
+from warmcell.sandbox.local.guests import ProcessGuest
 
 pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 NO_POOL = ProcessConfig(pool_size=0, pool_min=0)
@@ -49,7 +49,7 @@ def collector() -> tuple[list[str], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("way", ["exec", "sh", "run", "exec_python", "exec_js"])
-def test_each_of_them_tells_both_streams_and_returns_the_result(sandbox: Sandbox, way: str) -> None:
+def test_every_run_method_delivers_both_streams_and_the_result(sandbox: Sandbox, way: str) -> None:
     seen, callbacks = collector()
     script = "echo one; sleep 0.2; echo two >&2"
     if way == "exec_js":
@@ -69,7 +69,7 @@ def test_each_of_them_tells_both_streams_and_returns_the_result(sandbox: Sandbox
     assert (result.stdout, result.stderr, result.exit_code) == ("one\n", "two\n", 0)
 
 
-def test_text_is_told_while_the_run_goes_on_in_the_thread_of_the_caller(sandbox: Sandbox) -> None:
+def test_callbacks_run_in_the_callers_thread_during_the_run(sandbox: Sandbox) -> None:
     threads: list[threading.Thread] = []
 
     def let_it_end(text: str) -> None:
@@ -77,7 +77,7 @@ def test_text_is_told_while_the_run_goes_on_in_the_thread_of_the_caller(sandbox:
         if text == "waiting\n":
             sandbox.write_file("go", "")
 
-    # Line-buffered, and it never ends unless somebody hears the line.
+    # Line-buffered; the run ends only after the callback got the line.
     code = "import os, time\nprint('waiting')\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('went')"
     result = sandbox.run(code, on_stdout=let_it_end, timeout=50)
     assert result.stdout == "waiting\nwent\n"
@@ -86,8 +86,8 @@ def test_text_is_told_while_the_run_goes_on_in_the_thread_of_the_caller(sandbox:
 
 def test_a_callback_may_run_something_else_in_the_same_sandbox(sandbox: Sandbox) -> None:
     inner: list[ExecResult] = []
-    sandbox.sh("echo outer", on_stdout=lambda text: inner.append(sandbox.sh(f"printf 'heard %s' {text}", timeout=20)))
-    assert [result.stdout for result in inner] == ["heard outer"]
+    sandbox.sh("echo outer", on_stdout=lambda text: inner.append(sandbox.sh(f"printf 'got %s' {text}", timeout=20)))
+    assert [result.stdout for result in inner] == ["got outer"]
 
 
 def test_a_callback_that_raises_ends_the_run_and_reaches_the_caller(sandbox: Sandbox) -> None:
@@ -108,7 +108,7 @@ def test_a_callback_may_destroy_the_sandbox() -> None:
         made.sh("echo x; sleep 60", on_stdout=lambda _: made.destroy(), timeout=60)
 
 
-def test_what_a_limit_ends_raises_after_the_text(sandbox: Sandbox) -> None:
+def test_limit_errors_come_after_the_text(sandbox: Sandbox) -> None:
     seen, callbacks = collector()
     with pytest.raises(ExecutionTimeout) as caught:
         sandbox.sh("printf 'so far \\342\\202'; sleep 60", timeout=1, **callbacks)
@@ -117,12 +117,12 @@ def test_what_a_limit_ends_raises_after_the_text(sandbox: Sandbox) -> None:
     assert caught.value.result.stdout == "so far \ufffd"
 
 
-def test_a_command_that_is_not_there_is_told_as_ever(sandbox: Sandbox) -> None:
+def test_callbacks_do_not_change_a_missing_command(sandbox: Sandbox) -> None:
     with pytest.raises(CommandNotFound):
         sandbox.exec("no-such-command", on_stdout=print)
 
 
-def test_what_cannot_be_called_is_refused(sandbox: Sandbox) -> None:
+def test_callbacks_must_be_callable(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidRequest, match="on_stdout"):
         sandbox.sh("true", on_stdout="print")  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ async def test_an_async_callback_may_destroy_the_sandbox() -> None:
         await asyncio.wait_for(made.sh("echo x; sleep 60", on_stdout=destroy, timeout=60), 50)
 
 
-async def test_a_character_that_is_split_over_pieces_is_one() -> None:
+async def test_a_character_split_over_two_pieces_is_delivered_whole() -> None:
     async def events() -> Any:
         for piece in (EURO[:1], EURO[1:2], EURO[2:] + b"a", b"\xff", EURO[:2]):
             yield OutputEvent("stdout", piece)
@@ -176,7 +176,7 @@ async def test_a_character_that_is_split_over_pieces_is_one() -> None:
     assert following(None, None) is None
 
 
-async def test_a_backend_that_does_not_stream_says_so() -> None:
+async def test_callbacks_need_a_backend_that_streams() -> None:
     class Plain:
         name = "plain"
 
@@ -194,16 +194,16 @@ async def test_a_backend_that_does_not_stream_says_so() -> None:
             await made.sh("true", on_stdout=print)
 
 
-def test_whoever_waits_for_the_portal_is_interrupted_by_what_it_is_asked_to_do() -> None:
+def test_an_interrupt_in_a_callback_ends_the_wait() -> None:
     own, visits = Portal(), Visits()
     ended = threading.Event()
 
-    def interrupted() -> None:
+    def raise_interrupt() -> None:
         raise KeyboardInterrupt  # as Ctrl-C in a callback: it must not reach the loop, which it would end
 
     async def ask() -> None:
         try:
-            await visits.lift(interrupted)()
+            await visits.lift(raise_interrupt)()
         finally:
             ended.set()
 

@@ -17,12 +17,12 @@ from tests.sandbox.fakes import Factory
 
 from warmcell import AsyncSandbox, Denial, InvalidRequest, Sandbox, SandboxDestroyed, SandboxTool
 from warmcell.core.types import ExecResult
-from warmcell.sandbox.tools.kept_output import MOST_RUNS
+from warmcell.sandbox.tools.saved_output import MAX_SAVED_RUNS
 
 NAMES = ["run_code", "run_command", "read_file", "write_file", "list_files", "apply_patch"]
 
 
-def test_what_is_offered(sandbox: Sandbox) -> None:
+def test_the_tools_of_each_backend(sandbox: Sandbox) -> None:
     tools = sandbox.tools()
     assert [tool.name for tool in tools] == NAMES
     run_code = tools["run_code"]
@@ -35,7 +35,7 @@ def test_what_is_offered(sandbox: Sandbox) -> None:
     assert tools.to_openai("responses")[0]["name"] == tools.to_json_schema()[0]["title"] == "run_code"
 
 
-def test_languages_can_be_narrowed(sandbox: Sandbox, factory: Factory) -> None:
+def test_languages_can_be_restricted(sandbox: Sandbox, factory: Factory) -> None:
     tools = sandbox.tools(languages=["python"])
     assert [tool.name for tool in tools] == ["run_code", *NAMES[2:]]
     refused = tools["run_code"](code="id", language="bash")
@@ -52,7 +52,7 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 @pytest.mark.needs("user namespaces")
-def test_what_run_code_left_running_is_reached_by_its_port() -> None:
+def test_a_server_that_run_code_left_running_is_reachable() -> None:
     with Sandbox() as sandbox:
         assert "expose_port" not in [tool.name for tool in sandbox.tools(stateful=False)]
         tools = sandbox.tools()
@@ -68,7 +68,7 @@ def test_what_run_code_left_running_is_reached_by_its_port() -> None:
 
 
 @pytest.mark.needs("user namespaces")
-def test_the_longest_time_that_a_model_may_ask_for() -> None:
+def test_max_timeout_bounds_what_a_model_may_ask_for() -> None:
     with Sandbox(timeout=60) as sandbox:
         run_code = sandbox.tools(max_timeout=5)["run_code"]
         rule = run_code.parameters["properties"]["timeout_secs"]
@@ -83,7 +83,7 @@ def test_the_longest_time_that_a_model_may_ask_for() -> None:
     ("language", "first", "second"),
     [("python", "x = 41", "print(x + 1)"), ("javascript", "x = 41", "console.log(x + 1)"), ("sh", "x=42", "echo $x")],
 )
-def test_languages_with_sessions_remember(language: str, first: str, second: str) -> None:
+def test_languages_with_sessions_keep_their_state(language: str, first: str, second: str) -> None:
     with Sandbox() as sandbox:
         if language not in ("sh", *map(str, sandbox.capabilities().supported_languages)):
             pytest.skip(f"this host has no {language}")
@@ -122,7 +122,7 @@ def test_files_patches_and_lists(sandbox: Sandbox) -> None:
     assert tools["apply_patch"](patch=patch.format(2))["changes"] == [{"path": "d/a.txt", "kind": "modified"}]
     refused = tools["apply_patch"](patch=patch.format(2))
     assert (refused["status"], refused["fault"]) == ("error", "caller")
-    assert "the line '2' is not there" in refused["misfits"][0]["reason"]
+    assert "the line '2' was not found" in refused["misfits"][0]["reason"]
     assert [entry["path"] for entry in tools["list_files"](recursive=True)["entries"]] == ["d", "d/a.txt"]
     assert [entry["path"] for entry in tools["list_files"](path="d")["entries"]] == ["d/a.txt"]
     sandbox.write_file("b", b"\0\1")
@@ -142,7 +142,7 @@ def long_output(monkeypatch: pytest.MonkeyPatch, factory: Factory, text: str) ->
     monkeypatch.setattr(factory.guest, "_run", run)
 
 
-def test_long_output_is_cut_in_the_middle_and_kept_in_full(
+def test_long_output_is_cut_in_the_middle_and_saved_in_full(
     sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_output(monkeypatch, factory, "first" + "x" * 1000 + "last")
@@ -153,12 +153,12 @@ def test_long_output_is_cut_in_the_middle_and_kept_in_full(
     assert answer["stdout"].endswith("last")
     assert len(answer["stdout"]) < 200
     assert sandbox.read_text(answer["full_output"]["stdout"]) == "first" + "x" * 1000 + "last"
-    for _ in range(MOST_RUNS):
+    for _ in range(MAX_SAVED_RUNS):
         tools["run_command"](command="x")
-    assert len(sandbox.list_dir(".tool-output")) == MOST_RUNS
+    assert len(sandbox.list_dir(".tool-output")) == MAX_SAVED_RUNS
 
 
-def test_what_lies_in_the_way_of_kept_output_is_not_followed(
+def test_links_in_the_way_of_saved_output_are_not_followed(
     sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -171,6 +171,12 @@ def test_what_lies_in_the_way_of_kept_output_is_not_followed(
 
 
 @pytest.mark.attack("LK-11")
+def test_a_file_can_be_read_from_any_line(sandbox: Sandbox) -> None:
+    sandbox.write_file("long", "\n".join(map(str, range(1, 150_001))))
+    answer = sandbox.tools()["read_file"](path="long", first_line=149_999)
+    assert (answer["content"], answer["total_lines"]) == ("149999\n150000", 150_000)
+
+
 @pytest.mark.parametrize(
     ("name", "args"),
     [
@@ -199,7 +205,7 @@ def test_what_lies_in_the_way_of_kept_output_is_not_followed(
         ("read_file", [1]),
     ],
 )
-def test_a_wrong_call_is_told_without_anything_of_the_host(
+def test_answers_to_wrong_calls_contain_no_host_paths(
     sandbox: Sandbox, factory: Factory, tmp_path: Path, name: str, args: Any
 ) -> None:
     os.symlink(tmp_path, f"{sandbox.work_dir}/link")
@@ -217,7 +223,7 @@ def test_a_wrong_call_is_told_without_anything_of_the_host(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.lists(st.text(max_size=3)),
     ),
 )
-def test_anything_comes_back_as_data(sandbox: Sandbox, name: str, args: dict[str, Any]) -> None:
+def test_every_call_returns_data(sandbox: Sandbox, name: str, args: dict[str, Any]) -> None:
     answer = sandbox.tools().call(name, args)
     assert answer["status"] in ("success", "error")
     json.dumps(answer)
@@ -239,7 +245,7 @@ async def test_cancelling_a_call_ends_the_run(factory: Factory) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_the_tool_of_one_language_takes_a_sandbox_too(factory: Factory, is_async: bool) -> None:
+async def test_sandbox_tool_accepts_a_sandbox(factory: Factory, is_async: bool) -> None:
     sandbox: Any = AsyncSandbox(guest_factory=factory) if is_async else Sandbox(guest_factory=factory)
     tool = SandboxTool(sandbox)
     assert "python, command" in tool.description
@@ -260,7 +266,7 @@ async def test_the_tool_of_one_language_takes_a_sandbox_too(factory: Factory, is
     assert (await tool.execute({"language": "python", "code": "x"}))["status"] == "error"
 
 
-def test_a_denial_says_what_would_allow_it(sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_denial_has_a_hint(sandbox: Sandbox, factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(kind: str, what: Any, job: object) -> ExecResult:
         return ExecResult(
             exit_code=1, denials=[Denial("network", "a.example:443", "networkRules", "allow_domain(...)")]
@@ -273,7 +279,7 @@ def test_a_denial_says_what_would_allow_it(sandbox: Sandbox, factory: Factory, m
     ]
 
 
-def test_a_destroyed_sandbox_offers_nothing(sandbox: Sandbox) -> None:
+def test_a_destroyed_sandbox_has_no_tools(sandbox: Sandbox) -> None:
     tools = sandbox.tools()
     sandbox.destroy()
     assert tools["run_code"](code="x")["status"] == "error"

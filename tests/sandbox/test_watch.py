@@ -1,4 +1,4 @@
-"""`sandbox.watch`: what guests and the host do to files, told from outside, in bounded memory."""
+"""`sandbox.watch`: changes by guests and the host, reported in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from tests.helpers import until
 from tests.sandbox.fakes import Factory
 
 from warmcell import AsyncSandbox, FileEvent, MountPoint, PathTraversal, Sandbox, SandboxDestroyed
-from warmcell.workspace import inotify, watching
+from warmcell.workspace import file_watch, inotify
 from warmcell.workspace.errors import FileMissing, WrongKind
 
 pytestmark = pytest.mark.needs("linux")
@@ -30,13 +31,13 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
         yield made
 
 
-def told(sandbox: Sandbox, events: Iterator[FileEvent]) -> list[tuple[str, str]]:
+def events_until_mark(sandbox: Sandbox, events: Iterator[FileEvent]) -> list[tuple[str, str]]:
     """All events until a mark, which is made here, in the directory that is watched."""
     (Path(sandbox.work_dir) / "last").touch()
     return [(event.path, event.kind) for event in takewhile(lambda event: event != LAST, events)]
 
 
-def test_each_kind_by_what_the_host_sees(sandbox: Sandbox) -> None:
+def test_each_kind_of_event(sandbox: Sandbox) -> None:
     work = Path(sandbox.work_dir)
     (work / "before").write_text("old")
     events = sandbox.watch()
@@ -48,33 +49,29 @@ def test_each_kind_by_what_the_host_sees(sandbox: Sandbox) -> None:
     (work / "sub").mkdir()
     (work / "sub" / "unseen").touch()
     expected = [("a", "created"), ("before", "modified"), ("a", "moved"), ("b", "created")]
-    assert told(sandbox, events) == [*expected, ("b", "deleted"), ("sub", "created")]
+    assert events_until_mark(sandbox, events) == [*expected, ("b", "deleted"), ("sub", "created")]
     events.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_new_directories_are_watched_while_nobody_reads(sandbox: Sandbox) -> None:
+def test_new_directories_are_watched_before_events_are_read(sandbox: Sandbox) -> None:
     work = Path(sandbox.work_dir)
     events = sandbox.watch(recursive=True)
-    known = events._watch._watch._directories
+    known = events._async._driver._watch._directories
     (work / "sub" / "deep").mkdir(parents=True)
     until(lambda: len(known) == 3)
     (work / "sub" / "deep" / "brief").touch()
     (work / "sub" / "deep" / "brief").unlink()
     made = [("sub", "created"), ("sub/deep", "created"), ("sub/deep/brief", "created")]
-    assert [item for item in told(sandbox, events) if item[1] != "modified"] == [*made, ("sub/deep/brief", "deleted")]
+    assert [item for item in events_until_mark(sandbox, events) if item[1] != "modified"] == [
+        *made,
+        ("sub/deep/brief", "deleted"),
+    ]
 
 
-def test_what_comes_while_a_new_directory_is_looked_into_is_told_once(
+def test_events_during_the_scan_of_a_new_directory_are_reported_once(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found in it, and told by the kernel, too; what happens to that name afterwards is told."""
+    """Both the scan and the kernel see the name; later events about it are reported."""
     work, add = Path(sandbox.work_dir), inotify.add
 
     def add_and_make(descriptor: int, directory: int) -> int:
@@ -89,56 +86,56 @@ def test_what_comes_while_a_new_directory_is_looked_into_is_told_once(
     events = sandbox.watch(recursive=True)
     monkeypatch.setattr(inotify, "add", add_and_make)
     (work / "sub").mkdir()
-    until(lambda: len(events._watch._watch._directories) == 3)
+    until(lambda: len(events._async._driver._watch._directories) == 3)
     monkeypatch.undo()
     (work / "other").touch()
     (work / "other").rename(work / "sub" / "file")
-    seen = told(sandbox, events)
+    seen = events_until_mark(sandbox, events)
     assert sorted(seen[:3]) == [("sub", "created"), ("sub/directory", "created"), ("sub/file", "created")]
     assert seen[3:] == [("other", "created"), ("other", "moved"), ("sub/file", "created")]
 
 
 @pytest.mark.attack("RX-11")
-def test_what_nobody_reads_is_bounded(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what is kept, and by the work that a guest can make for whoever gathers it."""
-    monkeypatch.setattr(watching, "MOST_TEXT", 4000)
+def test_unread_events_are_bounded(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory, and in the work that a guest can cause."""
+    monkeypatch.setattr(file_watch, "MOST_TEXT", 4000)
     work = Path(sandbox.work_dir)
     events = sandbox.watch(recursive=True)
-    kept = events._watch._watch
+    kept = events._async._driver._watch
     for number in range(200):
         (work / f"{number:0100}").touch()
     until(lambda: kept.is_full)
     (work / "more").mkdir()
     time.sleep(0.1)
-    assert len(kept._found) < 200 and events._watch._loop is None
-    seen = told(sandbox, events)
+    assert len(kept._found) < 200 and events._async._driver._loop is None
+    seen = events_until_mark(sandbox, events)
     assert ("more", "created") in seen and sum(kind == "created" for _, kind in seen) == 201
 
 
 @pytest.mark.needs("user namespaces")
-def test_a_guests_work_is_seen(tmp_path: Path) -> None:
+def test_changes_by_a_guest_are_reported(tmp_path: Path) -> None:
     with Sandbox(tmp_path) as sandbox, sandbox.watch(recursive=True) as events:
         sandbox.sh("mkdir -p deep/er && echo 1 > deep/er/file; echo 2 >> deep/er/file; mv deep other")
-        seen = told(sandbox, events)
+        seen = events_until_mark(sandbox, events)
     assert {("deep", "created"), ("deep", "moved"), ("other", "created"), ("other/er/file", "created")} <= set(seen)
 
 
-def test_below_a_directory_that_was_moved_paths_are_true(sandbox: Sandbox) -> None:
+def test_paths_below_a_moved_directory_are_right(sandbox: Sandbox) -> None:
     work = Path(sandbox.work_dir)
     (work / "one" / "in").mkdir(parents=True)
     events = sandbox.watch(recursive=True)
     (work / "one").rename(work / "two")
-    seen = told(sandbox, events)
+    seen = events_until_mark(sandbox, events)
     assert {("one", "moved"), ("two", "created"), ("two/in", "created")} <= set(seen)
     (work / "last").unlink()
     (work / "two" / "in" / "new").touch()
-    assert ("two/in/new", "created") in told(sandbox, events)
+    assert ("two/in/new", "created") in events_until_mark(sandbox, events)
 
 
-def test_it_begins_at_the_call_and_ends_with_close(sandbox: Sandbox) -> None:
+def test_a_watch_begins_at_the_call_and_ends_with_close(sandbox: Sandbox) -> None:
     (Path(sandbox.work_dir) / "before").touch()
     events = sandbox.watch()
-    assert told(sandbox, events) == []
+    assert events_until_mark(sandbox, events) == []
     closer = threading.Timer(0.2, events.close)
     closer.start()
     assert list(takewhile(lambda event: event == FileEvent("last", "modified"), events)) in (
@@ -150,7 +147,7 @@ def test_it_begins_at_the_call_and_ends_with_close(sandbox: Sandbox) -> None:
     closer.join()
 
 
-def test_it_ends_with_the_sandbox_and_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_a_watch_ends_with_the_sandbox_and_leaves_no_descriptor(tmp_path: Path) -> None:
     def watchers() -> int:
         links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
         return sum("inotify" in os.readlink(link) for link in links if os.path.lexists(link))
@@ -187,10 +184,10 @@ def test_links_are_never_followed(sandbox: Sandbox, tmp_path: Path) -> None:
     (work / "later").symlink_to(outside)
     (outside / "canary").touch()
     (outside / "in" / "canary").touch()
-    assert told(sandbox, events) == [("later", "created")]
+    assert events_until_mark(sandbox, events) == [("later", "created")]
 
 
-def test_what_cannot_be_watched_is_refused(sandbox: Sandbox) -> None:
+def test_unwatchable_paths_are_refused(sandbox: Sandbox) -> None:
     (Path(sandbox.work_dir) / "file").touch()
     with pytest.raises(WrongKind):
         sandbox.watch("file")
@@ -198,7 +195,7 @@ def test_what_cannot_be_watched_is_refused(sandbox: Sandbox) -> None:
         sandbox.watch("missing")
 
 
-def test_a_directory_that_goes_ends_its_watch(sandbox: Sandbox) -> None:
+def test_removing_the_directory_ends_its_watch(sandbox: Sandbox) -> None:
     sandbox.mkdir("sub")
     events = sandbox.watch("sub")
     sandbox.remove("sub")
@@ -214,16 +211,16 @@ def test_mounts_by_the_paths_that_guests_use(tmp_path: Path) -> None:
         assert next(events) == FileEvent("/data/new", "created")
 
 
-def test_names_that_are_no_text(sandbox: Sandbox) -> None:
+def test_names_that_are_not_text(sandbox: Sandbox) -> None:
     events = sandbox.watch()
     os.close(os.open(os.fsencode(sandbox.work_dir) + b"/\xff\n", os.O_CREAT | os.O_WRONLY, 0o600))
     assert next(events) == FileEvent("\\xff\n", "created")
 
 
 @pytest.mark.attack("RX-11")
-def test_a_flood_is_told_as_one(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """We keep so many events, and the kernel so many more; whoever reads late is told that some are missing."""
-    monkeypatch.setattr(watching, "MOST_FOUND", 100)
+def test_a_flood_is_one_overflow_event(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """We keep a bounded number of events, the kernel more; a late reader gets an overflow event."""
+    monkeypatch.setattr(file_watch, "MOST_FOUND", 100)
     work = Path(sandbox.work_dir)
     kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if kept > 100_000:
@@ -236,30 +233,30 @@ def test_a_flood_is_told_as_one(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatc
         other.rename(one)
     assert next(event for event in events if event.kind == "overflow") == FileEvent(".", "overflow")
     (work / "sub").mkdir()
-    assert ("sub", "created") in told(sandbox, events)
+    assert ("sub", "created") in events_until_mark(sandbox, events)
     (work / "last").unlink()
     (work / "sub" / "seen").touch()
-    assert ("sub/seen", "created") in told(sandbox, events)
+    assert ("sub/seen", "created") in events_until_mark(sandbox, events)
 
 
 @pytest.mark.attack("RX-11")
 def test_more_directories_than_can_be_watched(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_DIRECTORIES", 5)
-    monkeypatch.setattr(watching, "MOST_DEEP", 3)
-    monkeypatch.setattr(watching, "MOST_FOUND", 20)
+    monkeypatch.setattr(file_watch, "MOST_DIRECTORIES", 5)
+    monkeypatch.setattr(file_watch, "MOST_DEEP", 3)
+    monkeypatch.setattr(file_watch, "MOST_FOUND", 20)
     work = Path(sandbox.work_dir)
     events = sandbox.watch(recursive=True)
     for number in range(10):
         (work / f"d{number}").mkdir()
-    seen = told(sandbox, events)
-    assert (".", "overflow") in seen and len(events._watch._watch._directories) == 5
+    seen = events_until_mark(sandbox, events)
+    assert (".", "overflow") in seen and len(events._async._driver._watch._directories) == 5
     (work / "last").unlink()
     assert len(seen) < 30
 
 
 def test_a_deep_tree_and_a_wide_directory(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(watching, "MOST_DEEP", 3)
-    monkeypatch.setattr(watching, "MOST_FOUND", 20)
+    monkeypatch.setattr(file_watch, "MOST_DEEP", 3)
+    monkeypatch.setattr(file_watch, "MOST_FOUND", 20)
     work, made = Path(sandbox.work_dir), tmp_path / "made"
     (made / "1/2/3/4/5").mkdir(parents=True)
     wide = tmp_path / "wide"
@@ -269,7 +266,7 @@ def test_a_deep_tree_and_a_wide_directory(sandbox: Sandbox, monkeypatch: pytest.
     events = sandbox.watch(recursive=True)
     made.rename(work / "made")
     wide.rename(work / "wide")
-    seen = told(sandbox, events)
+    seen = events_until_mark(sandbox, events)
     assert ("made/1/2/3", "created") in seen and ("made/1/2/3/4", "created") not in seen
     assert any(kind == "overflow" and path.startswith("made") for path, kind in seen)
     assert ("wide", "overflow") in seen

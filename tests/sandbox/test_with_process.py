@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell.core.contracts import SandboxEnforcer, WrappedCommand
 from warmcell.core.errors import (
     CommandNotFound,
     EnforcerUnavailable,
@@ -26,11 +25,13 @@ from warmcell.core.errors import (
 )
 from warmcell.core.types import Limits
 from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
+from warmcell.enforcers.contract import SandboxEnforcer, WrappedCommand
 from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.portal import portal
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import SandboxPolicy
-from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox, portal
-from warmcell.sandbox.guest_config import Job
+from warmcell.sandbox.blocking import AsyncSandbox, MountPoint, Sandbox
+from warmcell.sandbox.interface import RunOptions
 from warmcell.workspace.errors import WorkspaceError
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
@@ -68,7 +69,7 @@ def test_a_command_gets_exactly_its_arguments(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("command", ["no-such-command", "A=b", "if", "./missing", "-x", "a;b", "$(true)"])
-def test_a_command_that_is_not_there(sandbox: Sandbox, command: str) -> None:
+def test_a_missing_command(sandbox: Sandbox, command: str) -> None:
     with pytest.raises(CommandNotFound) as caught:
         sandbox.exec(command)
     assert caught.value.command == command
@@ -83,20 +84,20 @@ def test_a_command_that_ends_with_127_by_itself_is_a_result(sandbox: Sandbox) ->
 @pytest.mark.parametrize(
     "said", ["warmcell: no such command: sh", "sh: 1: foo: not found", "2 sh: No such file or directory"]
 )
-def test_no_guest_can_say_that_its_command_was_not_found(sandbox: Sandbox, said: str) -> None:
+def test_a_guest_cannot_forge_command_not_found(sandbox: Sandbox, said: str) -> None:
     result = sandbox.exec("sh", ["-c", 'echo kept; echo "$1" >&2; exit "$2"', "sh", said, "127"])
     assert (result.stdout, result.stderr, result.exit_code) == ("kept\n", f"{said}\n", 127)
     assert sandbox.exec("sh", ["-c", 'echo "$1" >&2; exit 126', "sh", said]).exit_code == 126
 
 
-def test_what_is_there_and_no_program_says_why(sandbox: Sandbox) -> None:
+def test_a_file_that_is_not_executable_names_the_reason(sandbox: Sandbox) -> None:
     sandbox.write_file("plain.txt", "text")
     sandbox.write_file("odd", "no first line\n")
     sandbox.sh("chmod +x odd; mkdir directory")
     for command, why in [
-        ("/etc/passwd", "may not be executed"),
-        ("./plain.txt", "may not"),
-        ("./directory", "may not"),
+        ("/etc/passwd", "not executable: permission denied"),
+        ("./plain.txt", "permission denied"),
+        ("./directory", "permission denied"),
     ]:
         with pytest.raises(CommandNotFound, match=why):
             sandbox.exec(command)
@@ -151,7 +152,7 @@ class _Counting(BubblewrapEnforcer):
 
 
 @pytest.mark.parametrize("enforcer", ["bubblewrap", _Counting()], ids=["by name", "an object"])
-def test_a_sandbox_of_another_enforcer_answers_alike(enforcer: str | SandboxEnforcer) -> None:
+def test_other_enforcers_give_the_same_answers(enforcer: str | SandboxEnforcer) -> None:
     try:
         BubblewrapEnforcer().probe()
     except EnforcerUnavailable as reason:
@@ -182,15 +183,15 @@ def test_config_and_limits_reach_the_backend_and_forks() -> None:
             assert each.exec_python("import sys; print('colorsys' in sys.modules)").stdout.startswith("True")
 
 
-def test_a_directory_that_is_gone_is_no_missing_command(sandbox: Sandbox) -> None:
-    """The guest has the directory swapped between our look and its start: it is told, and not as the command."""
+def test_a_missing_directory_is_not_a_missing_command(sandbox: Sandbox) -> None:
+    """The guest swaps the directory between our check and the start: the error names the directory."""
 
-    async def swapped() -> None:
-        guest = sandbox._async._guest
-        await guest.command(["true"], Job("/work/gone", None, 10))
+    async def run_in_missing_directory() -> None:
+        guest = sandbox._async._driver.context.guest
+        await guest.command(["true"], RunOptions("/work/gone", None, 10))
 
     with pytest.raises(ExecutionFailed, match=r"/work/gone: No such file"):
-        portal.call(swapped)
+        portal.call(run_in_missing_directory)
 
 
 def test_cwd_stdin_env_and_languages(sandbox: Sandbox) -> None:
@@ -213,7 +214,7 @@ def test_a_cwd_elsewhere_is_refused(sandbox: Sandbox) -> None:
 @pytest.mark.attack("WS-02")
 @pytest.mark.attack("WS-04")
 @pytest.mark.attack("WS-07")
-def test_what_a_real_guest_plants_leads_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_links_that_a_real_guest_plants_are_not_followed(sandbox: Sandbox, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("canary")
     sandbox.sh(f"ln -s {target} leaf; ln -s {tmp_path} middle; ln -s {tmp_path}/new dangling; mkfifo pipe")
@@ -276,13 +277,13 @@ def test_a_read_only_work_directory(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["f"]
 
 
-def test_a_built_policy_means_what_it_says() -> None:
+def test_a_policy_without_processes_denies_them() -> None:
     with Sandbox(policy=SandboxPolicyBuilder().build()) as sandbox:
         assert sandbox.sh("echo built in").stdout == "built in\n"
         assert not sandbox.sh("/bin/ls; exit $?").ok
 
 
-def test_what_wasm_has_no_use_for_is_refused(tmp_path: Path) -> None:
+def test_wasm_refuses_process_settings(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="policy"):
         Sandbox(backend="wasm", policy=SandboxPolicyBuilder().allow_read(tmp_path).build())
 

@@ -46,7 +46,7 @@ def test_guest_and_host_share_the_files(sandbox: Sandbox) -> None:
     ]
 
 
-def test_output_is_told_while_it_comes(sandbox: Sandbox) -> None:
+def test_output_is_delivered_as_it_arrives(sandbox: Sandbox) -> None:
     def let_it_end(text: str) -> None:
         if text == "waiting\n":
             sandbox.write_file("go", "")
@@ -79,7 +79,7 @@ def test_missing_commands_cwd_stdin_and_env(sandbox: Sandbox) -> None:
     assert sandbox.exec("cat", stdin="in").stdout == "in"
 
 
-def test_available_tools_are_what_this_installation_has(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_tools_match_the_installation(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = sandbox.available_tools()
     assert tools == sorted(set(tools)) and {"sh", "cat", "jq", "node", "git"} <= set(tools)
     assert "no-such-command" not in tools
@@ -110,7 +110,7 @@ def test_mounts_and_environment(tmp_path: Path, shared: Sandbox) -> None:
 
 
 @pytest.mark.attack("WS-02")
-def test_what_a_guest_plants_leads_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_links_that_a_guest_plants_are_not_followed(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("canary")
     sandbox.sh(f"ln -s {tmp_path}/target leaf; ln -s {tmp_path} middle; ln -s ../../../../../../..{tmp_path} relative")
     for link, points_at in (("leaf", tmp_path / "target"), ("middle", tmp_path), ("relative", tmp_path)):

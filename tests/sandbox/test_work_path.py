@@ -59,7 +59,7 @@ def test_a_checkout_works_as_it_is(project: Path) -> None:
         sandbox.remove("made.txt")
 
 
-def test_a_private_directory_can_be_at_its_own_path_too() -> None:
+def test_a_private_directory_at_its_host_path() -> None:
     with Sandbox(work_path="host") as sandbox, sandbox.fork() as fork:
         for each in (sandbox, fork):
             assert each.sh("pwd; ls -d /work").stdout == f"{each.work_dir}\n/work\n"
@@ -67,7 +67,7 @@ def test_a_private_directory_can_be_at_its_own_path_too() -> None:
 
 
 @pytest.mark.parametrize("enforcer", ["bubblewrap", "landlock"])
-def test_other_enforcers_begin_there_too(project: Path, enforcer: str) -> None:
+def test_other_enforcers_start_in_the_host_path(project: Path, enforcer: str) -> None:
     if enforcer == "bubblewrap":
         try:
             BubblewrapEnforcer().probe()
@@ -81,13 +81,13 @@ def test_other_enforcers_begin_there_too(project: Path, enforcer: str) -> None:
 @pytest.mark.parametrize(
     "place", ["/", "/usr", "/etc", "/etc/ssl", "/home", "/home/sandbox", "/tmp", "/proc/1", "/dev", "/code/x", "/out"]
 )
-def test_the_cages_own_places_are_not_covered(place: str) -> None:
+def test_paths_of_the_cage_cannot_be_hidden(place: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         guest_work_path("host", place)
     assert caught.value.field == "work_path"
 
 
-def test_a_work_path_is_one_of_two() -> None:
+def test_work_path_is_work_or_host() -> None:
     assert guest_work_path("host", "/home/somebody/project") == "/home/somebody/project"
     for asked in ("/elsewhere", "", "HOST"):
         with pytest.raises(InvalidRequest, match="work_path"):
@@ -98,7 +98,7 @@ def test_a_work_path_is_one_of_two() -> None:
         ProcessBackend(work_path="/nowhere/shown")
 
 
-def test_an_environment_of_the_caller_without_tricks(tmp_path: Path) -> None:
+def test_the_callers_environment_works_unchanged(tmp_path: Path) -> None:
     """Its packages in Python runs, preloaded or not, and its programs first on the PATH of commands; read-only."""
     python = environment(tmp_path / "env")
     with Sandbox(config=ProcessConfig(python_path=python, preload=["packed"])) as sandbox:
@@ -166,7 +166,7 @@ def test_toolchains_of_the_host_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         assert not sandbox.sh("command -v cargo").ok
 
 
-def test_what_rustup_chose_is_found_without_asking_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_toolchain_of_rustup_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, proxies = tmp_path / "rustup", tmp_path / "cargo" / "bin"
     tree = home / "toolchains" / "stable-here"
     for directory in (tree / "bin", tree / "lib", proxies):
@@ -182,7 +182,7 @@ def test_what_rustup_chose_is_found_without_asking_it(tmp_path: Path, monkeypatc
     assert str(tree) not in host_tools(ProcessConfig()).shown
 
 
-def test_a_backend_that_exists() -> None:
+def test_a_backend_object_keeps_its_settings() -> None:
     """What it was made with holds for the sandbox; it stays its maker's."""
     policy = SandboxPolicyBuilder().allow_process_spawn().env("FROM", "policy").build()
     with ProcessBackend(ProcessConfig(python_path=base_executable(), preload=["colorsys"]), policy=policy) as backend:
@@ -197,7 +197,7 @@ def test_a_backend_that_exists() -> None:
     fake = FakeBackend(["answer"])
     with Sandbox(backend=fake) as sandbox:
         assert sandbox.run("1 + 1").stdout == "answer"
-    with pytest.raises(InvalidRequest, match="bare"):
+    with pytest.raises(InvalidRequest, match="no enforcer"):
         Sandbox(backend=ProcessBackend(enforcer=None))
     with pytest.raises(InvalidRequest, match="work directory"):
         Sandbox(backend=object())  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def _echo() -> object:
 
 
 @pytest.mark.attack("LK-05")
-def test_what_a_preloaded_module_takes_for_its_settings_is_gone(tmp_path: Path) -> None:
+def test_settings_of_preloaded_modules_are_not_inherited(tmp_path: Path) -> None:
     """As matplotlib does: a directory is made while it is imported, and nothing of it is left on the host."""
     python = environment(tmp_path / "env")
     (packages_of(python) / "plots.py").write_text(

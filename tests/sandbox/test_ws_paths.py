@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers import PATIENCE
 from tests.sandbox.fakes import Factory
 
 from warmcell.core.errors import InvalidRequest, PathTraversal, PolicyViolation, SandboxError
@@ -38,7 +39,7 @@ WRITES: dict[str, Call] = {
     "apply_patch": lambda sandbox, path: sandbox.apply_patch("--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+x\n", path),
 }
 CALLS = READS | WRITES
-#: "{out}" is a directory of the test's own: what a broken check would let through must harm nobody.
+#: "{out}" is a directory of the test's own: what a broken check would let through must be harmless.
 PATHS = [
     "../x",
     "a/../../x",
@@ -76,7 +77,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.attack("WS-06")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ascii(path)[:24])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_a_path_that_is_none_of_the_workspace_is_refused(
+def test_a_path_outside_the_workspace_is_refused(
     sandbox: Sandbox, factory: Factory, outside: Path, call: Call, path: str
 ) -> None:
     with pytest.raises(PathTraversal):
@@ -96,7 +97,7 @@ def test_the_host_is_not_read(sandbox: Sandbox, call: Call, path: str) -> None:
 
 @pytest.mark.attack("WS-01")
 @pytest.mark.parametrize("call", ["write_file", "remove", "mkdir", "upload", "read_file"])
-def test_the_workspace_itself_is_only_looked_at(sandbox: Sandbox, call: str) -> None:
+def test_the_work_directory_itself_cannot_be_written(sandbox: Sandbox, call: str) -> None:
     sandbox.write_file("keep", "")
     for path in (".", "./", "/work", "/work/."):
         with pytest.raises((PathTraversal, WorkspaceError)):
@@ -109,7 +110,7 @@ def test_the_workspace_itself_is_only_looked_at(sandbox: Sandbox, call: str) -> 
 @pytest.mark.parametrize(
     "name", ["new\nline", "-rf", "\u202egpj.exe", "\uff0e\uff0e\uff0fx", "...", " ", "%2e%2e", "a;b"]
 )
-def test_an_odd_name_is_only_a_name(sandbox: Sandbox, name: str) -> None:
+def test_unusual_names_are_accepted(sandbox: Sandbox, name: str) -> None:
     sandbox.write_file(name, "data")
     assert sandbox.read_text(name) == "data"
     assert os.listdir(sandbox.work_dir) == [name]
@@ -175,7 +176,7 @@ LINKS += ["chain, new", "longer", "dangling", "inside", "magic"]
 @pytest.mark.attack("FS-03")
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_a_link_is_followed_by_nothing(sandbox: Sandbox, outside: Path, call: Call, link: str) -> None:
+def test_no_method_follows_a_link(sandbox: Sandbox, outside: Path, call: Call, link: str) -> None:
     path = links(sandbox, outside)[link]
     with pytest.raises((PathTraversal, WorkspaceError)) as caught:
         call(sandbox, path)
@@ -201,10 +202,8 @@ def test_whole_tree_operations_leave_the_targets_of_links_alone(sandbox: Sandbox
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_a_fifo_is_refused_at_once(sandbox: Sandbox, call: Call) -> None:
     os.mkfifo(f"{sandbox.work_dir}/pipe")
-    started = time.monotonic()
     with pytest.raises((PathTraversal, WorkspaceError)):
-        call(sandbox, "pipe")
-    assert time.monotonic() - started < 5
+        call(sandbox, "pipe")  # opening it would block until the test's time limit
 
 
 @pytest.mark.attack("WS-07")
@@ -268,7 +267,7 @@ def test_mounts_are_compared_by_whole_names(tmp_path: Path, factory: Factory) ->
         "/home",
     ],
 )
-def test_a_mount_at_a_place_that_is_none_is_refused(tmp_path: Path, guest_path: str) -> None:
+def test_an_invalid_mount_point_is_refused(tmp_path: Path, guest_path: str) -> None:
     with pytest.raises(InvalidRequest):
         MountPoint(tmp_path, guest_path)
 
@@ -293,22 +292,21 @@ def test_a_sparse_terabyte_costs_neither_time_nor_memory(sandbox: Sandbox) -> No
             call("huge")
     with pytest.raises(LimitExceeded):
         sandbox.download()
-    with pytest.raises(LimitExceeded):
-        sandbox.snapshot()
-    with pytest.raises(LimitExceeded):
-        sandbox.fork()
+    sandbox.snapshot()
+    with sandbox.fork() as branch:
+        assert branch.stat("huge").size == 1 << 40
     with pytest.raises(SandboxError):
         sandbox.apply_patch("--- a/huge\n+++ b/huge\n@@ -1 +1 @@\n-x\n+y\n")
     assert [(c.path, c.kind, c.size) for c in sandbox.diff()] == [("huge", "created", 1 << 40)]
     assert sandbox.list_dir()[0].size == sandbox.stat("huge").size == 1 << 40
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < PATIENCE
     assert peak < 64 << 20
 
 
 @pytest.mark.attack("RX-07")
-def test_a_sandbox_over_a_huge_file_works_and_only_its_diff_says_no(tmp_path: Path, factory: Factory) -> None:
+def test_a_huge_file_disables_only_diff(tmp_path: Path, factory: Factory) -> None:
     with (tmp_path / "huge").open("wb") as stream:
         stream.truncate(8 << 30)
     with Sandbox(tmp_path, guest_factory=factory) as sandbox:
@@ -318,7 +316,7 @@ def test_a_sandbox_over_a_huge_file_works_and_only_its_diff_says_no(tmp_path: Pa
 
 
 @pytest.mark.attack("RX-08")
-def test_more_names_than_anyone_wants_end_typed(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_names_are_a_typed_error(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkdir(f"{sandbox.work_dir}/many")
     for number in range(10_001):
         os.close(os.open(f"{sandbox.work_dir}/many/{number}", os.O_CREAT, 0o600))

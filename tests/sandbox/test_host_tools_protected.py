@@ -1,0 +1,214 @@
+"""S3-14: a guest in a host directory cannot leave code there that git or an editor of the host executes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+from tests.helpers import require
+
+from warmcell import MountPoint, PolicyViolation, Sandbox, SandboxPolicyBuilder
+from warmcell.workspace import protected_paths
+from warmcell.workspace.protected_paths import find_protected
+
+pytestmark = [
+    pytest.mark.needs("linux"), pytest.mark.needs("user namespaces"), pytest.mark.attack("S3-14")
+]  # fmt: skip
+#: Each tries to make the host's `git status` or `git commit` run a program of the guest.
+ATTACKS = {
+    "config": "git config core.fsmonitor ./evil",
+    "append": "printf '[core]\\n\\tfsmonitor = ./evil\\n' >> .git/config",
+    "replace": "cp .git/config c; printf '[core]\\n\\tfsmonitor = ./evil\\n' >> c; mv -f c .git/config",
+    "remove": "rm -f .git/config; printf '[core]\\n\\tfsmonitor = ./evil\\n' > .git/config",
+    "swap": "mv .git old && cp -r old .git && printf '[core]\\n\\tfsmonitor = ./evil\\n' >> .git/config",
+    "move away": "rm -rf .git; git init -q . && git config core.fsmonitor ./evil",
+    "hook": "cp evil .git/hooks/pre-commit; cp evil .git/hooks/post-index-change",
+    "hooks swap": "mv .git/hooks .git/h; mkdir .git/hooks; cp evil .git/hooks/pre-commit",
+    "commondir": "cp -r .git fake; printf '[core]\\n\\tfsmonitor = ./evil\\n' >> fake/config; echo ../fake > .git/commondir",
+    "worktree": "cp -r .git fake; printf '[core]\\n\\tfsmonitor = ./evil\\n' >> fake/config;"
+    " for tree in .git/worktrees/*; do echo $PWD/fake > $tree/commondir; done; cp evil ../tree; cp evil tree",
+    "below": "printf '[core]\\n\\tfsmonitor = ../../evil\\n' >> libs/below/.git/config; cp evil libs/below/.git/hooks/pre-commit",
+    "submodule": "printf '[core]\\n\\tfsmonitor = ../evil\\n' >> .git/modules/part/config",
+    "submodule swap": "mv .git/modules m; cp -r m .git/modules; git -C .git/modules/part config core.fsmonitor ../evil",
+}
+
+
+def git(repository: Path, *words: str, check: bool = True) -> str:
+    command = ["git", "-c", "user.name=host", "-c", "user.email=host@example.org", "-C", str(repository), *words]
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    made = tmp_path / "repository"
+    made.mkdir()
+    git(made, "init", "-q")
+    (made / "file").write_text("one\n")
+    git(made, "add", "file")
+    git(made, "commit", "-q", "-m", "first")
+    git(made, "worktree", "add", "-q", str(made / "tree"))
+    git(made, "init", "-q", str(made / "libs" / "below"))
+    part = made / ".git" / "modules" / "part"
+    part.mkdir(parents=True)
+    (part / "config").write_text("[core]\n")
+    return made
+
+
+def config_and_hooks(repository: Path) -> dict[str, bytes]:
+    places = (repository / ".git", repository / ".git/modules/part", repository / "libs/below/.git")
+    files = [path for place in places for path in (place / "config", *(place / "hooks").glob("*"))]
+    return {str(path): path.read_bytes() for path in files if path.exists()}
+
+
+@pytest.mark.parametrize("work_path", ["host", "/work"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_git_of_the_host_runs_nothing_of_a_guest(repository: Path, attack: str, work_path: str) -> None:
+    before = config_and_hooks(repository)
+    with Sandbox(repository, work_path=work_path) as sandbox:
+        sandbox.sh("printf '#!/bin/sh\\necho ran >> canary\\n' > evil; chmod +x evil")
+        sandbox.sh(ATTACKS[attack])
+    assert config_and_hooks(repository) == before
+    run_host_tools(repository)
+    assert not list(repository.rglob("canary"))
+
+
+def run_host_tools(repository: Path) -> None:
+    """There may be no repository left."""
+    for place in (repository, repository / "tree", repository / "libs" / "below"):
+        git(place, "status", check=False)
+        git(place, "commit", "-q", "--allow-empty", "-m", "host", check=False)
+
+
+@pytest.mark.parametrize("attack", ["append", "remove", "swap", "hook", "commondir", "below", "submodule"])
+def test_commands_of_the_toolbox_change_nothing_of_git(repository: Path, attack: str) -> None:
+    """WASI can only open a directory as a whole; the worker's cage has parts of it read-only."""
+    before = config_and_hooks(repository)
+    with Sandbox(repository, backend="wasm") as sandbox:
+        require(sandbox.sh("true").enforced.isolation_class == "wasm+process", "this host has no cage for workers")
+        sandbox.sh("printf '#!/bin/sh\\necho ran >> canary\\n' > evil; chmod +x evil")
+        sandbox.sh(ATTACKS[attack])
+        assert sandbox.sh("echo two > file; cat file").stdout == "two\n"
+    assert config_and_hooks(repository) == before
+    run_host_tools(repository)
+    assert not list(repository.rglob("canary"))
+
+
+def test_git_still_works_inside(repository: Path) -> None:
+    with Sandbox(repository, work_path="host") as sandbox:
+        sandbox.write_file("file", "two\n")
+        result = sandbox.sh(
+            "git add file && git commit -qm second && git checkout -qb other && git log --oneline | wc -l"
+        )
+        assert (result.stdout.strip(), result.stderr) == ("2", "")
+        assert not sandbox.spawn("git config core.x y").wait(30).ok
+    assert "second" in git(repository, "log", "--oneline")
+
+
+def test_file_methods_refuse_it_too(repository: Path) -> None:
+    """Tools of a model call them."""
+    patch = "--- a/.git/config\n+++ b/.git/config\n@@ -1 +1,2 @@\n [core]\n+\tfsmonitor = ./evil\n"
+    with Sandbox(repository) as sandbox:
+        for call in (
+            lambda: sandbox.write_file(".git/config", "x"),
+            lambda: sandbox.write_file(".git/hooks/pre-commit", "x"),
+            lambda: sandbox.write_file(".vscode/tasks.json", "x"),
+            lambda: sandbox.write_file("libs/below/.git/config", "x"),
+            lambda: sandbox.write_file(".git/commondir", "../x"),
+            lambda: sandbox.remove(".git"),
+            lambda: sandbox.remove(".git/hooks"),
+            lambda: sandbox.upload(b"x", ".git/config"),
+            lambda: sandbox.apply_patch(patch),
+            lambda: sandbox.apply_patch("*** Begin Patch\n*** Delete File: .git/config\n*** End Patch\n"),
+        ):
+            with pytest.raises(PolicyViolation, match="read-only"):
+                call()
+        before = sandbox.snapshot()
+        sandbox.write_file("file", "two\n")
+        sandbox.restore(before)
+        assert sandbox.read_text("file") == "one\n" and sandbox.exists(".git/config")
+
+
+def test_what_cannot_be_protected_is_flagged(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        sandbox.sh(
+            "echo x > new; git init -q deep/er; echo ../x > deep/er/.git/commondir;"
+            " mkdir .vscode; echo 1 > .vscode/tasks.json"
+        )
+        flagged = {change.path for change in sandbox.diff() if change.is_flagged}
+        assert {"deep/er/.git/commondir", "deep/er/.git/config", ".vscode/tasks.json"} <= flagged
+        assert not {"new", "deep/er/.git/HEAD", ".git/commondir"} & flagged
+
+
+def test_submodules_below_directories_and_too_many_of_them(repository: Path) -> None:
+    modules = repository / ".git" / "modules"
+    (modules / "libs" / "zlib").mkdir(parents=True)
+    (modules / "libs" / "zlib" / "HEAD").write_text("ref: refs/heads/main\n")
+    paths = [
+        os.path.relpath(path, modules) for path in find_protected(str(repository)) if path.startswith(str(modules))
+    ]
+    assert (
+        paths
+        == [
+            *("libs/zlib/hooks", "libs/zlib/commondir"),
+            *("part/config", "part/hooks", "part/commondir"),
+        ]
+        and not (modules / "libs" / "hooks").exists()
+    )
+    for number in range(40):
+        (modules / f"m{number}").mkdir()
+        (modules / f"m{number}" / "HEAD").touch()
+    assert str(modules) in list(find_protected(str(repository)))
+
+
+def test_a_repository_of_another_owner_is_read_only_as_a_whole(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cage refuses to show parts of a directory of another owner."""
+    other = str(repository / ".git")
+    monkeypatch.setattr(protected_paths, "_owner", lambda path: (0, int(path.startswith(other))))
+    assert next(find_protected(str(repository))) == other
+    monkeypatch.setattr(protected_paths, "_owner", lambda path: (0, int(path.endswith("part"))))
+    assert str(repository / ".git/modules") in list(find_protected(str(repository)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can list every directory")
+def test_a_directory_that_cannot_be_listed(repository: Path) -> None:
+    modules = repository / ".git" / "modules"
+    (modules / "closed").mkdir(mode=0)
+    assert str(modules) in list(find_protected(str(repository)))
+    with Sandbox(repository) as sandbox:
+        assert sandbox.sh("git status --short && ! touch .git/modules/x").ok
+    (modules / "closed").chmod(0o700)
+
+
+def test_writable_mounts_are_protected_too(repository: Path) -> None:
+    with Sandbox(mounts=[MountPoint(repository, "/data", writable=True)]) as sandbox:
+        assert not sandbox.sh("cd /data && git config core.x y").ok
+        with pytest.raises(PolicyViolation):
+            sandbox.write_file("/data/.git/config", "x")
+
+
+def test_a_policy_can_grant_it(repository: Path) -> None:
+    policy = SandboxPolicyBuilder().allow_process_spawn().allow_read_write(repository / ".git").build()
+    with Sandbox(repository, work_path="host", policy=policy) as sandbox:
+        assert sandbox.sh("git config core.x y").ok
+        sandbox.write_file(".git/hooks/mine", "x")
+
+
+def test_a_private_directory_is_not_protected() -> None:
+    with Sandbox() as sandbox:
+        assert sandbox.sh("git init -q . && git config core.x y").ok
+        sandbox.write_file(".git/config", "[core]\n")
+        with sandbox.fork() as fork:
+            assert fork.sh("git config core.x y").ok
+
+
+def test_a_read_only_directory_is_not_changed(repository: Path) -> None:
+    hooks = repository / ".git" / "hooks"
+    rmtree(hooks)
+    with Sandbox(mounts=[MountPoint(repository, "/data")]) as sandbox:
+        assert sandbox.sh("cd /data && git log --oneline").ok
+    assert not hooks.exists() and not (repository / ".git" / "commondir").exists()
