@@ -1,5 +1,5 @@
-"""Models that have their words from a script, each in its framework's own form. All ask for 6 * 7 to be computed, and none
-says what it is: who finds 42 in what an agent printed knows that the sandbox was asked.
+"""Models with scripted replies, one for each framework. Each asks for 6 * 7 to be computed and does not give the result:
+42 in an agent's output shows that the sandbox ran the code.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ async def test_openai_sandbox_agent() -> None:
     from agents.sandbox.entries import File
     from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-    from warmcell.interfaces.seats import openai_sandbox
+    from warmcell.interfaces.seats import cage_commands, openai_sandbox
 
     class Scripted(Model):
         seen: Any = None
@@ -89,7 +89,7 @@ async def test_openai_sandbox_agent() -> None:
     result = await Runner.run(agent, "go", run_config=config)
     assert result.final_output == "done"
     assert "for the model\n/work\n" in str(model.seen[-1]["output"])
-    assert not openai_sandbox._alive
+    assert not cage_commands._shared
 
 
 async def test_openai_sandbox_sessions() -> None:

@@ -21,7 +21,10 @@ FRAMEWORKS = {
     "langchain": "langchain_core",
     "autogen": "autogen_core",
     "google-adk": "google.adk",
+    "mini-swe-agent": "minisweagent",
 }
+#: Described in docs/harnesses.md, and not installed by scripts/test-seats.
+HARNESSES = {"harbor": "harbor", "nemo-gym": "nemo_gym", "openenv": "openenv", "openhands": "openhands"}
 SECTIONS = re.findall(r"^## [^\n]*\(`warmcell\[([\w-]+)\]`\)$(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
 SNIPPETS = [
     (extra, code) for extra, text in SECTIONS for code in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
@@ -31,14 +34,16 @@ SNIPPETS = [
 def test_every_seat_is_on_the_page_and_has_an_extra() -> None:
     assert {extra for extra, _ in SNIPPETS} == set(FRAMEWORKS)
     files = {path.stem for path in (ROOT / "src/warmcell/interfaces/seats").glob("*.py")}
-    assert {extra.replace("-", "_") for extra in FRAMEWORKS} == files - {
+    seats = {**FRAMEWORKS, **HARNESSES}
+    assert {extra.replace("-", "_") for extra in seats} == files - {
         "__init__",
-        "missing",
         "cage_commands",
         "openai_sandbox",
     }
     extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert all(re.search(rf"^{extra} = \[", extras, re.M) for extra in FRAMEWORKS)
+    assert all(re.search(rf"^{extra} = \[", extras, re.M) for extra in seats)
+    harnesses = (ROOT / "docs/harnesses.md").read_text(encoding="utf-8")
+    assert all(name in harnesses.lower().replace(" ", "-") for name in HARNESSES)
 
 
 @pytest.mark.parametrize(("extra", "code"), SNIPPETS, ids=[extra for extra, _ in SNIPPETS])
@@ -54,10 +59,10 @@ def test_a_snippet_runs(
     assert re.search(expected, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("extra", FRAMEWORKS)
+@pytest.mark.parametrize("extra", [*FRAMEWORKS, *HARNESSES])
 def test_without_its_framework_a_seat_names_the_extra(extra: str) -> None:
     code = (
-        f"import sys; sys.modules[{FRAMEWORKS[extra]!r}] = None; sys.modules['PIL'] = None\n"
+        f"import sys; sys.modules[{(FRAMEWORKS | HARNESSES)[extra]!r}] = None; sys.modules['PIL'] = None\n"
         f"import warmcell.interfaces.seats.{extra.replace('-', '_')}"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

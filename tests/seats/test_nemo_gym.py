@@ -1,0 +1,47 @@
+"""NeMo Gym: our provider behind its public sandbox API."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("nemo_gym") is None:  # not installed by scripts/test-seats
+    pytest.skip("nemo_gym is not installed", allow_module_level=True)
+
+
+async def test_its_sandbox(tmp_path: Path) -> None:
+    from nemo_gym.sandbox.api import AsyncSandbox
+    from nemo_gym.sandbox.providers.base import SandboxSpec, SandboxStatus
+
+    spec = SandboxSpec(
+        workdir="/tmp/place", env={"WORD": "hi"}, files={"/tmp/place/note": "text\n"}, resources={"memory_mib": 512}
+    )
+    async with AsyncSandbox({"warmcell": {}}, spec) as sandbox:  # found by its entry point
+        await sandbox.start()
+        result = await sandbox.exec("echo $WORD $MORE; cat note; echo err >&2; exit 3", env={"MORE": "x"})
+        assert (result.stdout, result.stderr, result.return_code) == ("hi x\ntext\n", "err\n", 3)
+        await sandbox.exec("sleep 100000 & echo $! > /tmp/pid")
+        assert (await sandbox.exec("kill -0 $(cat /tmp/pid)", timeout_s=60)).return_code == 0
+        late = await sandbox.exec("echo so far; sleep 100000", timeout_s=1)
+        assert (late.stdout, late.error_type) == ("so far\n", "timeout")
+        (tmp_path / "up").write_bytes(b"\0\xff")
+        await sandbox.upload(tmp_path / "up", "/tmp/new/up")
+        await sandbox.download("/tmp/new/up", tmp_path / "down/up")
+        assert (tmp_path / "down/up").read_bytes() == b"\0\xff"
+        assert await sandbox.status() == SandboxStatus.RUNNING
+        with pytest.raises(ValueError, match="not supported"):
+            await sandbox.exec("true", user="agent")
+    assert await sandbox.status() == SandboxStatus.STOPPED
+
+
+async def test_what_is_refused() -> None:
+    from nemo_gym.sandbox.providers.base import SandboxCreateError, SandboxSpec
+    from nemo_gym.sandbox.providers.registry import create_provider
+
+    provider = create_provider({"warmcell": None})
+    for spec in (SandboxSpec(resources={"gpu": 1}), SandboxSpec(image="no-such-image:1"), SandboxSpec(ttl_s=5)):
+        with pytest.raises(SandboxCreateError):
+            await provider.create(spec)
+    await provider.aclose()
