@@ -47,11 +47,11 @@ class Server:
         assert self.process.stderr is not None
         assert "reload" in _first_line(self.process.stderr)
 
-    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 60) -> tuple[int, str]:
         self.client.close()
         self.process.send_signal(number)
         try:
-            said = self.process.communicate(timeout=60)[1]
+            said = self.process.communicate(timeout=seconds)[1]
         finally:
             self.process.kill()
         return self.process.returncode, said
@@ -84,14 +84,28 @@ def start_server() -> Callable[..., contextmanager[Server]]:  # type: ignore[val
 def server(start_server: Callable[..., contextmanager[Server]]) -> Iterator[Server]:  # type: ignore[valid-type]
     """One that all tests of this directory share: open, on loopback."""
     with start_server() as started:
+        _shared.append(started)
         yield started
+        _shared.remove(started)
+
+
+_shared: list[Server] = []
+
+
+@pytest.fixture(autouse=True)
+def shared_server_stays_up() -> Iterator[None]:
+    """The test during which the shared server exits fails, not the ones after it."""
+    yield
+    for started in _shared:
+        exited = started.process.poll()
+        assert exited is None, f"the server exited with {exited}: {started.process.communicate(timeout=10)[1]}"
 
 
 @contextmanager
-def asked_and_left(
+def disconnect_after(
     server: Server, path: str, body: object, headers: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[None]:
-    """A client that hangs up at the end of the block, and has not heard a word by then."""
+    """A client that disconnects at the end of the block, before any response."""
     address = httpx.URL(server.url)
     asking = HTTPConnection(address.host, address.port, timeout=60)
     asking.request("POST", path, json.dumps(body), {"content-type": "application/json", **headers})
@@ -108,3 +122,17 @@ def make_token(file: Path, name: str, *options: str) -> str:
     made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     token: str = json.loads(made.stdout)["token"]
     return token
+
+
+def worker_pids(server: Server) -> list[int]:
+    """With the arguments that tell them from the managers of cages."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return [pid for pid in map(int, children) if b"serve.front.worker" in arguments_of(pid)]
+
+
+def arguments_of(pid: int) -> bytes:
+    """None of what has ended, whether or not its parent has asked already."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

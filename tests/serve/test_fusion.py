@@ -49,6 +49,13 @@ def test_a_program_that_takes_too_much_memory(server: Server) -> None:
     assert found["run_result"]["return_code"] != 0 and "64 MB" in found["run_result"]["stderr"]
 
 
+@pytest.mark.parametrize("code", ["print('x' * (4 << 20))", "while True: print('x' * 1000)"], ids=["4 MB", "endless"])
+def test_output_that_is_cut_is_not_a_success(server: Server, code: str) -> None:
+    found = run_code(server, code=code, run_timeout=30)
+    assert (found["status"], found["run_result"]["status"]) == ("Failed", "Error")
+    assert "output limit" in found["message"] and found["run_result"]["execution_time"] < 15
+
+
 @pytest.mark.parametrize("code", ["", " \n", "print('a\0b')"])
 def test_what_cannot_be_a_program_is_its_own_failure(server: Server, code: str) -> None:
     assert run_code(server, code=code)["status"] == "Failed"

@@ -23,12 +23,12 @@ def post(server: Server, path: str, body: bytes) -> httpx.Response:
     return server.client.post(path, content=body, headers=JSON)
 
 
-def connected(server: Server) -> socket.socket:
+def connect(server: Server) -> socket.socket:
     address = urlsplit(server.url)
     return socket.create_connection((address.hostname, address.port), timeout=30)
 
 
-def refused(answer: httpx.Response) -> dict[str, str]:
+def error_of(answer: httpx.Response) -> dict[str, str]:
     assert 400 <= answer.status_code < 500, answer.text
     error: dict[str, str] = answer.json()["error"]
     assert error["message"] and error["fault"] == "caller"
@@ -41,8 +41,8 @@ def refused(answer: httpx.Response) -> dict[str, str]:
     [b"", b"{", b"nul", b"[]", b"7", b'"x"', b"\xff\xfe", b'{"a":' * 1000, b"[" * 100_000, b'{"code":"\\ud800"}'],
     ids=["empty", "cut", "word", "list", "number", "text", "not utf-8", "nested", "deep", "surrogate"],
 )
-def test_what_is_no_request_is_refused(server: Server, path: str, body: bytes) -> None:
-    refused(post(server, path, body))
+def test_what_is_no_request_error_of(server: Server, path: str, body: bytes) -> None:
+    error_of(post(server, path, body))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_no_request_is_refused(server: Server, path: str, body: bytes) -
     ids=str,
 )
 def test_what_is_wrong_is_named(server: Server, change: dict[str, object], named: str) -> None:
-    assert named in refused(post(server, "/v1/run", json.dumps(PLAIN | change).encode()))["message"]
+    assert named in error_of(post(server, "/v1/run", json.dumps(PLAIN | change).encode()))["message"]
 
 
 def test_fifty_megabytes_are_not_read(server: Server) -> None:
@@ -93,13 +93,13 @@ def test_fifty_megabytes_are_not_read(server: Server) -> None:
         pass
     assert sent < 50
     head = f"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {50 << 20}\r\n\r\n"
-    with connected(server) as connection:
+    with connect(server) as connection:
         connection.sendall(head.encode())  # and no body at all
         assert connection.recv(1024).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_head_without_end_is_refused(server: Server) -> None:
-    with connected(server) as connection:
+def test_a_head_without_end_error_of(server: Server) -> None:
+    with connect(server) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         with pytest.raises(OSError):
             for _ in range(4096):
@@ -108,7 +108,7 @@ def test_a_head_without_end_is_refused(server: Server) -> None:
     assert server.client.get("/healthz").status_code == 200
 
 
-def test_another_kind_of_body_is_refused(server: Server) -> None:
+def test_another_kind_of_body_error_of(server: Server) -> None:
     answer = server.client.post("/v1/run", content=json.dumps(PLAIN), headers={"content-type": "text/plain"})
     assert answer.status_code == 415
 
@@ -128,26 +128,26 @@ def test_no_junk_is_our_failure(server: Server, change: dict[str, object], path:
     answer = post(server, path, sent)
     assert answer.status_code in (200, 400, 422), answer.text
     if answer.status_code != 200:
-        refused(answer)
+        error_of(answer)
 
 
 @pytest.mark.attack("LK-11")
 def test_an_answer_says_nothing_about_where_things_lie() -> None:
     from warmcell.core.errors import ExecutionFailed, PathTraversal, PolicyViolation
-    from warmcell.interfaces.serve.exchange import plain_error
+    from warmcell.interfaces.serve.responses import error_to_dict
 
     for error in (
         PolicyViolation("'/work' would cover '/opt/secret/bin/node'", hint="move /opt/secret"),
         ExecutionFailed("cannot open /opt/secret/file"),
     ):
-        assert "secret" not in json.dumps(plain_error(error))
-    assert "../mine" in plain_error(PathTraversal("../mine"))["message"]  # what the client said itself
+        assert "secret" not in json.dumps(error_to_dict(error))
+    assert "../mine" in error_to_dict(PathTraversal("../mine"))["message"]  # what the client said itself
 
 
-def test_a_body_of_two_lengths_is_refused_and_nothing_after_it_is_heard(server: Server) -> None:
+def test_a_body_of_two_lengths_error_of_and_nothing_after_it_is_heard(server: Server) -> None:
     head = "POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
     hidden = "0\r\n\r\nGET /v1/sandboxes HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    with connected(server) as connection:
+    with connect(server) as connection:
         connection.sendall((head + hidden).encode())
         said = b"".join(iter(lambda: connection.recv(4096), b""))
     assert said.count(b"HTTP/1.1 ") == 1 and said.startswith(b"HTTP/1.1 400 ")

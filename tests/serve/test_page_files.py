@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 from tests.serve.conftest import Server
 
-from warmcell.interfaces.serve.v1.watched import joined_history
+from warmcell.interfaces.serve.v1.history import merge_history
 
 
 def test_the_page_may_do_nothing_but_talk_to_its_server(server: Server) -> None:
@@ -86,7 +86,7 @@ def test_what_several_workers_say_is_added() -> None:
         "began": 6.0,
         "steps": [step | {"outcomes": {"ok": 2, "failed": 1}, "p50": 0.1}, step | {"time": 10}],
     }
-    found = joined_history(json.dumps(each).encode() for each in (told, other))
+    found = merge_history(json.dumps(each).encode() for each in (told, other))
     assert found["steps"][0] == step | {"outcomes": {"ok": 3, "failed": 1}, "p50": 0.1, "running": 2, "resident": 18}
     assert [step["time"] for step in found["steps"]] == [5, 10]
     assert (found["began"], found["sandboxes"], found["queue"]) == (6.0, 2, 4)

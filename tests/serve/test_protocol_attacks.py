@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from tests.serve.conftest import Server
-from tests.serve.test_living import listening
-from tests.serve.test_sandboxes import made
-
-PLAIN = {"language": "python", "code": "print(1)", "timeout": 30}
+from tests.serve.requests import PLAIN, create_sandbox, stream_events
 
 
 @pytest.fixture(scope="module")
 def at(server: Server) -> Iterator[str]:
-    where = made(server.client)
+    where = create_sandbox(server.client)
     yield where
     server.client.delete(where)
 
@@ -31,13 +28,13 @@ def test_bytes_that_are_no_text_come_through(server: Server, at: str) -> None:
     ran = server.client.post(f"{at}/run", json={"code": script}).json()
     assert b64decode(ran["stdout_base64"]) == raw and ran["status"] == "success"
     process = server.client.post(f"{at}/processes", json={"command": ["python3", "-c", script]}).json()["pid"]
-    with listening(server.client, "GET", f"{at}/processes/{process}/output") as events:
+    with stream_events(server.client, "GET", f"{at}/processes/{process}/output") as events:
         told = list(events)
     assert b"".join(b64decode(said["base64"]) for name, said, _ in told if name == "stdout") == raw
     for path in ("files", "tree", "diff"):
         answer = server.client.get(f"{at}/{path}")
         assert answer.status_code == 200 and "odd-" in json.dumps(answer.json())
-    with listening(server.client, "GET", f"{at}/watch") as events:
+    with stream_events(server.client, "GET", f"{at}/watch") as events:
         next(events)
         server.client.post(f"{at}/sh", json={"script": "touch \"$(printf 'x\\nevent: error\\n\\n')\""})
         assert next(events)[0] == "file"  # a name is data, and never the beginning of another event
@@ -124,7 +121,7 @@ def test_every_end_is_told_apart(
 @pytest.mark.attack("PT-13")
 def test_two_at_once_and_after_the_end(server: Server) -> None:
     """Cells of one session come in turn; what is closed or destroyed says so, however often."""
-    client, at = server.client, made(server.client)
+    client, at = server.client, create_sandbox(server.client)
     session = f"{at}/sessions/{client.post(f'{at}/sessions', json={}).json()['id']}"
     client.post(f"{session}/run", json={"code": "import time; order = []"})
     code = "order.append('in'); time.sleep(0.2); order.append('out'); order"
@@ -140,7 +137,7 @@ def test_two_at_once_and_after_the_end(server: Server) -> None:
 
     def endless() -> None:
         body = {"code": "print('up', flush=True)\nwhile True: pass", "timeout": 60}
-        with listening(client, "POST", f"{session}/run", json=body) as events:
+        with stream_events(client, "POST", f"{session}/run", json=body) as events:
             for _, said, _ in events:
                 found.append(said)
                 is_up.set()

@@ -14,11 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.helpers import until
 from tests.serve.conftest import Server
-from tests.serve.test_e2b import Box
-from tests.serve.test_foreign_doors import FUSION, PISTON, cell, post
-from tests.serve.test_protocol_attacks import PLAIN
-from tests.serve.test_sandboxes import made
+from tests.serve.requests import FUSION, PISTON, PLAIN, Box, cell, create_sandbox, post
 
 Start = Callable[..., AbstractContextManager[Server]]
 ODD = "a\ud800b"
@@ -31,7 +29,7 @@ def box(server: Server) -> Iterator[Box]:
     made.kill()
 
 
-def _said(server: Server, box: Box, code: str) -> dict[str, str]:
+def _output_of(server: Server, box: Box, code: str) -> dict[str, str]:
     """What each door answers to a program, as text."""
     return {
         "own": post(server, "/v1/run", PLAIN | {"code": code}).text,
@@ -69,14 +67,14 @@ for attempt in opened:
         print('refused')
 print('tried', len(opened))
 """
-    for door, text in _said(server, box, code).items():
+    for door, text in _output_of(server, box, code).items():
         assert "tried 6" in text, (door, text)
         assert "canary of the host" not in text and not any(f"got {digit}" in text for digit in range(10)), (door, text)
 
 
 @pytest.mark.attack("PT-02")
 def test_half_a_character_is_refused_at_every_door(server: Server, box: Box) -> None:
-    at = made(server.client)
+    at = create_sandbox(server.client)
     answers = [
         post(server, "/v1/run", PLAIN | {"code": ODD}),
         post(server, "/v1/run", PLAIN | {"env": {"A": ODD}}),
@@ -138,23 +136,23 @@ def test_nothing_outlives_a_server_that_is_killed(start_server: Start) -> None:
     mark = f"{os.getpid()}7{time.monotonic_ns() % 10**9}"
     sleeping = f"import subprocess; subprocess.run(['sleep', '{mark}'])"
     with start_server() as server:
-        box, at = Box(server.client), made(server.client)
+        box, at = Box(server.client), create_sandbox(server.client)
         server.client.post(f"{at}/processes", json={"command": ["sleep", mark]})
         asked = [
-            _asked(server, "/v1/run", PLAIN | {"code": sleeping, "timeout": 200}),
-            _asked(server, "/run_code", FUSION | {"code": sleeping, "run_timeout": 200}),
-            _asked(server, "/execute", {"code": sleeping}, box.headers),
+            _send(server, "/v1/run", PLAIN | {"code": sleeping, "timeout": 200}),
+            _send(server, "/run_code", FUSION | {"code": sleeping, "run_timeout": 200}),
+            _send(server, "/execute", {"code": sleeping}, box.headers),
         ]
-        _until(lambda: _sleepers(mark) == len(asked) + 1)
+        until(lambda: _sleepers(mark) == len(asked) + 1)
         server.process.kill()
         server.process.wait(30)
-        _until(lambda: _sleepers(mark) == 0)
+        until(lambda: _sleepers(mark) == 0)
         for connection in asked:
             connection.close()
 
 
-def _asked(server: Server, path: str, body: Any, headers: dict[str, str] | None = None) -> HTTPConnection:
-    """A request whose answer nobody waits for."""
+def _send(server: Server, path: str, body: Any, headers: dict[str, str] | None = None) -> HTTPConnection:
+    """A request whose response is not read."""
     address = httpx.URL(server.url)
     connection = HTTPConnection(address.host, address.port, timeout=60)
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **(headers or {})})
@@ -164,10 +162,3 @@ def _asked(server: Server, path: str, body: Any, headers: dict[str, str] | None 
 def _sleepers(mark: str) -> int:
     listed = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout
     return listed.splitlines().count(f"sleep {mark}")
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Who may come in: loopback, tokens, scopes, other people's web pages; and how it ends."""
+"""Access: loopback, tokens, scopes, other web pages; and shutdown."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.serve.conftest import ROOT, Server, make_token
 
 from warmcell import Client
 from warmcell.core.errors import InvalidRequest
-from warmcell.interfaces.serve.settings import Settings, check_reach
+from warmcell.interfaces.serve.settings import Settings, check_exposure
 from warmcell.interfaces.serve.tokens import add_token
 
 RUN = {"language": "python", "code": "print(1)", "timeout": 30}
 Start = Callable[..., Any]
 
 
-def serve_fails(*options: str) -> str:
+def serve_fails(*options: str, **variables: str) -> str:
     command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", *options]
-    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", **variables}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert ended.returncode == 2 and ended.stdout == "", ended.stderr
     return ended.stderr
@@ -39,7 +39,7 @@ def serve_fails(*options: str) -> str:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 def test_nobody_else_can_reach_it_without_a_good_token(host: str, token: str | None, said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        check_reach(Settings(host=host, token=token))
+        check_exposure(Settings(host=host, token=token))
     assert said in str(refused.value)
 
 
@@ -51,6 +51,13 @@ def test_a_policy_with_a_mistake_is_refused(server: Server, tmp_path: Path) -> N
     file = tmp_path / "policy.json"
     file.write_text('{"allowNetwrok": true}')
     assert "allowNetwrok" in serve_fails("--policy", str(file))
+
+
+def test_a_temporary_directory_too_long_for_sockets_is_refused_before_the_url_is_printed(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 100)
+    directory.mkdir()
+    assert "set TMPDIR to a shorter one" in serve_fails("--workers", "2", TMPDIR=str(directory))
+    assert not list(directory.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -111,12 +118,20 @@ def test_the_policy_file_and_the_longest_time_are_the_ceiling(start_server: Star
         server.reload()
         assert server.client.post("/v1/run", json=ask).json()["stdout"].count("#") == 20
         assert server.client.post("/v1/run", json=ask | {"timeout": 21}).status_code == 422
-        # Who says no time gets what there is.
+        # Without a timeout the server's maximum applies.
         assert server.client.post("/v1/sandboxes", json={}).json()["timeout"] == 20
         assert server.client.post("/v1/sandboxes", json={"timeout": 21}).status_code == 422
         with Client(server.url) as client, client.sandbox() as sandbox:
             assert (sandbox.timeout, sandbox.sh("echo 1").stdout) == (20, "1\n")
         assert server.client.post("/run_jupyter", json={"cells": ["1"]}).json()["status"] == "Success"
+
+
+def test_a_judged_program_that_sleeps_ends_at_the_longest_time(start_server: Start) -> None:
+    """Its limit is on processor time, of which it uses none; the elapsed time behind that limit is bounded too."""
+    body = RUN | {"code": "import time; time.sleep(200)", "timeout": 1, "cases": [{}]}
+    with start_server("--max-timeout", "1") as server:
+        (verdict,) = server.client.post("/v1/judge", json=body).json()["verdicts"]
+    assert (verdict["status"], verdict["error"]["details"]["timeout"]) == ("time_limit", 1)
 
 
 def test_sigterm_lets_runs_end(start_server: Start) -> None:
@@ -131,7 +146,8 @@ def test_sigterm_lets_runs_end(start_server: Start) -> None:
             heard = "\n".join(lines)
         said = server.process.communicate(timeout=60)[1]
     assert "event: result" in heard and '"stdout": "begun\\nended\\n"' in heard
-    assert (server.process.returncode, said) == (0, "")
+    assert server.process.returncode == 0 and said.startswith("WARNING: SIGTERM: shutting down; 1 runs may finish")
+    assert said.count("\n") == 1, said
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url + "/healthz")
 

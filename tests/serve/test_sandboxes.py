@@ -1,4 +1,4 @@
-"""`/v1/sandboxes`, and that nobody has anything of another's."""
+"""`/v1/sandboxes`, and the isolation of tenants."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.serve.conftest import Server, make_token
-
-
-def made(client: httpx.Client, **body: Any) -> str:
-    answer = client.post("/v1/sandboxes", json=body)
-    assert answer.status_code == 201, answer.text
-    identity: str = answer.json()["id"]
-    return f"/v1/sandboxes/{identity}"
+from tests.serve.requests import create_sandbox
 
 
 def test_a_sandbox_keeps_its_files(server: Server) -> None:
     client = server.client
-    at = made(client, env={"A": "b"}, metadata={"for": "test"})
+    at = create_sandbox(client, env={"A": "b"}, metadata={"for": "test"})
     assert client.get(at).json()["metadata"] == {"for": "test"}
     assert client.put(f"{at}/files/dir/in.txt", content=b"\xff\0x").status_code == 204
     ran = client.post(f"{at}/sh", json={"script": "cp dir/in.txt out; echo $A"}).json()
@@ -43,7 +37,7 @@ def test_a_sandbox_keeps_its_files(server: Server) -> None:
 
 
 def test_a_sandbox_ends_by_itself(server: Server) -> None:
-    at = made(server.client, lifetime=1)
+    at = create_sandbox(server.client, lifetime=1)
     deadline = time.monotonic() + 30
     while server.client.get(at).status_code == 200:
         assert time.monotonic() < deadline
@@ -62,7 +56,7 @@ def test_another_tenants_sandbox_is_not_there(start_server: Callable[..., Any], 
             httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {token}"}, timeout=60, trust_env=False)
             for token in tokens
         )
-        at, gone = made(one), made(one)
+        at, gone = create_sandbox(one), create_sandbox(one)
         assert one.put(f"{at}/files/secret", content=b"s").status_code == 204
         assert one.delete(gone).status_code == 204
         assert two.get("/v1/sandboxes").json() == []
@@ -88,6 +82,7 @@ def test_another_tenants_sandbox_is_not_there(start_server: Callable[..., Any], 
         assert len(identity) == 32 and identity != gone.rpartition("/")[2]
         for near in (identity[:-1], identity.upper(), identity + "0", identity[:-1] + "g"):
             assert one.get(f"/v1/sandboxes/{near}").status_code == 404 or near == identity
-        made(one)
-        assert one.post("/v1/sandboxes", json={}).status_code == 429  # its quota, whatever others have
-        made(two)
+        create_sandbox(one)
+        refused = one.post("/v1/sandboxes", json={})  # its quota, whatever others have
+        assert refused.status_code == 429 and "quota" in refused.text and "serve --sandboxes" in refused.text
+        create_sandbox(two)

@@ -1,4 +1,4 @@
-"""Several workers behind one front: one queue, a tenant's sandboxes together, and the end of a worker told as ours."""
+"""Several workers behind one front: one queue, a tenant's sandboxes together, lost workers reported as our fault."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from tests.serve.conftest import Server, asked_and_left, make_token
-from tests.serve.test_e2b import Box
+from tests.helpers import PATIENCE, until
+from tests.serve.conftest import Server, arguments_of, disconnect_after, make_token, worker_pids
+from tests.serve.requests import Box
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from warmcell.interfaces.serve.front import worker
-from warmcell.interfaces.serve.front.relay import forwarded
-from warmcell.interfaces.serve.held_sandboxes import marked_worker, worker_mark
-from warmcell.interfaces.serve.measured import summed
+from warmcell.interfaces.serve.front.relay import headers_to_forward
+from warmcell.interfaces.serve.metrics import merge_metrics
+from warmcell.interfaces.serve.sandbox_registry import worker_of_id, worker_suffix
+from warmcell.interfaces.serve.tokens import SCOPES
 
 RUN = {"language": "python", "code": "print(1)", "timeout": 60}
-LONG = RUN | {"code": "import time; print('begun', flush=True); time.sleep(60)"}
+LONG = RUN | {"code": "import time; print('begun', flush=True); time.sleep(300)", "timeout": 300}
 Start = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file = tmp_path_factory.mktemp("tokens") / "tokens.json"
-    made = {"one": make_token(file, "one", "--runs", "1", "--sandboxes", "1"), "two": make_token(file, "two")}
+    every = [word for scope in SCOPES for word in ("--scope", scope)]
+    made = {"one": make_token(file, "one", *every, "--runs", "1", "--sandboxes", "1")}
+    made["two"] = make_token(file, "two", *every)
     made["slow"] = make_token(file, "slow", "--connections", "1")
     return made | {"file": str(file)}
 
@@ -46,27 +50,6 @@ def front(start_server: Start, tokens: dict[str, str]) -> Iterator[Server]:
 
 def key(tokens: dict[str, str], name: str = "two") -> dict[str, str]:
     return {"x-api-key": tokens[name]}
-
-
-def worker_pids(server: Server) -> list[int]:
-    """With the arguments that tell them from the managers of cages."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return [pid for pid in map(int, children) if worker.__name__.encode() in arguments_of(pid)]
-
-
-def arguments_of(pid: int) -> bytes:
-    """None of what has ended, whether or not its parent has asked already."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    latest = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < latest
-        time.sleep(0.02)
 
 
 def test_every_door_is_there(front: Server, tokens: dict[str, str]) -> None:
@@ -193,11 +176,11 @@ def test_what_a_tenant_may_ask_does_not_grow_with_the_workers(front: Server, tok
 
 def test_a_run_ends_with_its_client(front: Server, tokens: dict[str, str]) -> None:
     mine = key(tokens, "one")
-    with asked_and_left(front, "/v1/run", LONG, mine):
+    with disconnect_after(front, "/v1/run", LONG, mine):
         until(lambda: len(front.client.get("/v1/activity", headers=key(tokens)).json()["runs"]) == 1)
     began = time.monotonic()
     assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"  # the one place is free
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < PATIENCE
 
 
 def test_the_end_of_a_worker_is_our_fault_and_costs_its_runs_alone(front: Server, tokens: dict[str, str]) -> None:
@@ -229,11 +212,46 @@ def test_the_end_of_a_worker_is_our_fault_and_costs_its_runs_alone(front: Server
     assert answers["/v1/run"].status_code == 503 and answers["/v1/run"].headers["retry-after"] == "1"
     told = answers["/v1/run"].json()["error"]
     assert (told["code"], told["fault"], told["retryable"]) == ("sandbox.worker_lost", "host", True)
-    assert answers["/run_code"].json()["status"] == "SandboxError"
+    assert answers["/run_code"].status_code == 504
     assert answers["/api/v2/execute"].status_code >= 500
     assert answers["stream"].rstrip().splitlines()[-2] == "event: error" and '"fault": "host"' in answers["stream"]
     assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"
     until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
+
+
+def test_a_worker_answers_its_connections_without_the_front(start_server: Start) -> None:
+    """Where nothing is shared; a run needs a place in the one queue. The front answers while no worker is ready."""
+    with start_server("--workers", "2") as server:
+        address = httpx.URL(server.url)
+        client = HTTPConnection(address.host, address.port, timeout=PATIENCE)
+        assert is_healthy(client) and is_healthy(client)
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            assert is_healthy(client)
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+            client.close()
+
+
+def test_an_idle_connection_outlives_its_worker(front: Server) -> None:
+    address = httpx.URL(front.url)
+    client = HTTPConnection(address.host, address.port, timeout=PATIENCE)
+    assert is_healthy(client)
+    before = worker_pids(front)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
+    assert is_healthy(client)
+    client.close()
+
+
+def is_healthy(client: HTTPConnection) -> bool:
+    """Over the same connection as before, unless the last response closed it."""
+    client.auto_open = client.sock is None
+    client.request("GET", "/healthz")
+    response = client.getresponse()
+    response.read()
+    return response.status == 200
 
 
 def test_it_reloads_and_ends_in_order(start_server: Start) -> None:
@@ -264,8 +282,8 @@ def test_workers_end_when_their_front_is_killed(start_server: Start) -> None:
 
 
 def test_ids_say_which_worker() -> None:
-    assert [marked_worker("ab" * 16 + worker_mark(number)) for number in (0, 7, 255)] == [0, 7, 255]
-    assert [marked_worker(text) for text in ("", "zz", "é")] == [None, None, None]
+    assert [worker_of_id("ab" * 16 + worker_suffix(number)) for number in (0, 7, 255)] == [0, 7, 255]
+    assert [worker_of_id(text) for text in ("", "zz", "é")] == [None, None, None]
 
 
 def test_figures_of_several_are_added() -> None:
@@ -274,14 +292,14 @@ def test_figures_of_several_are_added() -> None:
     expected = (
         '# HELP runs x\n# TYPE runs counter\nruns{a="b c"} 5\nruns_created{a="b c"} 4\nmore 0.10000000000000001\n'
     )
-    assert summed([text, other]) == expected
+    assert merge_metrics([text, other]) == expected
 
 
 def test_a_body_is_framed_once() -> None:
-    """Where both are said, whoever believes the other one would find a second request in the body."""
+    """With both headers, a proxy that uses the other one would find a second request in the body."""
     asked = [(b"host", b"a"), (b"content-length", b"4"), (b"transfer-encoding", b"chunked"), (b"connection", b"x")]
-    assert forwarded(asked) == [(b"host", b"a"), (b"transfer-encoding", b"chunked"), (b"connection", b"close")]
-    assert forwarded([(b"content-length", b"4"), (b"expect", b"100-continue")]) == [
+    assert headers_to_forward(asked) == [(b"host", b"a"), (b"transfer-encoding", b"chunked"), (b"connection", b"close")]
+    assert headers_to_forward([(b"content-length", b"4"), (b"expect", b"100-continue")]) == [
         (b"content-length", b"4"),
         (b"connection", b"close"),
     ]

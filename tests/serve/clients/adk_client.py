@@ -22,7 +22,7 @@ async def main() -> None:
         assert (await environment.execute("sleep 60", timeout=1)).timed_out
         try:
             await environment.read_file("none")
-            raise AssertionError("it is told as a failure")
+            raise AssertionError("it is reported as a failure")
         except FileNotFoundError:
             pass
     finally:

@@ -19,7 +19,7 @@ def once() -> None:
     assert shell.run(command="ls", cwd="/home/user")["stdout"] == ""
     try:
         shell.run(command="exit 3")
-        raise AssertionError("it is told as a failure")
+        raise AssertionError("it is reported as a failure")
     except CommandExitException as error:
         assert error.exit_code == 3
 

@@ -91,11 +91,11 @@ async def test_watching_what_lies_below(sandbox: AsyncSandbox, is_there: bool) -
     await sandbox.files.make_dir("seen/inner" if is_there else "seen")
     found = asyncio.Event()
 
-    def heard(event: FilesystemEvent) -> None:
+    def on_event(event: FilesystemEvent) -> None:
         if event.type == FilesystemEventType.WRITE and event.name == "inner/f":
             found.set()
 
-    handle = await sandbox.files.watch_dir("seen", on_event=heard, recursive=True)
+    handle = await sandbox.files.watch_dir("seen", on_event=on_event, recursive=True)
     await sandbox.files.make_dir("seen/inner")
     await sandbox.files.write("seen/inner/f", "x")
     await asyncio.wait_for(found.wait(), PATIENCE)

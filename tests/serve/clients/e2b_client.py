@@ -14,7 +14,7 @@ def commands_and_files() -> None:
         assert sandbox.commands.run("echo $A; pwd").stdout == "b\n/home/user\n"
         try:
             sandbox.commands.run("exit 3")
-            raise AssertionError("it is told as a failure")
+            raise AssertionError("it is reported as a failure")
         except CommandExitException as error:
             assert error.exit_code == 3
         heard: list[str] = []
@@ -26,7 +26,7 @@ def commands_and_files() -> None:
         assert sandbox.commands.kill(background.pid)
         try:
             sandbox.commands.run("sleep 60", timeout=1)
-            raise AssertionError("it is told as a failure")
+            raise AssertionError("it is reported as a failure")
         except TimeoutException:
             pass
         sandbox.files.write("dir/a.txt", "text")
@@ -66,7 +66,7 @@ def cells() -> None:
         assert sandbox.run_code("x", context=sandbox.create_code_context()).error.name == "NameError"
         try:
             sandbox.run_code("import time; time.sleep(60)", timeout=2)
-            raise AssertionError("it is told as a failure")
+            raise AssertionError("it is reported as a failure")
         except TimeoutException:
             pass
         assert sandbox.run_code("x").text == "20"

@@ -83,7 +83,7 @@ async def test_a_cell_past_its_time_leaves_the_next_one_alone(run: Any, language
         await run(sleep, language=language, timeout=2)
     began = time.monotonic()
     after = await run(give, language=language, timeout=PATIENCE)
-    assert time.monotonic() - began < 50 and (after.error is not None or after.logs.stdout in (["7\n"], ["\n"]))
+    assert time.monotonic() - began < 60 and (after.error is not None or after.logs.stdout in (["7\n"], ["\n"]))
 
 
 @in_every_language

@@ -36,13 +36,13 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def draw(sandbox: Sandbox) -> Any:
-    def drawn(code: str) -> Any:
+    def draw_chart(code: str) -> Any:
         done = sandbox.run_code(f"import matplotlib.pyplot as plt, numpy as np\n{code}\nplt.show()")
         assert done.error is None, done.error
         assert done.results[0].png and done.results[0].text
         return done.results[0].chart
 
-    return drawn
+    return draw_chart
 
 
 def test_cells(sandbox: Sandbox) -> None:
@@ -88,15 +88,15 @@ def test_forms_of_results(sandbox: Sandbox) -> None:
 def test_variables(sandbox: Sandbox, language: str, code: str, text: str | None) -> None:
     """Of the sandbox, of one cell, and of the sandbox again."""
 
-    def said(name: str, **more: Any) -> str:
+    def read_variable(name: str, **more: Any) -> str:
         done = sandbox.run_code(
             code.format(name).replace("found", f"found{len(more)}{name}"), language=language, **more
         )
         return str(done.text if text else "".join(done.logs.stdout).strip())
 
-    assert said("A") == "b" and said("FOO") == "none" if language != "ts" else True
-    assert said("A", envs={"A": "other"}) == "other"
-    assert said("FOO", envs={"FOO": "bar"}) == "bar"
+    assert read_variable("A") == "b" and read_variable("FOO") == "none" if language != "ts" else True
+    assert read_variable("A", envs={"A": "other"}) == "other"
+    assert read_variable("FOO", envs={"FOO": "bar"}) == "bar"
     assert sandbox.run_code("echo ${A}${FOO-none}", language="bash").logs.stdout == ["bnone\n"]
 
 

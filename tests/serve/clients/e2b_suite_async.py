@@ -2,8 +2,8 @@
 
     python e2b_suite_async.py SUITE TARGET    writes TARGET/tests/async beside what both forms share
 
-Every test becomes `async def`, every call in it goes through `called`, which awaits what can be awaited; loops and `with`
-go through `each` and `entered`. Functions inside tests, lambdas and generator expressions are callbacks and stay.
+Every test becomes `async def`, every call in it goes through `call`, which awaits what can be awaited; loops and `with`
+go through `each` and `enter`. Functions inside tests, lambdas and generator expressions are callbacks and stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-HELP = "from e2b_suite_help import called, closing, each, entered\n"
+HELP = "from e2b_suite_help import call, closing, each, enter\n"
 ASYNCHRONOUS = {"Sandbox": "AsyncSandbox", "CommandHandle": "AsyncCommandHandle", "WatchHandle": "AsyncWatchHandle"}
 FIXTURES = """
 import pytest
@@ -47,7 +47,7 @@ class Body(ast.NodeTransformer):
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == "close":
             function = _call("closing", function.value)
-        return ast.Await(ast.Call(ast.Name("called", ast.Load()), [function, *node.args], node.keywords))
+        return ast.Await(ast.Call(ast.Name("call", ast.Load()), [function, *node.args], node.keywords))
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
@@ -55,7 +55,7 @@ class Body(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> ast.AST:
         self.generic_visit(node)
-        items = [ast.withitem(_call("entered", item.context_expr), item.optional_vars) for item in node.items]
+        items = [ast.withitem(_call("enter", item.context_expr), item.optional_vars) for item in node.items]
         return ast.AsyncWith(items, node.body)
 
 

@@ -1,7 +1,7 @@
 """What the tests that e2b_suite_async.py derives call instead of a plain call, loop or `with`.
 
-Where the asynchronous SDK wants a callback and the synchronous one has something to ask, what the callback hears is kept
-here and given out as the synchronous SDK would.
+Where the asynchronous SDK takes a callback and the synchronous one returns an object, the events of the callback are
+kept here and returned as the synchronous SDK would return them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from weakref import WeakKeyDictionary
 from e2b import AsyncCommandHandle
 
 QUIET = 0.5  # seconds without another event, after which no more are expected
-heard: WeakKeyDictionary[AsyncCommandHandle, asyncio.Queue[Any]] = WeakKeyDictionary()
+_queues: WeakKeyDictionary[AsyncCommandHandle, asyncio.Queue[Any]] = WeakKeyDictionary()
 
 
-async def called(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+async def call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
     """The result, awaited where it can be."""
     adapted = ADAPTED.get(getattr(function, "__qualname__", ""))
     if adapted is not None:
         return await adapted(function, *args, **named)
     if inspect.isbuiltin(function):
-        args = tuple([await _collected(arg, function is iter) for arg in args])
+        args = tuple([await _collect(arg, function is iter) for arg in args])
     result = function(*args, **named)
     return await result if inspect.isawaitable(result) else result
 
@@ -36,7 +36,7 @@ def closing(thing: Any) -> Any:
 
 async def each(things: Any) -> AsyncIterator[Any]:
     if isinstance(things, AsyncCommandHandle):
-        things = _said(things)
+        things = _read_output(things)
     if hasattr(things, "__aiter__"):
         async for thing in things:
             yield thing
@@ -46,7 +46,7 @@ async def each(things: Any) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def entered(manager: Any) -> AsyncIterator[Any]:
+async def enter(manager: Any) -> AsyncIterator[Any]:
     if hasattr(manager, "__aenter__"):
         async with manager as value:
             yield value
@@ -55,7 +55,7 @@ async def entered(manager: Any) -> AsyncIterator[Any]:
             yield value
 
 
-async def _collected(value: Any, is_first_enough: bool) -> Any:
+async def _collect(value: Any, is_first_enough: bool) -> Any:
     if not hasattr(value, "__anext__"):
         return value
     return [await anext(value)] if is_first_enough else [chunk async for chunk in value]
@@ -68,28 +68,28 @@ async def _run(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
     named.setdefault("on_stdout", lambda text: queue.put_nowait((text, None, None)))
     named.setdefault("on_stderr", lambda text: queue.put_nowait((None, text, None)))
     handle = await run(*args, **named)
-    heard[handle] = queue
+    _queues[handle] = queue
     return handle
 
 
 async def _terminal(create: Callable[..., Any], *args: Any, **named: Any) -> Any:
     queue: asyncio.Queue[Any] = asyncio.Queue()
     handle = await create(*args, on_data=queue.put_nowait, **named)
-    heard[handle] = queue
+    _queues[handle] = queue
     return handle
 
 
 async def _wait(wait: Any, on_pty: Callable[[bytes], Any] | None = None, **named: Any) -> Any:
     result = await wait(**named)
-    queue = heard.get(wait.__self__)
+    queue = _queues.get(wait.__self__)
     while on_pty is not None and queue is not None and not queue.empty():
         on_pty(queue.get_nowait())
     return result
 
 
-async def _said(handle: AsyncCommandHandle) -> AsyncIterator[Any]:
+async def _read_output(handle: AsyncCommandHandle) -> AsyncIterator[Any]:
     """What the process says as it says it; at its end its error, if it had one."""
-    queue, ended = heard[handle], asyncio.ensure_future(handle.wait())
+    queue, ended = _queues[handle], asyncio.ensure_future(handle.wait())
     while True:
         said = asyncio.ensure_future(queue.get())
         await asyncio.wait([said, ended], return_when=asyncio.FIRST_COMPLETED)

@@ -63,7 +63,7 @@ def cells(_: Sandbox) -> None:
         interpreter.kill()
 
 
-def tried(act: Callable[[Sandbox], None], sandbox: Sandbox) -> str:
+def try_feature(act: Callable[[Sandbox], None], sandbox: Sandbox) -> str:
     try:
         act(sandbox)
     except Exception as error:
@@ -72,7 +72,7 @@ def tried(act: Callable[[Sandbox], None], sandbox: Sandbox) -> str:
 
 
 sandbox = Sandbox.create(timeout=120)
-found = [tried(act, sandbox) for act in (sandboxes, commands, files, watching, terminals, cells)]
+found = [try_feature(act, sandbox) for act in (sandboxes, commands, files, watching, terminals, cells)]
 sandbox.kill()
 print(f"| {' | '.join([version('e2b'), version('e2b-code-interpreter'), *found])} |", flush=True)
 os._exit(0)  # its own threads may abort an interpreter that is taken apart

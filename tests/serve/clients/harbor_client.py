@@ -37,7 +37,7 @@ async def is_refused(place: Path) -> str:
     asking = environment(place)
     try:
         await asking.start(force_build=False)
-        raise AssertionError("it is told as a failure")
+        raise AssertionError("it is reported as a failure")
     except BuildException as error:
         assert f"not '{asking._template_name}'" in str(error), error
     return asking._template_name

@@ -13,7 +13,7 @@ from smolagents.utils import AgentError
 
 
 @tool
-def doubled(number: int) -> int:
+def double(number: int) -> int:
     """Twice a number.
 
     Args:
@@ -34,7 +34,7 @@ def main() -> None:
         assert str(executor("open('data.txt').read()").output) == "from the host"
         try:
             executor("1/0")
-            raise AssertionError("it is told as a failure")
+            raise AssertionError("it is reported as a failure")
         except AgentError as error:
             assert "ZeroDivisionError" in str(error)
         final = executor.run_code_raise_errors(

@@ -15,16 +15,15 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers import has_user_namespaces, require
+from tests.helpers import has_user_namespaces, require, until
 from tests.serve.conftest import ROOT
-from tests.serve.test_e2b import Box
-from tests.serve.test_workers import until
+from tests.serve.requests import Box
 
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b import spares as spares_module
-from warmcell.interfaces.serve.e2b.spares import Housed, most_spares, spares_of
-from warmcell.interfaces.serve.server import Bounded, listen
-from warmcell.interfaces.serve.service import EVERYBODY, Service
+from warmcell.interfaces.serve.e2b.spares import PreparedSandbox, most_spares, spares_of
+from warmcell.interfaces.serve.listener import ConnectionLimit, listen
+from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
 
 Start = Callable[..., Any]
@@ -33,7 +32,7 @@ MOST_MB = 40
 
 
 def below(pid: int) -> list[int]:
-    """Of every thread's children: whoever started a process is its parent."""
+    """The children of every thread, because a process is a child of the thread that started it."""
     try:
         tasks = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -46,13 +45,13 @@ def proportional_mb(pids: list[int]) -> float:
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended, or is an init that nobody may look into
+        except OSError:  # it has ended, or is an init that may not be inspected
             continue
         total += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
     return total / 1024
 
 
-def settled(looked_at: Callable[[], Any]) -> Any:
+def wait_until_stable(looked_at: Callable[[], Any]) -> Any:
     """What is the same three times in a row: cells that are kept ready come and go for a moment."""
     seen: list[Any] = []
     latest = time.monotonic() + 60
@@ -89,13 +88,13 @@ def test_nothing_is_left_of_many_requests(start_server: Start) -> None:
                 list(threads.map(one, range(count)))
 
         round_of(32)
-        before = settled(state)
+        before = wait_until_stable(state)
         round_of(64)
         until(is_as_before)
 
         boxes = [Box(server.client) for _ in range(4)]
         assert [box.run("true")[0] for box in boxes] == [0] * 4
-        more = settled(state)[1] - before[1]
+        more = wait_until_stable(state)[1] - before[1]
         assert 0 < more <= 4 * 8
         size = proportional_mb(below(server.process.pid))
         for box in boxes:
@@ -106,13 +105,13 @@ def test_nothing_is_left_of_many_requests(start_server: Start) -> None:
 
 def test_a_sandbox_is_made_ahead_for_who_asks_for_nothing_special() -> None:
     require(has_user_namespaces(), "this host has no user namespaces")
-    asyncio.run(_made_ahead())
+    asyncio.run(_count_ahead())
 
 
-async def _made_ahead() -> None:
+async def _count_ahead() -> None:
     service = Service(Settings())
     spares = spares_of(service)
-    assert spares.take(EVERYBODY) is None  # nobody asked before
+    assert spares.take(LOCAL_TENANT) is None  # the first request
     first = await _next(spares)
     home = first.home.path
     assert (await (await first.sandbox.spawn("pwd; ls -A; echo $HOME", cwd="/home/user")).wait()).stdout == (
@@ -121,14 +120,14 @@ async def _made_ahead() -> None:
     second = await _next(spares)
     assert second.home.path != home
     third = await _ready(spares)
-    assert spares.take(replace(EVERYBODY, disk_mb=1)) is None  # that one's are smaller
-    burst = [housed for housed in (spares.take(EVERYBODY) for _ in range(4)) if housed is not None]
+    assert spares.take(replace(LOCAL_TENANT, disk_mb=1)) is None  # that one's are smaller
+    burst = [housed for housed in (spares.take(LOCAL_TENANT) for _ in range(4)) if housed is not None]
     assert burst == [third]
     async with asyncio.timeout(60):
         while spares._wanted != 5 or len(spares._ready) != 5:  # three were missed here, one by the other tenant
             await asyncio.sleep(0.02)
     for _ in range(4):
-        spares._look(EVERYBODY)  # nobody has asked for long
+        spares._look(LOCAL_TENANT)  # no request for a long time
     async with asyncio.timeout(60):
         while len(spares._ready) != 1:
             await asyncio.sleep(0.02)
@@ -153,17 +152,17 @@ def test_how_many_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most_spares(None, 1) == 1
 
 
-async def _ready(spares: Any) -> Housed:
+async def _ready(spares: Any) -> PreparedSandbox:
     async with asyncio.timeout(60):
         while not spares._ready:
             await asyncio.sleep(0.02)
-    found: Housed = spares._ready[0]
+    found: PreparedSandbox = spares._ready[0]
     return found
 
 
-async def _next(spares: Any) -> Housed:
+async def _next(spares: Any) -> PreparedSandbox:
     await _ready(spares)
-    found: Housed = spares.take(EVERYBODY)
+    found: PreparedSandbox = spares.take(LOCAL_TENANT)
     return found
 
 
@@ -178,7 +177,7 @@ def test_no_piece_of_a_stream_waits_for_the_one_before() -> None:
 
 
 def test_what_does_not_end_in_time_hears_of_it() -> None:
-    """SIGTERM waits for what is under way, and not for ever; who still listens then gets a last word that is ours."""
+    """SIGTERM waits for requests in progress, with a bound; their clients then get an error about the host."""
     require(has_user_namespaces(), "this host has no user namespaces")
     code = "from warmcell.interfaces.serve.server import *; serve(Settings(port=0, drain_timeout=0.3), lambda u: print(u, flush=True))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -203,6 +202,13 @@ def test_what_does_not_end_in_time_hears_of_it() -> None:
         assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_that_has_printed_its_url_can_be_stopped(start_server: Start, workers: str) -> None:
+    for _ in range(3):
+        with start_server("--workers", workers) as server:
+            assert server.stop()[0] == 0
+
+
 def test_who_comes_when_there_are_too_many_is_told_when_to_come_again() -> None:
     said: list[dict[str, Any]] = []
 
@@ -213,7 +219,7 @@ def test_who_comes_when_there_are_too_many_is_told_when_to_come_again() -> None:
         said.append({"type": "taken"})
 
     async def come(others: int, kind: str = "http") -> dict[str, Any]:
-        bounded = Bounded(app, 2)
+        bounded = ConnectionLimit(app, 2)
         bounded.connections = range(others)
         said.clear()
         await bounded({"type": kind, "headers": []}, None, send)

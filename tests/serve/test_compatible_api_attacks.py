@@ -1,4 +1,4 @@
-"""The doors of E2B, SandboxFusion and Piston under attack: what is wrong is told as that, and never as our failure."""
+"""The APIs of E2B, SandboxFusion and Piston under attack: errors of the caller are never reported as ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from tests.serve.conftest import Server
-from tests.serve.test_e2b import Box
-
-FUSION = {"code": "print(1)", "language": "python", "run_timeout": 20}
-PISTON = {"language": "python", "version": "*", "files": [{"content": "print(1)"}]}
+from tests.serve.requests import FUSION, PISTON, Box, cell, post
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +18,6 @@ def box(server: Server) -> Iterator[Box]:
     made = Box(server.client)
     yield made
     made.kill()
-
-
-def post(server: Server, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
-    sent = {"content-type": "application/json"} | (headers or {})
-    return server.client.post(path, content=json.dumps(body).encode(), headers=sent)
-
-
-def cell(box: Box, **body: Any) -> httpx.Response:
-    return box.client.post("/execute", json=body, headers=box.headers)
 
 
 @pytest.mark.attack("PT-01")
@@ -102,15 +89,15 @@ def test_languages_that_are_none(server: Server, box: Box, wrong: Any) -> None:
 
 @pytest.mark.attack("PT-06")
 def test_every_end_has_its_own_name(server: Server, box: Box) -> None:
-    def ended(code: str) -> dict[str, Any]:
+    def end_of(code: str) -> dict[str, Any]:
         told = box.stream("process.Process/Start", process={"cmd": "python3", "args": ["-c", code]})
         end: dict[str, Any] = told[-2]["event"]["end"]
         return end
 
-    assert ended("raise SystemExit(0)") == {"exitCode": 0, "exited": True, "status": "exit status 0"}
-    assert ended("raise SystemExit(-1)")["exitCode"] == 255 and ended("raise SystemExit(256)")["exitCode"] == 0
+    assert end_of("raise SystemExit(0)") == {"exitCode": 0, "exited": True, "status": "exit status 0"}
+    assert end_of("raise SystemExit(-1)")["exitCode"] == 255 and end_of("raise SystemExit(256)")["exitCode"] == 0
     for number, name in ((15, "terminated"), (9, "killed"), (11, "segmentation fault")):
-        end = ended(f"import os; os.kill(os.getpid(), {number})")
+        end = end_of(f"import os; os.kill(os.getpid(), {number})")
         assert (end["exited"], end["status"]) == (False, f"signal: {name}")
         ran = post(server, "/run_code", FUSION | {"code": f"import os; os.kill(os.getpid(), {number})"}).json()
         assert (ran["status"], ran["run_result"]["status"]) == ("Failed", "Finished"), ran

@@ -1,0 +1,151 @@
+"""E2B's volumes: their content, their owners, their mounts, and a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import Server, make_token
+from tests.serve.requests import Box
+
+from warmcell.interfaces.serve.e2b import volumes
+from warmcell.interfaces.serve.responses import HttpError
+
+Start = Callable[..., Any]
+
+
+class Volume:
+    """One volume, as a client holds it."""
+
+    def __init__(self, client: httpx.Client, name: str, key: str = "any") -> None:
+        self.client, self.key = client, {"x-api-key": key}
+        made = client.post("/volumes", json={"name": name}, headers=self.key)
+        assert made.status_code == 201, made.text
+        self.id, self.token = made.json()["volumeID"], made.json()["token"]
+
+    def call(self, method: str, kind: str, path: str, token: str | None = None, **more: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token or self.token}"}
+        params = {"path": path, **more.pop("params", {})}
+        return self.client.request(method, f"/volumecontent/{self.id}/{kind}", params=params, headers=headers, **more)
+
+    def write(self, path: str, data: bytes) -> httpx.Response:
+        return self.call("PUT", "file", path, content=data, params={"force": "true"})
+
+    def remove(self) -> int:
+        return self.client.delete(f"/volumes/{self.id}", headers=self.key).status_code
+
+
+def test_content(server: Server) -> None:
+    volume = Volume(server.client, "content")
+    assert volume.call("POST", "dir", "/a/b", params={"force": "true", "mode": str(0o750)}).status_code == 201
+    written = volume.call("PUT", "file", "/a/b/c.txt", content=b"text", params={"uid": "7", "gid": "8", "mode": "384"})
+    assert written.status_code == 201
+    about = written.json()
+    assert (about["path"], about["size"], about["mode"], about["uid"], about["gid"]) == ("/a/b/c.txt", 4, 0o600, 7, 8)
+    assert volume.call("PUT", "file", "/a/b/c.txt", content=b"x").status_code == 409
+    assert volume.call("PUT", "file", "/missing/c", content=b"x").status_code == 404
+    assert volume.call("GET", "file", "a/./b/c.txt").content == b"text"
+    listed = volume.call("GET", "dir", "/", params={"depth": "3"}).json()
+    assert [entry["path"] for entry in listed] == ["/a", "/a/b", "/a/b/c.txt"]
+    changed = volume.call("PATCH", "path", "/a/b/c.txt", json={"mode": 0o640, "gid": 9}).json()
+    assert (changed["mode"], changed["uid"], changed["gid"]) == (0o640, 7, 9)
+    assert volume.call("DELETE", "path", "/a").status_code == 204
+    assert volume.call("GET", "path", "/a").status_code == 404
+    assert volume.call("DELETE", "path", "/").status_code == 404
+    assert volume.remove() == 204
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/../../../etc/passwd", "/link", "/link/passwd", "/loop", "a\0b"])
+def test_no_path_leads_out(server: Server, path: str) -> None:
+    volume = Volume(server.client, "hostile")
+    box = Box(server.client, volumeMounts=[{"name": "hostile", "path": "/mnt/v"}])
+    try:
+        assert box.run("ln -s /etc /mnt/v/link; ln -s loop /mnt/v/loop")[0] == 0
+        assert volume.call("GET", "file", path).status_code in (400, 404)
+        below = f"{path}/new"
+        assert volume.call("PUT", "file", below, content=b"x").status_code in (400, 404, 409)
+        listed = {entry["name"]: entry.get("target") for entry in volume.call("GET", "dir", "/").json()}
+        assert listed == {"link": "/etc", "loop": "loop"}
+    finally:
+        box.kill()
+        assert volume.remove() == 204
+
+
+def test_a_volume_is_shared_by_sandboxes(server: Server) -> None:
+    volume = Volume(server.client, "shared")
+    volume.write("/in.txt", b"in")
+    mounts = [{"name": "shared", "path": "/mnt/data"}]
+    boxes = [Box(server.client, volumeMounts=mounts) for _ in range(2)]
+    assert boxes[0].run("cat /mnt/data/in.txt; echo out > /mnt/data/out.txt")[1] == "in"
+    assert boxes[1].run("cat /mnt/data/out.txt")[1] == "out\n"
+    assert server.client.get(f"/sandboxes/{boxes[0].id}").json()["volumeMounts"] == mounts
+    assert volume.remove() == 409
+    for box in boxes:
+        box.kill()
+    assert volume.call("GET", "file", "/out.txt").content == b"out\n"
+    assert volume.remove() == 204
+    refused = server.client.post("/v2/sandboxes", json={"volumeMounts": mounts})
+    assert (refused.status_code, "'shared' not found" in refused.text) == (404, True)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])  # with one, both tenants are in the same process
+def test_volumes_of_other_tenants(start_server: Start, tmp_path: Path, workers: str) -> None:
+    tokens = tmp_path / "tokens.json"
+    keys = [make_token(tokens, "one", "--disk-mb", "1", "--sandboxes", "1"), make_token(tokens, "two")]
+    state = ("--state", str(tmp_path / "state"))
+    with start_server("--tokens", str(tokens), "--workers", workers, *state) as server:
+        mine, theirs = (Volume(server.client, "same-name", key) for key in keys)
+        assert mine.call("GET", "dir", "/", token=theirs.token).status_code == 404
+        assert mine.call("GET", "dir", "/", token=keys[0]).status_code == 404
+        assert server.client.get(f"/volumes/{mine.id}", headers=theirs.key).status_code == 404
+        assert server.client.delete(f"/volumes/{mine.id}", headers=theirs.key).status_code == 404
+        assert [volume["volumeID"] for volume in server.client.get("/volumes", headers=mine.key).json()] == [mine.id]
+        assert server.client.post("/volumes", json={"name": "second"}, headers=mine.key).status_code == 429
+        assert mine.write("/large", bytes(2 << 20)).status_code == 413
+        assert mine.write("/small", b"kept").status_code == 201
+        mount = [{"name": mine.id, "path": "/mnt/v"}]
+        assert server.client.post("/v2/sandboxes", json={"volumeMounts": mount}, headers=theirs.key).status_code == 404
+        box = Box(server.client, keys[0], volumeMounts=[{"name": "same-name", "path": "/mnt/v"}])
+        assert server.client.post(f"/sandboxes/{box.id}/pause", json={}, headers=box.key).status_code == 204
+        server.stop(signal.SIGKILL)
+    with start_server("--tokens", str(tokens), "--workers", workers, *state) as server:
+        mine.client = box.client = server.client
+        assert mine.call("GET", "file", "/small").content == b"kept"
+        assert server.client.post(f"/sandboxes/{box.id}/connect", json={}, headers=box.key).status_code == 201
+        assert box.run("cat /mnt/v/small")[1] == "kept"
+        assert mine.remove() == 409
+        box.kill()
+        assert mine.remove() == 204
+
+
+def test_guests_write_no_more_than_the_volume_has_left(start_server: Start, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    key = make_token(tokens, "one", "--disk-mb", "4")
+    with start_server("--tokens", str(tokens)) as server:
+        volume = Volume(server.client, "shared", key)
+        assert volume.write("/first", bytes(3 << 20)).status_code == 201
+        mounts = [{"name": "shared", "path": "/mnt/shared"}]
+        box = Box(server.client, key, volumeMounts=mounts)
+        assert box.run("head -c 3000000 /dev/zero > /mnt/shared/second")[0] != 0
+        assert int(volume.call("GET", "path", "/second").json()["size"]) <= 1 << 20
+        assert volume.call("DELETE", "path", "/first").status_code == 204
+        assert Box(server.client, key, volumeMounts=mounts).run("head -c 1000000 /dev/zero > /mnt/shared/third")[0] == 0
+
+
+async def test_a_full_volume_is_not_mounted_in_new_sandboxes(tmp_path: Path) -> None:
+    tenant: Any = SimpleNamespace(disk_mb=2)
+    full, empty = (volumes.Volume(name, "tenant", name, "token", str(tmp_path / name)) for name in ("full", "empty"))
+    for volume in (full, empty):
+        Path(volume.path).mkdir()
+    (tmp_path / "full/file").write_bytes(os.urandom(2 << 20))
+    with pytest.raises(HttpError, match="the volume 'full' has the 2 MB"):
+        await volumes.find_room(tenant, [empty, full], is_new=True)
+    assert await volumes.find_room(tenant, [empty, full], is_new=False) == 1
+    assert await volumes.find_room(tenant, [empty], is_new=True) == 2
+    assert await volumes.find_room(tenant, [], is_new=True) is None
