@@ -7,15 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import warmcell.guest
-from warmcell.core.types import DEFAULT_OUTPUT_BYTES
+from warmcell.core.types import DEFAULT_OUTPUT_BYTES, Denial, ExecResult
 from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.cell_talk import CellTalk
 from warmcell.sessions.exchange import Listeners
+from warmcell.sessions.session_protocol import SessionProtocol
+
+
+def make_listeners(callbacks: Mapping[str, Callable[[Any], object]]) -> Listeners:
+    """Plain callbacks, as a session hands them on."""
+    return Listeners(
+        **{name: lambda what, run, call=call: call(what) for name, call in callbacks.items()}  # type: ignore[misc]
+    )
+
 
 LIVE = os.path.join(warmcell.guest.__path__[0], "live")
 #: As the agent's start has it, with the control socket put at its place.
@@ -60,6 +69,11 @@ class BareWorker:
     def reason(self) -> str:
         return f"status {self.process.wait(10)}"
 
+    def limit_error(self, result: ExecResult) -> None: ...
+
+    def denials_since(self, moment: float) -> list[Denial]:
+        return []
+
     def close(self) -> None:
         self.kill()
         self.process.wait(10)
@@ -87,16 +101,16 @@ def node_worker(language: str = "javascript", **options: object) -> BareWorker:
 
 
 class Cells:
-    """`CellTalk` with short words for tests."""
+    """`SessionProtocol` with short words for tests."""
 
     def __init__(self, worker: BareWorker) -> None:
         self.worker = worker
-        self.talk = CellTalk(worker)
+        self.talk = SessionProtocol(worker)
 
     def __call__(
         self, code: str, *, timeout: float = 30, most_bytes: int = DEFAULT_OUTPUT_BYTES, **listeners: object
     ) -> CellResult:
-        return self.talk.run(Run(), code, timeout, Listeners(**listeners), most_bytes)  # type: ignore[arg-type]
+        return self.talk.run(Run(), code, timeout, make_listeners(listeners), most_bytes)
 
     def variables(self) -> dict[str, str]:
         return self.talk.variables(Run(), 30)

@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers import PATIENCE
+from tests.sessions.bare import make_listeners
 
-from warmcell import CellResult, errors
-from warmcell.lifetime.run import Run
+from warmcell import CellResult, Denial, ExecResult, errors
+from warmcell.guest.live.frames import Decoder, FrameError, encode
+from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Display, Done, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
-from warmcell.sessions.cell_talk import CellTalk
-from warmcell.sessions.exchange import Listeners
-from warmcell.sessions.frames import Decoder, FrameError, encode
 from warmcell.sessions.marked_stream import MarkedStream
+from warmcell.sessions.session_protocol import SessionProtocol
 
 _text = st.text(st.characters(exclude_categories=()), max_size=20)  # with halves of surrogate pairs
 _json = st.recursive(
@@ -147,6 +148,11 @@ class Pretender:
     def reason(self) -> str:
         return "it hung up"
 
+    def limit_error(self, result: ExecResult) -> None: ...
+
+    def denials_since(self, moment: float) -> list[Denial]:
+        return []
+
     def close(self) -> None:
         self.kill()
         for descriptor in (self.stdout, self.stderr, self.writes_stdout, self.writes_stderr):
@@ -157,11 +163,11 @@ class Pretender:
 
 def _converse(says: Callable[[Pretender], None], timeout: float = 5.0, **listeners: Any) -> CellResult:
     pretender = Pretender()
-    talk = CellTalk(pretender)
+    talk = SessionProtocol(pretender)
     thread = threading.Thread(target=lambda: _say(says, pretender))
     thread.start()
     try:
-        return talk.run(Run(), "code", timeout, Listeners(**listeners), 1000)
+        return talk.run(Run(), "code", timeout, make_listeners(listeners), 1000)
     finally:
         talk.close()
         thread.join(10)
@@ -208,15 +214,15 @@ def test_the_end_of_another_cell_is_not_this_ones() -> None:
 
 
 def test_silence_lasts_no_longer_than_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmcell.sessions.cell_talk.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.2)
     began = time.monotonic()
     with pytest.raises(errors.SessionEnded, match="killed"):
         _converse(lambda pretender: None, timeout=0.2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < PATIENCE
 
 
 def test_a_flood_of_everything_ends_with_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmcell.sessions.cell_talk.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.2)
     flood = (
         encode({"event": "display", "mime": {"text/plain": "x" * 1000}, "result": False, "id": None, "mark": 0}) * 100
     )
@@ -261,3 +267,59 @@ def test_a_guests_html_does_not_run_in_the_callers_notebook() -> None:
     shown = bundle["text/html"]
     assert "<script" not in shown
     assert "<iframe sandbox " in shown and "allow-scripts" not in shown
+
+
+@pytest.mark.attack("S3-05")
+def test_a_flood_of_questions_ends_the_session_and_not_the_host() -> None:
+    """The deadline of a cell does not move with questions that were sent without waiting for an answer."""
+    asked: list[str] = []
+
+    def flood(pretender: Pretender) -> None:
+        frame = encode({"event": "input", "ask": 1, "prompt": "?"})
+        for _ in range(20_000):
+            pretender.theirs.sendall(frame)
+
+    with pytest.raises(errors.SessionEnded, match="too many questions"):
+        _converse(flood, timeout=30, on_input=lambda prompt: asked.append(prompt) or "x")
+    assert len(asked) <= 16
+
+
+@pytest.mark.attack("S3-05")
+def test_answers_that_are_not_read_are_bounded() -> None:
+    """One question at a time, answered at length, and never an answer taken."""
+
+    def ask_for_ever(pretender: Pretender) -> None:
+        frame = encode({"event": "input", "ask": 1, "prompt": "?"})
+        while True:
+            pretender.theirs.sendall(frame)
+            time.sleep(0.001)
+
+    with pytest.raises(errors.SessionEnded, match=r"does not read|too many questions"):
+        _converse(ask_for_ever, timeout=60, on_input=lambda prompt: "x" * 60_000)
+
+
+@pytest.mark.attack("S3-05")
+def test_a_cancellation_holds_between_two_callbacks() -> None:
+    run, shown = Run(), []
+
+    def flood(pretender: Pretender) -> None:
+        frame = encode({"event": "display", "mime": {"text/plain": "x"}})
+        for _ in range(20_000):
+            pretender.theirs.sendall(frame)
+
+    def cancel_at_the_third(display: object) -> None:
+        shown.append(display)
+        if len(shown) == 3:
+            run.cancel()
+
+    pretender = Pretender()
+    talk = SessionProtocol(pretender)
+    thread = threading.Thread(target=lambda: _say(flood, pretender))
+    thread.start()
+    try:
+        with pytest.raises((RunCancelled, errors.SessionEnded)):
+            talk.run(run, "code", 60.0, make_listeners({"on_display": cancel_at_the_third}), 1000)
+    finally:
+        talk.close()
+        thread.join(10)
+    assert not thread.is_alive()

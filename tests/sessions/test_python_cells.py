@@ -110,7 +110,7 @@ def test_tasks_go_on_between_cells(cells: Cells) -> None:
         "import asyncio\nticks = []\nasync def tick():\n    while True:\n        ticks.append(1)\n        await asyncio.sleep(0.01)"
     )
     cells("await asyncio.sleep(0)\nticking = asyncio.get_running_loop().create_task(tick())")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while int(cells("len(ticks)").value or 0) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert int(cells("ticking.cancel()\nlen(ticks)").value or 0) >= 5
@@ -195,6 +195,27 @@ def test_display_update_and_clear(cells: Cells) -> None:
 def test_long_displays_come_whole(cells: Cells) -> None:
     result = cells("'\\U0001f600' * 600_000")
     assert result.value == repr("\U0001f600" * 600_000)
+
+
+def test_a_form_that_is_too_large_is_left_out_and_reported(cells: Cells) -> None:
+    large = "class Large:\n    def __repr__(self): return 'short'\n    def _repr_html_(self): return 'x' * (17 << 20)\n"
+    for last in ("display(Large())", "Large()"):
+        cell = cells(large + last)
+        assert [list(output.mime) for output in cell.outputs] == [["text/plain"]] and cell.outputs_truncated
+    assert not cells("display(1)").outputs_truncated
+
+
+def test_no_half_of_a_form_is_shown(cells: Cells) -> None:
+    """The displays of a cell share 32 MiB."""
+    cell = cells("for _ in range(4): display({'text/html': 'x' * (10 << 20), 'text/plain': 'y'}, raw=True)")
+    sizes = [len(output.mime.get("text/html", "")) for output in cell.outputs]
+    assert sizes == [10 << 20] * 3 + [0] and cell.outputs_truncated
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr", "stdin", "__stdout__"])
+def test_a_deleted_stream_is_there_again_in_the_next_cell(cells: Cells, name: str) -> None:
+    assert cells(f"import sys; del sys.{name}").error is None
+    assert cells("print('out'); print('err', file=sys.stderr)").stdout == "out\n"
 
 
 def test_displays_and_text_come_in_order(cells: Cells) -> None:
@@ -387,23 +408,22 @@ def test_interrupt_from_another_thread_is_a_keyboard_interrupt(cells: Cells) -> 
 
 def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(cells: Cells) -> None:
     """The signal may be there before the worker has read the cell."""
+    assert cells("1").value == "1"  # the worker has started, and handles signals
     run = Run()
     run.cancel()
-    began = time.monotonic()
     from warmcell.core.types import DEFAULT_OUTPUT_BYTES
     from warmcell.lifetime.run import RunCancelled
-    from warmcell.sessions.cell_talk import GRACE_SECONDS
     from warmcell.sessions.exchange import Listeners
 
     for _ in range(20):
         with pytest.raises(RunCancelled):
             cells.talk.run(run, "import time; time.sleep(60)", 30, Listeners(), DEFAULT_OUTPUT_BYTES)
-    assert time.monotonic() - began < 20 * GRACE_SECONDS
+    # A lost interrupt would end in a kill, after the grace period.
     assert cells("4").value == "4"
 
 
 def test_what_ignores_an_interrupt_is_killed(own: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmcell.sessions.cell_talk.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.5)
     own("import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
     with pytest.raises(errors.SessionEnded, match="went on for") as caught:
         own("signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)", timeout=1.5)

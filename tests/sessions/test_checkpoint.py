@@ -1,0 +1,103 @@
+"""Checkpoints: sessions that start from one moment of another, and large buffers that they share until they write."""
+
+from __future__ import annotations
+
+import pytest
+
+from warmcell import AsyncSandbox, Limits, Sandbox, errors
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
+
+#: A buffer that pickle keeps apart, as numpy's arrays do.
+BIG = """
+import pickle
+class Big:
+    def __init__(self, data): self.data = data
+    def __reduce_ex__(self, protocol): return Big, (pickle.PickleBuffer(self.data),)
+big = Big(bytearray(64 << 20)); big.data[5] = 7; same = big
+small = Big(bytearray(b"small"))
+"""
+#: How many bytes of the mapped buffers this process has changed.
+OWN_BYTES = """
+own = 0; is_image = False
+for line in open("/proc/self/smaps"):
+    if "-" in line.split()[0]: is_image = "warmcell-image" in line
+    elif is_image and line.startswith("Anonymous:"): own += int(line.split()[1]) * 1024
+own
+"""
+
+
+def test_sessions_of_a_checkpoint_share_nothing_and_outlive_the_original() -> None:
+    with Sandbox(forkable=True) as sandbox:
+        session = sandbox.session("python")
+        session.run("rows = [1, 2]; open('file', 'w').write('one'); open('/tmp/own', 'w').write('two')")
+        checkpoint = session.checkpoint()
+        session.run("rows.append(3); open('file', 'w').write('later')")
+    with checkpoint:
+        for number in range(2):
+            branch = checkpoint.session()
+            with branch.sandbox:
+                look = "rows, open('file').read(), open('/tmp/own').read()"
+                assert branch.run(look).value == "([1, 2], 'one', 'two')"
+                branch.run(f"rows.append('of {number}'); open('file', 'w').write('changed')")
+        last = checkpoint.session()
+    with last.sandbox:
+        assert last.run("rows").value == "[1, 2]"
+        with pytest.raises(errors.SandboxDestroyed, match="checkpoint was closed"):
+            checkpoint.session()
+
+
+def test_large_buffers_are_mapped_and_take_memory_when_they_are_written() -> None:
+    with Sandbox(forkable=True, limits=Limits(memory_mb=1024)) as sandbox:
+        session = sandbox.session("python")
+        assert session.run(BIG).error is None
+        checkpoint = session.checkpoint()
+    with checkpoint:
+        one, two = checkpoint.session(), checkpoint.session()
+    with one.sandbox, two.sandbox:
+        assert one.run("big.data[5], same is big, bytes(small.data)").value == "(7, True, b'small')"
+        assert one.run(OWN_BYTES).value == "0"
+        one.run("big.data[5] = 9")
+        assert 0 < int(one.run(OWN_BYTES).value or 0) < 1 << 20
+        assert two.run("big.data[5]").value == "7"
+        branch = one.fork()  # of a session that has mapped buffers itself
+        with branch.sandbox:
+            assert branch.run("big.data[5], len(big.data)").value == f"(9, {64 << 20})"
+        assert one.run("del big, same, Big; import gc; gc.collect();").error is None
+        assert one.run("'warmcell-image' in open('/proc/self/maps').read()").value == "False"
+
+
+def test_what_cannot_be_kept_is_refused_by_name() -> None:
+    with Sandbox(forkable=True) as sandbox, sandbox.session("python") as session:
+        session.run("squares = (n * n for n in range(10))")
+        with pytest.raises(errors.InvalidRequest, match="the variable 'squares' cannot be copied"):
+            session.checkpoint()
+        session.run("del squares; x = 1")
+        with session.checkpoint() as checkpoint, checkpoint.session().sandbox as other:
+            assert other is not sandbox
+    with (
+        Sandbox() as sandbox,
+        sandbox.session("python") as session,
+        pytest.raises(errors.InvalidRequest, match="forkable=True"),
+    ):
+        session.checkpoint()
+
+
+def test_a_crafted_object_is_loaded_in_the_cage_of_the_new_session() -> None:
+    crafted = "import os\nclass Crafted:\n    def __reduce__(self): return os.getpid, ()\nmade = Crafted()"
+    with Sandbox(forkable=True) as sandbox, sandbox.session("python") as session:
+        session.run(crafted)
+        with session.checkpoint() as checkpoint:
+            branch = checkpoint.session()
+            with branch.sandbox:
+                assert branch.run("made == os.getpid()").value == "True"
+
+
+async def test_the_asynchronous_form() -> None:
+    async with AsyncSandbox(forkable=True) as sandbox, sandbox.session("python") as session:
+        await session.run("x = 1")
+        async with await session.checkpoint() as checkpoint:
+            branch = await checkpoint.session(reseed=False)
+            async with branch.sandbox:
+                assert (await branch.run("x")).value == "1"
+        assert checkpoint.is_closed

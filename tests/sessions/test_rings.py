@@ -1,0 +1,30 @@
+"""What is kept of a stream: the last of it, or the first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmcell.sessions.results import text_of
+from warmcell.sessions.streams import Beginning, Ring
+
+
+@given(st.integers(1, 50), st.lists(st.binary(max_size=30), max_size=12))
+def test_a_ring_has_the_last_and_a_beginning_the_first(size: int, pieces: list[bytes]) -> None:
+    ring, beginning, whole = Ring(size), Beginning(size), b"".join(pieces)
+    for piece in pieces:
+        ring.add(piece)
+        beginning.add(piece)
+    assert ring.content == whole[-size:]
+    assert beginning.content == whole[:size]
+    assert ring.total == beginning.total == len(whole)
+    assert ring.is_truncated == beginning.is_truncated == (len(whole) > size)
+    assert len(ring._kept) <= 2 * size + 30
+
+
+@given(st.integers(4, 20), st.text(max_size=60))
+def test_a_cut_never_splits_a_character(size: int, text: str) -> None:
+    for kind in (Ring, Beginning):
+        ring = kind(size)
+        ring.add(text.encode("utf-8", "replace"))
+        assert "\ufffd" not in text_of(ring) or "\ufffd" in text
