@@ -27,7 +27,7 @@ _ON_NONE = ["dial", "daemon", "kill all", "hold memory", "shared memory", "abstr
 RuleText = tuple[str, str, str | None]
 
 
-def _nested(chance: Random) -> list[RuleText]:
+def _nest_rules(chance: Random) -> list[RuleText]:
     """A rule and others inside it: what policies get wrong most."""
     outer = chance.choice(["a", "a/a", "b", "a/b"])
     place = chance.choice([None, None, "/data"])
@@ -38,7 +38,7 @@ def _nested(chance: Random) -> list[RuleText]:
     return rules
 
 
-def _scattered(chance: Random) -> list[RuleText]:
+def _scatter_rules(chance: Random) -> list[RuleText]:
     names, places = [*DIRECTORIES, *FILES, *LINKS], [None] * 8 + _PLACES + _TAKEN
     count = chance.randint(0, 4)
     return [(chance.choice(names), chance.choice(["r", "rw"]), chance.choice(places)) for _ in range(count)]
@@ -62,7 +62,7 @@ def _act(chance: Random, near: list[str]) -> list[str]:
 
 
 def _case(chance: Random) -> Case:
-    rules = _nested(chance) if chance.random() < 0.7 else _scattered(chance)
+    rules = _nest_rules(chance) if chance.random() < 0.7 else _scatter_rules(chance)
     near = _around(rules)
     return {"rules": [list(rule) for rule in rules], "acts": [_act(chance, near) for _ in range(chance.randint(4, 16))]}
 

@@ -2,7 +2,7 @@
 
 A process of its own, because what fails are the functions of its `os` and `socket`. First a run in which nothing fails
 is written down call by call, in every process that takes part. Then each of these calls fails in turn, once, and after
-each it is asked what the caller was told, whether the next run works, and what is left. One line of JSON for each.
+each it is checked: which error the caller got, whether the next run works, and what is left. One line of JSON for each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from tests.contract.processes import alive, descendants
 from tests.siege.injector import KILL, KILL_INIT, ROLES, Injector, Orders
 
-import warmcell.pool.start
+import warmcell.pool.manager_process
 from warmcell import ExecRequest, ProcessBackend, SandboxError, SandboxPolicy, SandboxPolicyBuilder
 from warmcell.languages.config import ProcessConfig
 from warmcell.runner.cgroup_parent import group_parent
@@ -46,7 +46,7 @@ _SETTLES_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Fault:
-    """In that process the call that is made there for the `turn`th time fails in that way."""
+    """The `turn`th call at a site of one process fails in one way."""
 
     role: str
     site: str
@@ -76,7 +76,7 @@ class Scene:
         self._backend: ProcessBackend | None = None
 
     def run(self) -> str:
-        """What a run comes to: "ran", "host: ...", or what must not be."""
+        """Runs once; returns "ran", "host: ...", or a description of a wrong outcome."""
         try:
             return self._run()
         except SandboxError as error:
@@ -126,18 +126,22 @@ def belongings() -> Belongings:
     )
 
 
+#: Namespaces that a manager keeps for later cells, within bounds.
+_KEPT = ("user:", "net:")
+
+
 def _inside(pid: int) -> tuple[str, int]:
-    """What it has open, by kind, and how many mounts it sees. Of user namespaces a manager keeps a few for later."""
+    """What it has open, by kind, and how many mounts it sees. Of user and network namespaces a manager keeps some."""
     try:
         leads_to = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
         mounts = len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
     except OSError:
         return ("gone", 0)
-    return (" ".join(sorted(name.partition(":")[0] for name in leads_to if not name.startswith("user:"))), mounts)
+    return (" ".join(sorted(name.partition(":")[0] for name in leads_to if not name.startswith(_KEPT))), mounts)
 
 
-def settled(before: Belongings) -> Belongings:
-    """What is left once it is no more than before, or does not become so."""
+def await_leftovers(before: Belongings) -> Belongings:
+    """What is left when it equals `before`, or after the time for that is over."""
     until = time.monotonic() + _SETTLES_SECONDS
     while (now := belongings()) != before and time.monotonic() < until:
         time.sleep(0.02)
@@ -181,21 +185,21 @@ def places_of_next_cell(orders: Orders, directory: Path) -> set[tuple[str, str]]
 
 def attempt(scene: Scene, orders: Orders, fault: Fault, before: Belongings) -> dict[str, Any]:
     orders.fail(fault.role, fault.site, fault.turn, KINDS[fault.kind])
-    with hanging_is_told(fault):
+    with report_hang(fault):
         first = scene.run()
     orders.stop()
     has_failed = orders.has_failed
     if fault.kind == "KILL_INIT":
         time.sleep(0.1)  # until the cell that it hit is dead: another kill in the next run's face proves nothing
-    with hanging_is_told(fault):
+    with report_hang(fault):
         again = "ran" if scene.is_cold else scene.run()  # another one has nothing in common with it
-    left = settled(before)
+    left = await_leftovers(before)
     found: dict[str, Any] = {"fault": asdict(fault), "failed": has_failed, "told": first, "again": again}
     return found if left == before else {**found, "left": asdict(left), "before": asdict(before)}
 
 
 @contextmanager
-def hanging_is_told(fault: Fault) -> Iterator[None]:
+def report_hang(fault: Fault) -> Iterator[None]:
     def tell() -> None:
         import faulthandler
 
@@ -215,10 +219,10 @@ def hanging_is_told(fault: Fault) -> Iterator[None]:
 def prepare_managers(page: str, is_plain: bool) -> None:
     """Every manager from now on lets its calls be failed."""
     injector = Path(__file__).with_name("injector.py").read_text().replace("from __future__ import annotations", "")
-    boot = warmcell.pool.start.BOOT
+    boot = warmcell.pool.manager_process.BOOT
     last = boot.splitlines()[-1]
     armed = f"{injector}\ninstall_in_manager({page!r}, {is_plain})\n{last}"
-    warmcell.pool.start.BOOT = "from __future__ import annotations\n" + boot.removesuffix(last) + armed
+    warmcell.pool.manager_process.BOOT = "from __future__ import annotations\n" + boot.removesuffix(last) + armed
 
 
 def scenes(directory: Path) -> dict[str, Callable[[], Scene]]:

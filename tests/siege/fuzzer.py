@@ -1,4 +1,4 @@
-"""Policies and programs by chance, and a checker outside that compares the host with what the policy allows.
+"""Random policies and programs, and a checker outside that compares the host with what the policy allows.
 
 `scripts/siege --minutes 30` by hand; it prints the case that broke something, and `--case` tries it again.
 """
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from tests.contract.processes import alive, descendants, eventually
+from tests.contract.processes import alive, descendants
+from tests.helpers import eventually
 from tests.siege.cases import DIRECTORIES, FILES, GUEST, LINKS, Case, cases, smaller
 
 from warmcell import ExecRequest, Limits, PolicyViolation, ProcessBackend, SandboxError, SandboxPolicyBuilder
@@ -37,7 +38,7 @@ class Rule(NamedTuple):
 
 
 class Host:
-    """A tree with a canary in every file, a secret beside it, sockets that nobody may reach, and a warm backend."""
+    """A tree with a canary in every file, a secret beside it, sockets that no guest may reach, and a warm backend."""
 
     def __init__(self, directory: str) -> None:
         self._directory = os.path.realpath(directory)
@@ -90,7 +91,7 @@ class Host:
         return f"canary-{name.replace('/', '.')}-{self.secret[-6:]}"
 
     def try_case(self, case: Case) -> list[str]:
-        """What it broke."""
+        """Runs a case and returns the broken promises."""
         self.make_tree()
         before = self.state()
         rules = [self._rule(*rule) for rule in case["rules"]]
@@ -104,7 +105,7 @@ class Host:
             said = str(getattr(error, "result", None) and error.result.stdout)  # type: ignore[attr-defined]
             if error.fault == "host":
                 return [f"neither held nor refused when it was built: {error}"]
-        return [*self._changed(before, rules), *self._told(said, rules), *self._left()]
+        return [*self._find_forbidden_changes(before, rules), *self._find_secrets(said, rules), *self._find_leftovers()]
 
     def _run(self, case: Case) -> str:
         builder = SandboxPolicyBuilder().allow_process_spawn()
@@ -134,7 +135,7 @@ class Host:
                 found[path] = _state(path)
         return found
 
-    def _changed(self, before: dict[str, object], rules: list[Rule]) -> list[str]:
+    def _find_forbidden_changes(self, before: dict[str, object], rules: list[Rule]) -> list[str]:
         after = self._state_at_any_cost()
         paths = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
         return [
@@ -158,15 +159,15 @@ class Host:
                 found[path] = (kind, mode, content)
         return found
 
-    def _told(self, said: str, rules: list[Rule]) -> list[str]:
+    def _find_secrets(self, said: str, rules: list[Rule]) -> list[str]:
         faults = ["the secret was read"] if self.secret in said else []
         unreadable = [name for name in FILES if not may(rules, f"{self.tree}/{name}", "r")]
         faults += [f"was read: {name}" for name in unreadable if self.canary(name) in said]
         return faults + [f"was reached: {self._reached.pop()}" for _ in list(self._reached)]
 
-    def _left(self) -> list[str]:
+    def _find_leftovers(self) -> list[str]:
         # A watcher and a spare init may have come; what a case leaves is there for thirty seconds.
-        if eventually(lambda: len(alive(descendants()) - self._processes) <= 2, 5):
+        if eventually(lambda: len(alive(descendants()) - self._processes) <= 2):
             return []
         return [f"processes are left: {alive(descendants()) - self._processes}"]
 
@@ -190,13 +191,13 @@ def _state(path: str) -> tuple[int, int, str]:
     kind = status.st_mode & 0o170000
     content = os.readlink(path) if kind == 0o120000 else ""
     if kind == 0o100000:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW) if status.st_mode & 0o400 else _opened(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW) if status.st_mode & 0o400 else _open_and_restore(path)
         with os.fdopen(descriptor, errors="replace") as file:
             content = file.read(4096)
     return kind, status.st_mode & 0o7777, content
 
 
-def _opened(path: str) -> int:
+def _open_and_restore(path: str) -> int:
     """A file that its guest closed to everyone, looked into and left as it was."""
     mode = os.lstat(path).st_mode & 0o7777
     os.chmod(path, 0o600)
@@ -277,15 +278,15 @@ def fuzz(made: Host, examples: int, number: int | None = None) -> None:
     run: Callable[[], None] = attempt if number is None else seed(number)(attempt)
     run()
     if found:
-        raise Broken(*_shrunk(made, found[0]))
+        raise Broken(*_shrink(made, found[0]))
 
 
-def _shrunk(made: Host, case: Case) -> tuple[Case, list[str]]:
+def _shrink(made: Host, case: Case) -> tuple[Case, list[str]]:
     """As long as leaving something out breaks it all the same. A case that only broke once stays as it is."""
     faults = made.try_case(case) or ["it broke once, and not again"]
     for candidate in smaller(case):
         if made.try_case(candidate):
-            return _shrunk(made, candidate)
+            return _shrink(made, candidate)
     return case, faults
 
 

@@ -26,8 +26,8 @@ OF_OS = "pipe2 open fork read pread write mkdir makedirs symlink chdir rmdir sta
 OF_OS += " dup dup2 pidfd_open posix_spawn fstatvfs statvfs rename link"
 OF_SOCKETS = "sendmsg recvmsg recvmsg_into send recv sendall dup"
 
-#: Who calls these is of interest too.
-_HELPERS = ("syscalls.py", "owned.py", "kernel_files.py", "wire.py", "descriptors.py", "call_list.py", "cgroups.py")
+#: The caller of these is recorded too.
+_HELPERS = ("syscalls.py", "kernel_files.py", "wire.py", "descriptors.py", "call_list.py", "cgroups.py")
 #: Whether calls are counted; role, turn and error of the one that fails; whether it did; where it is made.
 _HEADER = struct.Struct("=qqqqq512s")
 _HAS_FAILED = 32
@@ -205,7 +205,7 @@ def install_in_manager(path: str, is_plain: bool) -> None:
     from cage.linux import call_list, syscalls  # type: ignore[import-not-found]
     from cage.manager import sleeping_inits  # type: ignore[import-not-found]
     from cage.watching import watcher  # type: ignore[import-not-found]
-    from cage.zygote import serve  # type: ignore[import-not-found]
+    from cage.zygote import loop as zygote_loop  # type: ignore[import-not-found]
 
     injector = Injector(Orders(path), "manager", ["/cage/", "<warmcell "])
 
@@ -218,14 +218,14 @@ def install_in_manager(path: str, is_plain: bool) -> None:
 
         setattr(module, name, in_its_role)
 
-    becomes(serve, "serve", "zygote")
+    becomes(zygote_loop, "serve", "zygote")
     becomes(watcher, "_be_watcher", "watcher")
-    becomes(serve, "_be_guest", "guest")
-    becomes(serve, "_be_keeper", "keeper")
+    becomes(zygote_loop, "_be_guest", "guest")
+    becomes(zygote_loop, "_be_keeper", "keeper")
     becomes(recipe, "lock_in", "guest")  # in a keeper's child too
     syscalls._libc = _Libc(syscalls._libc, injector)
     if is_plain:
-        becomes(sleeping_inits, "_run_plainly", "init")
+        becomes(sleeping_inits, "_run_in_copy", "init")
         call_list._machine_code = lambda: call_list._MachineCode(None, None)
         call_list._libc = _Libc(call_list._libc, injector)
     injector.install()

@@ -1,4 +1,4 @@
-"""The host program is killed while runs are under way: nothing is left once another one has started (S2-21)."""
+"""Kills the host program during runs: nothing is left once another one has started (S2-21)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.contract.processes import alive, descendants, eventually
+from tests.contract.processes import alive, descendants
+from tests.helpers import eventually
 
 from warmcell.runner.cgroup_parent import group_parent
 
@@ -36,14 +37,14 @@ with Sandbox() as sandbox:
 
 def kill_at_random(times: int, callers: int, seed: int, directory: str) -> dict[str, Any]:
     """Kills so many programs, each at another moment of its life. `faults` is empty when all is well."""
-    # Whoever loses its parent comes to us: whatever is left can be seen.
+    # Orphans are reparented to this process, so that leftovers can be seen.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     choice, faults, moments = random.Random(seed), [], []
     for number in range(times):
         moment = choice.uniform(0, _LONGEST_SECONDS)
         moments.append(round(moment, 2))
         pid = _kill_one(moment, callers, seed + number, directory)
-        left = _left_after_next_start(pid, directory)
+        left = _find_leftovers_after_next_start(pid, directory)
         faults += [f"killed after {moment:.3f} s (seed {seed + number}): {item}" for item in left]
     return {
         "killed": times,
@@ -68,23 +69,23 @@ def _start(text: str, directory: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def _left_after_next_start(killed: int, directory: str) -> list[str]:
+def _find_leftovers_after_next_start(killed: int, directory: str) -> list[str]:
     """Processes end with the program; what is on disk goes when the next one starts."""
     faults = []
-    if not eventually(_nobody, _SETTLES_SECONDS):
+    if not eventually(_reap_and_check, _SETTLES_SECONDS):
         faults.append(f"processes: {_commands()}")
         _end_all()
     said, complaints = _start(_NEXT_START, directory).communicate(timeout=60)
     if said != "42\n":
         faults.append(f"the next program: {said}{complaints[-2000:]}")
-    if not eventually(lambda: not _directories(directory), 5):
+    if not eventually(lambda: not _directories(directory)):
         faults.append(f"directories: {_directories(directory)}")
-    if not eventually(lambda: not _groups(killed), 5):
+    if not eventually(lambda: not _groups(killed)):
         faults.append(f"groups: {_groups(killed)}")
     return faults
 
 
-def _nobody() -> bool:
+def _reap_and_check() -> bool:
     """Reaps what has ended on the way."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.contract.processes import alive, descendants, eventually
+from tests.contract.processes import alive, descendants
+from tests.helpers import eventually
 
 from warmcell import ExecRequest, ExecutionTimeout, Limits, MemoryExceeded, ProcessBackend, Sandbox
 from warmcell.runner.cgroup_parent import group_parent
@@ -93,7 +94,7 @@ def resident_mib(*others: int) -> int:
 class Soak:
     """So many runs by so many threads; `seed` says with which the round of programs begins.
 
-    `wrong` is what a benign run came to that it should not have.
+    `wrong` lists wrong outcomes of benign runs.
     """
 
     def __init__(self, runs: int, callers: int, seed: int) -> None:
@@ -165,13 +166,13 @@ class Soak:
 
 
 def soak(runs: int, callers: int, seed: int) -> dict[str, Any]:
-    """What it came to; `faults` is empty when all is well."""
+    """Returns a report; its `faults` are empty when all is well."""
     Soak(30, callers, list(_HOSTILE).index("deep tree") - 1).carry_out()  # what is loaded once is loaded
     before = Belongings.now()
     began, trial = time.monotonic(), Soak(runs, callers, seed)
     trial.carry_out()
     seconds = time.monotonic() - began
-    eventually(lambda: Belongings.now().is_no_more_than(before, callers), 10)
+    eventually(lambda: Belongings.now().is_no_more_than(before, callers))
     after = Belongings.now()
     faults = trial.wrong[:20]
     if not after.is_no_more_than(before, callers):

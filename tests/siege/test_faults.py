@@ -20,11 +20,11 @@ from warmcell.core.errors import SandboxError
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
 
-#: Who kills a guest that has its job cannot be told from the guest's own doing: the result says what happened.
+#: Killing a guest that has its job looks like the guest's own doing: the result says what happened.
 _KILLED = "result: 137 9 "
 
 
-def _told(*arguments: str) -> list[dict[str, Any]]:
+def _report(*arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.siege.faults", *arguments, "--each-place-once"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -49,7 +49,7 @@ def _is_well(end: dict[str, Any]) -> bool:
     ids=["next cell", "call by call", "without namespaces", "first cell"],
 )
 def test_each_step_fails_as_ours_and_leaves_nothing(arguments: list[str], least: int, roles: set[str]) -> None:
-    ends = _told(*arguments)
+    ends = _report(*arguments)
     failed = [end for end in ends if end["failed"]]
     assert len(failed) >= least and {end["fault"]["role"] for end in failed} >= roles
     assert [end for end in ends if not _is_well(end)] == []

@@ -23,20 +23,36 @@ import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.net.hellos import real_hello, records
-from tests.unit.net.test_incoming_http import opened
+from tests.net.hellos import real_hello, records
+from tests.net.incoming_bodies import open_exchange
 
-from warmcell.backends.wasm.frames import Decoder, ProtocolViolation, encode
+from warmcell.backends.wasm.channel import FrameDecoder
 from warmcell.cage import plan as plans
 from warmcell.cage.refused_paths import read_note
-from warmcell.cage.wire import PacketCut
+from warmcell.cage.wire import PacketTruncated
 from warmcell.core.errors import EnforcerFailed, SandboxError, SnapshotNotFound
+from warmcell.guest.wasm.protocol import ProtocolViolation, encode_frame
+from warmcell.images.blobs import decode_json
+from warmcell.images.decompress import LayerReader, decompress
+from warmcell.images.limits import Budget, ImageLimits
+from warmcell.images.manifests import (
+    OCI_CONFIG,
+    OCI_LAYER,
+    OCI_MANIFEST,
+    choose,
+    diff_ids,
+    parse_index,
+    parse_manifest,
+    require_object,
+)
+from warmcell.images.model import parse_config
+from warmcell.images.unpack import Unpacker, WhiteoutsUnsupported
 from warmcell.net.proxy.client_hello import HelloReader, NotTlsError
 from warmcell.net.proxy.request_head import HeadError, parse_head
 from warmcell.net.proxy.socks5 import SocksError, SocksHandshake
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.workspace.archive.unpack import read_archive
-from warmcell.workspace.patch.parse import parse_patch
+from warmcell.workspace.patch.apply import parse_patch
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotStore
 
@@ -73,7 +89,7 @@ def _hello(data: bytes) -> None:
 
 
 def _frames(data: bytes) -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(data)
     while decoder.next_frame() is not None:
         pass
@@ -92,7 +108,7 @@ def _note(data: bytes) -> None:
 
 def _http(data: bytes) -> None:
     """As a server's answer, in so many reads."""
-    incoming, step = opened(), max(7, len(data) // 50)
+    incoming, step = open_exchange(), max(7, len(data) // 50)
     for at in range(0, len(data), step):
         incoming.feed(data[at : at + step])
         while (event := incoming.next_event()) is not h11.NEED_DATA:
@@ -106,11 +122,11 @@ def _answer(count: int = 3) -> bytes:
 
 
 def _packet(data: bytes) -> None:
-    """What the supervisor hears from a cage."""
+    """What the supervisor receives from a cage."""
     cell = Cell("native")
     try:
         os.write(cell._theirs[1], data or b" ")
-        cell.hear()
+        cell.receive_message()
     finally:
         cell.close()
 
@@ -163,6 +179,65 @@ def _tar(count: int = 3) -> bytes:
     return made.getvalue()
 
 
+def _layer(data: bytes) -> None:
+    """A layer of an image, with headers that add up: the checksum must not hide what comes after it."""
+    data = b"".join(_add_up(data[at : at + 512]) for at in range(0, len(data), 512))
+    with TemporaryDirectory() as directory:
+        tree, beside = Path(directory, "tree"), Path(directory, "beside")
+        tree.mkdir()
+        budget = Budget(ImageLimits(unpacked_bytes=1 << 24, entries=10_000))
+        try:
+            Unpacker(str(tree), budget).unpack(LayerReader(decompress(io.BytesIO(data)), budget, len(data)))
+        finally:
+            assert os.listdir(directory) == ["tree"] and not beside.exists()
+
+
+def _add_up(block: bytes) -> bytes:
+    if block[257:262] != b"ustar":
+        return block
+    blank = block[:148] + b" " * 8 + block[156:]
+    return block[:148] + b"%06o\0 " % sum(blank) + block[156:]
+
+
+def _layer_sample(count: int = 3) -> bytes:
+    """Files, links of both kinds, whiteouts and a device, with names in both extensions."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for number in range(count):
+            kinds = {
+                "f": tarfile.REGTYPE,
+                "s": tarfile.SYMTYPE,
+                "h": tarfile.LNKTYPE,
+                ".wh.x": tarfile.REGTYPE,
+                "c": tarfile.CHRTYPE,
+            }
+            for name, kind in kinds.items():
+                member = tarfile.TarInfo(f"d{number}/{name}")
+                member.type, member.linkname = kind, f"d{number}/f" if kind == tarfile.LNKTYPE else "../../beside"
+                archive.addfile(member)
+            archive.addfile(tarfile.TarInfo("n" * 60 + f"/{number}" * 30))
+    return made.getvalue() + _tar(count)
+
+
+def _image_documents(data: bytes) -> None:
+    document = decode_json(data, "a document")
+    manifest = parse_manifest(document)
+    parse_config(require_object(document.get("config"), "config"))
+    diff_ids(document, len(manifest.layers))
+    choose(parse_index(document), "amd64")
+
+
+def _image_sample(count: int = 3) -> bytes:
+    digest = "sha256:" + "0" * 64
+    config = {"mediaType": OCI_CONFIG, "digest": digest, "size": 2, "Env": ["A=b"], "Cmd": ["sh"], "Labels": {"a": "b"}}
+    layers = [{"mediaType": OCI_LAYER, "digest": digest, "size": 3}] * count
+    one = {"mediaType": OCI_MANIFEST, "digest": digest, "size": 3, "platform": {"os": "linux", "architecture": "amd64"}}
+    rootfs = {"type": "layers", "diff_ids": [digest] * count}
+    return json.dumps(
+        {"schemaVersion": 2, "config": config, "layers": layers, "manifests": [one], "rootfs": rootfs}
+    ).encode()
+
+
 def _zip(count: int = 3) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -182,7 +257,7 @@ def _head(count: int = 3) -> bytes:
 
 
 def _frame(count: int = 2) -> bytes:
-    return encode({"event": "result", "values": [1, 2, {"a": None}]}, b"blob" * 5) * count
+    return encode_frame({"event": "result", "values": [1, 2, {"a": None}]}, b"blob" * 5) * count
 
 
 @dataclass(frozen=True)
@@ -201,12 +276,14 @@ PARSERS = {
     "request head": Parser(parse_head, (HeadError,), _head, 240),
     "client hello": Parser(_hello, (NotTlsError,), lambda count: records(real_hello("host.example")[5:], count), 0),
     "incoming http": Parser(_http, (h11.RemoteProtocolError,), _answer, 4000),
-    "packets of the cage": Parser(_packet, (CellLost, SandboxError, PacketCut), _report, 2400),
+    "packets of the cage": Parser(_packet, (CellLost, SandboxError, PacketTruncated), _report, 2400),
     "snapshot": Parser(_snapshot, (SandboxError,), _tree, 96, examples=40),
     "socks": Parser(_socks, (SocksError,), lambda count: b"\x05\x01\x00\x05\x01\x00\x03\x04host\x01\xbb", 0),
     "worker frames": Parser(_frames, (ProtocolViolation,), _frame, 8000),
     "tar": Parser(read_archive, (SandboxError,), _tar, 2400),
     "tar.gz": Parser(read_archive, (SandboxError,), lambda count: gzip.compress(_tar(count)), 2400),
+    "image layer": Parser(_layer, (SandboxError, WhiteoutsUnsupported), _layer_sample, 120, examples=100),
+    "image documents": Parser(_image_documents, (SandboxError,), _image_sample, 120),
     "zip": Parser(read_archive, (SandboxError,), _zip, 2400),
     "patch": Parser(lambda data: parse_patch(data.decode("utf-8", "replace")), (SandboxError,), _patch, 8000),
     "plan": Parser(
@@ -278,7 +355,7 @@ def _seconds(parser: Parser, data: bytes) -> float:
 @given(st.one_of(st.text(max_size=40), st.text("0123456789abcdef/.", min_size=30, max_size=34)))
 def test_no_text_names_a_snapshot_that_was_not_taken(name: str) -> None:
     with closing(SnapshotStore()) as store, pytest.raises(SnapshotNotFound):
-        store.delete(name)
+        store._parts(name)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +372,6 @@ def test_no_text_names_a_snapshot_that_was_not_taken(name: str) -> None:
     ],
 )
 def test_what_a_cage_never_says_is_our_failure(message: dict[str, object]) -> None:
-    with pytest.raises(EnforcerFailed, match="never says") as caught:
+    with pytest.raises(EnforcerFailed, match="unexpected message") as caught:
         _packet(json.dumps(message).encode())
     assert caught.value.fault == "host"
