@@ -24,7 +24,7 @@ def epoch_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def mounts(tmp_path: Path) -> dict[str, Path]:
-    """A work directory and a /tmp, as a sandbox gives them."""
+    """A work directory and a /tmp, as in a sandbox."""
     for name in ("work", "tmp"):
         (tmp_path / name).mkdir()
     return {"/work": tmp_path / "work", "/tmp": tmp_path / "tmp"}

@@ -1,4 +1,4 @@
-"""What every command owes: it exists, it answers --help, and the important ones agree with GNU's byte for byte."""
+"""Every command exists and answers --help; the important ones equal GNU's byte for byte."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_agrees_with_gnu(command: str, name: str, inputs: dict[str, bytes], moun
 
 
 def test_awk_counts_characters(mounts: Mounts, inputs: dict[str, bytes]) -> None:
-    """As POSIX has it. Which awk a host has differs, and one of them counts bytes: nothing to compare with."""
+    """As in POSIX. Not compared with the host's awk, which may count bytes."""
     lines = inputs["rows"].decode().splitlines()
     outcome = harness.run(["awk", "{print length} length > 12 {n++} END {print n}"], mounts, stdin=inputs["rows"])
     wanted = [*(len(line) for line in lines), sum(len(line) > 12 for line in lines)]

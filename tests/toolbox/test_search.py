@@ -1,4 +1,4 @@
-"""grep, rg and find where they once went wrong: beside GNU's where that is what defines them, by expected text for rg."""
+"""Regressions of grep, rg and find, compared with GNU's tools, or with expected text for rg."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_files(directory: Path) -> None:
 
 
 def both(command: str, mounts: Mounts, tmp_path: Path) -> tuple[tuple[int, bytes, bytes], tuple[int, bytes, bytes]]:
-    """What ours and the host's own make of the same command over the same files."""
+    """The output of our command and of the host's over the same files."""
     real_dir = tmp_path / "real"
     real_dir.mkdir()
     write_files(real_dir)
@@ -89,7 +89,7 @@ def test_grep_as_gnu(command: str, tree: Path, mounts: Mounts, tmp_path: Path) -
 )
 @pytest.mark.parametrize("options", ["-cE", "-ciE", "-nE", "-vcE"])
 def test_many_lines_are_matched_as_few_are(pattern: str, options: str, mounts: Mounts) -> None:
-    """Long inputs take other ways (whole blocks, states) than short ones: all agree with GNU's."""
+    """Long inputs take other code paths (blocks, DFA) than short ones: all agree with GNU's."""
     chance = random.Random(11)
     words = ["needle", "Needle", "noodle", "b lake", "a tale", "k\u212a", "\u017f", "é", "", "\t", "x" * 70]
     text = "".join("".join(chance.choices(words, k=chance.randrange(6))) + "\n" for _ in range(9000)) + "needle"
@@ -106,7 +106,7 @@ def rg_json(arguments: str, mounts: Mounts) -> tuple[int, list[dict[str, Any]]]:
     return outcome.code, [json.loads(line) for line in outcome.text.splitlines()]
 
 
-def test_rg_json_reports_what_ripgrep_does(tree: Path, mounts: Mounts) -> None:
+def test_rg_json_equals_ripgreps(tree: Path, mounts: Mounts) -> None:
     code, events = rg_json("-C1 foo f sub/latin", mounts)
     assert (code, [event["type"] for event in events]) == (
         0,
@@ -156,14 +156,14 @@ def test_rg_json_corner_cases(tree: Path, mounts: Mounts) -> None:
 
 
 def test_rg_without_paths_searches_the_tree_when_nothing_is_piped_in(tree: Path, mounts: Mounts) -> None:
-    """A host gives every run a standard input; an empty one is not what the caller wants searched."""
+    """Every run has a standard input; an empty one must not be searched."""
     found = harness.run(["sh", "-c", "rg -c foo"], mounts).text
     assert found == "f:1\ng:1\nsub/latin:1\n"
     assert harness.run(["sh", "-c", "rg -c foo"], mounts, stdin=b"foo\nfoo\n").text == "2\n"
     assert harness.run(["sh", "-c", "echo foo | rg -c foo"], mounts).text == "1\n"
 
 
-def test_rg_leaves_out_what_ripgrep_leaves_out(tree: Path, mounts: Mounts) -> None:
+def test_rg_ignores_the_same_files_as_ripgrep(tree: Path, mounts: Mounts) -> None:
     (tree / "link").symlink_to("f")
     assert harness.run(["rg", "-c", "bar", "."], mounts).text == "./f:1\n"
     assert harness.run(["rg", "-Lc", "bar", "."], mounts).text == "./f:1\n./link:1\n"
@@ -173,7 +173,7 @@ def test_rg_leaves_out_what_ripgrep_leaves_out(tree: Path, mounts: Mounts) -> No
     assert (missing.code, missing.text) == (2, "g:foo\n")
 
 
-def test_a_walk_from_the_root_meets_the_devices_and_goes_on(tree: Path, mounts: Mounts) -> None:
+def test_a_walk_from_the_root_passes_the_devices(tree: Path, mounts: Mounts) -> None:
     outcome = harness.run(["sh", "-c", "find / -name 'f*' | sort; find / -name latin -exec echo found {} \\;"], mounts)
     assert (outcome.text, outcome.errors) == ("/dev/fd\n/dev/full\n/work/f\nfound /work/sub/latin\n", "")
     assert harness.run(["find", "/"], mounts).code == 0

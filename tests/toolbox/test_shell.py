@@ -14,7 +14,7 @@ import toolbox_harness as harness
 Mounts = dict[str, Path]
 
 
-def sh(script: str, mounts: Mounts, **options: object) -> harness.Outcome:
+def sh(script: str, mounts: Mounts, **options: object) -> harness.Ended:
     return harness.run(["bash", "-c", script], mounts, **options)  # type: ignore[arg-type]
 
 
@@ -34,6 +34,43 @@ def test_pipefail_and_errexit(mounts: Mounts) -> None:
 def test_background_jobs_and_process_substitution(mounts: Mounts) -> None:
     script = "(sleep 0.02; echo late; exit 3) & echo first; wait $!; echo $?; diff <(seq 3) <(seq 3) && echo equal; seq 3 | tee >(wc -l >n) >/dev/null; cat n"
     assert sh(script, mounts).text == "first\nlate\n3\nequal\n3\n"
+
+
+LIKE_BASH = {
+    "here-string with {fd}": "exec {fd}<<<hello; read -r x <&$fd; echo $x $((fd >= 10)); exec {fd}<&-",
+    "here-document with {fd}": "exec {fd}<<EOF\ntext $((1+1))\nEOF\ncat <&$fd",
+    "file with {fd}": "echo data >f; exec {fd}<f; cat <&$fd; { echo more >&$out; } {out}>>f; cat f",
+    "variable as delimiter": "x=EOF; cat <<$x\nbody $((1+1))\n$x",
+    "command as delimiter": "cat <<$(echo E)\nbody\n$(echo E)",
+    "backquotes as delimiter": "cat <<`echo`\nbody\n`echo`",
+    "braces as delimiter": "cat <<${x}\nbody\n${x}\necho after",
+    "quoted variable as delimiter": 'cat <<"$x"\nbody $((1+1))\n$x',
+    "partly quoted delimiter": 'cat <<E"$"F\nbody $((1+1))\nE$F',
+    "delimiter after tabs": "cat <<-$x\n\tbody\n\t$x",
+    "two delimiters on a line": "cat <<$a; cat <<$b\n1\n$a\n2\n$b",
+    "delimiter inside a substitution": 'x=$(cat <<$y\nbody\n$y\n); echo "$x"',
+    "subshell and pipe in a substitution": "echo one; echo $((echo two) | cat); echo three",
+    "two subshells in a substitution": "echo $((echo a) ; (echo b))",
+    "subshell and list in a substitution": "x=$((echo a; echo b) | wc -l); echo $x $((cd /; pwd) )",
+    "substitution inside quotes": 'echo "$((echo quoted) | tr a-z A-Z)" "$((1+1))"',
+    "arithmetic inside such a substitution": "echo $((echo $((1+2)) x) | cat)",
+    "subshell and pipe in a subshell": "((echo a) | cat); ((echo b) && (echo c)); ((1 + 1)) && echo arithmetic",
+    "the same text in a here-document": "cat <<'E'\n$((keep) this)\nE\necho $((echo x) | cat)",
+    "in a function and in eval": "f() { echo $((echo f) | cat); }; f; eval 'echo $((echo e) | cat)'",
+}
+
+
+@pytest.mark.parametrize("script", LIKE_BASH.values(), ids=LIKE_BASH.keys())
+def test_a_construct_gives_what_bash_gives(script: str, mounts: Mounts, tmp_path: Path) -> None:
+    (tmp_path / "bash").mkdir()
+    real = subprocess.run(["bash", "-c", script], cwd=tmp_path / "bash", capture_output=True, check=False)
+    ours = sh(script, mounts)
+    assert (ours.code, ours.text) == (real.returncode, real.stdout.decode())
+
+
+def test_arithmetic_with_a_syntax_error_is_not_run_as_a_command(mounts: Mounts) -> None:
+    outcome = sh("echo before\necho $(((1+2) * ))\necho after", mounts)
+    assert outcome.text == "before\n" and outcome.code == 2 and "line 2: syntax error" in outcome.errors
 
 
 def test_timeout_stops_a_loop(mounts: Mounts) -> None:
@@ -154,7 +191,8 @@ def test_interpreters_are_reached_through_the_host(mounts: Mounts) -> None:
 
 
 @pytest.mark.needs("go")
-@pytest.mark.xdist_group("toolbox build")  # both make the patched sources
+@pytest.mark.timeout(1200)  # the whole toolbox is compiled
+@pytest.mark.xdist_group("toolbox build")  # both write the patched sources
 def test_the_same_sources_give_the_same_bytes() -> None:
     done = subprocess.run(
         [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--rebuild-check"],
@@ -166,7 +204,8 @@ def test_the_same_sources_give_the_same_bytes() -> None:
 
 
 @pytest.mark.needs("go")
-@pytest.mark.xdist_group("toolbox build")  # both make the patched sources
+@pytest.mark.timeout(1200)  # the whole toolbox is compiled
+@pytest.mark.xdist_group("toolbox build")  # both write the patched sources
 def test_the_go_packages_pass_their_own_tests(tmp_path: Path) -> None:
     build = [sys.executable, str(harness.ROOT / "toolbox" / "build.py"), "--modfile", str(tmp_path)]
     subprocess.run(build, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""The shell-spec cases: of those that pass on the real tools, 95 % in each group must pass in the toolbox."""
+"""The shell-spec cases: 95 % of those that pass on the real tools must pass in the toolbox, in each group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import toolbox_harness as harness
 
-#: Beside the checkout, or wherever the variable says.
+#: Beside the checkout, or where the variable points.
 SUITE = Path(os.environ.get("WARMCELL_SHELL_SPEC") or harness.ROOT.parent / "shared" / "suites" / "shell-spec")
 GROUPS = ("bash", "awk", "sed", "grep", "jq")
 OPTIONAL_TOOLS = ("jq", "rg")
@@ -66,7 +66,7 @@ def parse(path: Path) -> list[Case]:
 
 
 def passes_on_real_tools(case: Case) -> bool:
-    """Run real bash with /tmp and /usr/local renamed to directories of its own: cases run side by side and touch nothing else."""
+    """Run real bash with /tmp and /usr/local replaced by private directories, so that cases can run in parallel."""
     with tempfile.TemporaryDirectory(prefix="spec-") as scratch:
         work, temporary, local = Path(scratch, "work"), Path(scratch, "tmp"), Path(scratch, "local")
         for path in (work, temporary, local):
@@ -114,7 +114,7 @@ def suite() -> Path:
 
 
 def is_comparable(case: Case) -> bool:
-    """A case about a tool that this host lacks says nothing about ours."""
+    """A case cannot be compared if this host lacks the tool."""
     return not any(re.search(rf"\b{tool}\b", case.script) for tool in OPTIONAL_TOOLS if shutil.which(tool) is None)
 
 

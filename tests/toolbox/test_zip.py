@@ -1,4 +1,4 @@
-"""zip says and does what Info-ZIP's does: percentages, -d, -u, -m, lists of patterns."""
+"""zip behaves like Info-ZIP's: percentages, -d, -u, -m, lists of patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the toolbox module as a host does: one engine, one compiled module, a fresh store for each command."""
+"""Runs the toolbox module like a host: one engine, one compiled module, a new store per command."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MUST_WORK = os.environ.get("WARMCELL_MUST_WORK") == "1"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a command left behind."""
+class Ended:
+    """Exit code and output of a command."""
 
     code: int
     stdout: bytes
@@ -38,14 +38,14 @@ class Outcome:
 
 @dataclass
 class Host:
-    """Answers of the two host calls; None means that the capability is off."""
+    """Responses of the two host calls. A call without a response is disabled."""
 
     responses: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, bytes]] = field(default_factory=list)
 
 
 @lru_cache(maxsize=1)
-def compiled() -> tuple[Any, Any]:
+def compile_toolbox() -> tuple[Any, Any]:
     config = wasmtime.Config()
     config.epoch_interruption = True
     config.cache = True
@@ -94,9 +94,9 @@ def run(
     host: Host | None = None,
     memory_mb: int = 512,
     ticks: int = 3000,
-) -> Outcome:
+) -> Ended:
     """Run one command in a fresh instance. An epoch ticks every 10 ms, so the default bound is 30 seconds."""
-    engine, module = compiled()
+    engine, module = compile_toolbox()
     store = wasmtime.Store(engine)
     store.set_limits(memory_size=memory_mb << 20)
     store.set_epoch_deadline(ticks)
@@ -124,14 +124,14 @@ def run(
             code = -1
             with files["stderr"].open("ab") as errors:
                 errors.write(str(problem).encode())
-        return Outcome(code, files["stdout"].read_bytes(), files["stderr"].read_bytes())
+        return Ended(code, files["stdout"].read_bytes(), files["stderr"].read_bytes())
 
 
 def ticking() -> Any:
     """Start the epoch clock; stop it by calling the result."""
     import threading
 
-    engine, _ = compiled()
+    engine, _ = compile_toolbox()
     stop = threading.Event()
 
     def tick() -> None:
