@@ -1,4 +1,4 @@
-"""FakeBackend keeps the contract of a backend while it answers from a script."""
+"""FakeBackend implements the contract of a backend and answers from a script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from warmcell import (
     Usage,
 )
 from warmcell.backends.fake import Answer, FakeDelay, FakeGuest, FakeMemoryExceeded, FakeTimeout
-from warmcell.backends.fake.script import Ending, ending
+from warmcell.backends.fake.script import FakeOutcome, resolve_reply
 from warmcell.core.types import MIB, EffectiveLimits, Enforced
 
 FAKE = Enforced(isolation_class="fake")
@@ -52,7 +52,7 @@ async def test_replies_come_in_order_and_requests_are_recorded() -> None:
     assert backend.requests == [first, second]
 
 
-async def test_an_exhausted_script_says_so() -> None:
+async def test_an_exhausted_script_is_an_error() -> None:
     backend = FakeBackend(["one"])
     await backend.execute(request())
     with pytest.raises(ExecutionFailed, match="request 2"):
@@ -138,7 +138,7 @@ async def test_concurrent_requests_get_the_replies_in_the_order_of_their_calls()
     assert [result.stdout for result in results] == ["one", "two", "three"]
 
 
-async def test_a_scripted_result_is_given_as_it_was_written() -> None:
+async def test_a_scripted_result_is_returned_unchanged() -> None:
     written = ExecResult(stdout="x", exit_code=3, duration=9.0, queued=0.25)
     assert await FakeBackend([written]).execute(request()) == written
 
@@ -147,35 +147,37 @@ GUEST = FakeGuest(stdout="so far", stderr=b"\xff", exit_code=3, seconds=2.0, cpu
 FACTS = {"stdout": "so far", "stdout_bytes": b"so far", "stderr": "\ufffd", "stderr_bytes": b"\xff", "enforced": FAKE}
 
 
-def ended(seconds: float, cpu: float, memory_mb: int, exit_code: int = 137, signal: int | None = 9) -> ExecResult:
+def result_after(
+    seconds: float, cpu: float, memory_mb: int, exit_code: int = 137, signal: int | None = 9
+) -> ExecResult:
     usage = Usage(cpu, seconds, memory_mb * MIB)
     return ExecResult(**FACTS, exit_code=exit_code, signal=signal, duration=seconds, usage=usage)  # type: ignore[arg-type]
 
 
-#: A guest under limits: (timeout, limits, after how long, the error and what it says, the result).
+#: A guest under limits: (timeout, limits, delay, error, result).
 GUESTS: dict[str, tuple[float, EffectiveLimits, float, tuple[Any, ...], ExecResult]] = {
-    "no limit is met": (5, EffectiveLimits(), 2.0, (), ended(2.0, 1.0, 100, 3, None)),
-    "time": (1, EffectiveLimits(), 1.0, (ExecutionTimeout, 1, "wall"), ended(1.0, 1.0, 100)),
-    "time, exactly": (2, EffectiveLimits(), 2.0, (ExecutionTimeout, 2, "wall"), ended(2.0, 1.0, 100)),
-    "cpu": (5, EffectiveLimits(cpu_seconds=0.5), 0.5, (ExecutionTimeout, 0.5, "cpu"), ended(0.5, 0.5, 100)),
-    "cpu, exactly": (5, EffectiveLimits(cpu_seconds=1.0), 2.0, (), ended(2.0, 1.0, 100, 3, None)),
+    "no limit is met": (5, EffectiveLimits(), 2.0, (), result_after(2.0, 1.0, 100, 3, None)),
+    "time": (1, EffectiveLimits(), 1.0, (ExecutionTimeout, 1, "wall"), result_after(1.0, 1.0, 100)),
+    "time, exactly": (2, EffectiveLimits(), 2.0, (ExecutionTimeout, 2, "wall"), result_after(2.0, 1.0, 100)),
+    "cpu": (5, EffectiveLimits(cpu_seconds=0.5), 0.5, (ExecutionTimeout, 0.5, "cpu"), result_after(0.5, 0.5, 100)),
+    "cpu, exactly": (5, EffectiveLimits(cpu_seconds=1.0), 2.0, (), result_after(2.0, 1.0, 100, 3, None)),
     "time before cpu": (
         0.2,
         EffectiveLimits(cpu_seconds=0.5),
         0.2,
         (ExecutionTimeout, 0.2, "wall"),
-        ended(0.2, 0.2, 100),
+        result_after(0.2, 0.2, 100),
     ),
-    "memory": (5, EffectiveLimits(memory_mb=64), 0.0, (MemoryExceeded, 64), ended(0.0, 0.0, 64)),
-    "memory, exactly": (5, EffectiveLimits(memory_mb=100), 2.0, (), ended(2.0, 1.0, 100, 3, None)),
-    "memory before time": (1, EffectiveLimits(memory_mb=64), 0.0, (MemoryExceeded, 64), ended(0.0, 0.0, 64)),
+    "memory": (5, EffectiveLimits(memory_mb=64), 0.0, (MemoryExceeded, 64), result_after(0.0, 0.0, 64)),
+    "memory, exactly": (5, EffectiveLimits(memory_mb=100), 2.0, (), result_after(2.0, 1.0, 100, 3, None)),
+    "memory before time": (1, EffectiveLimits(memory_mb=64), 0.0, (MemoryExceeded, 64), result_after(0.0, 0.0, 64)),
 }
 
 
 @pytest.mark.parametrize("case", list(GUESTS))
 def test_a_guest_ends_by_the_limit_that_it_meets_first(case: str) -> None:
     timeout, limits, after, error, expected = GUESTS[case]
-    end = ending(GUEST, request(timeout=timeout), limits)
+    end = resolve_reply(GUEST, request(timeout=timeout), limits)
     assert (end.delay, end.is_scripted) == (after, bool(error))
     if not error:
         assert end.verdict == expected
@@ -186,8 +188,8 @@ def test_a_guest_ends_by_the_limit_that_it_meets_first(case: str) -> None:
     assert end.verdict.result == expected
 
 
-CUT = "ab\n... (truncated, 4 bytes left out)"
-#: What is capped at two bytes.
+CUT = "ab"
+#: Outputs capped at two bytes.
 CAPPED: dict[str, tuple[Answer, ExecResult]] = {
     "text": ("abcdef", ExecResult(CUT, stdout_bytes=b"ab", stdout_truncated=True, enforced=FAKE)),
     "a result": (
@@ -201,23 +203,23 @@ CAPPED: dict[str, tuple[Answer, ExecResult]] = {
 @pytest.mark.parametrize("case", list(CAPPED))
 def test_output_is_capped(case: str) -> None:
     answer, expected = CAPPED[case]
-    assert ending(answer, request(), EffectiveLimits(output_bytes=2)).verdict == expected
+    assert resolve_reply(answer, request(), EffectiveLimits(output_bytes=2)).verdict == expected
 
 
-def test_what_is_no_answer_is_told_at_once() -> None:
+def test_an_invalid_reply_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="cannot answer with int"):
-        ending(3, request(), EffectiveLimits())  # type: ignore[arg-type]
+        resolve_reply(3, request(), EffectiveLimits())  # type: ignore[arg-type]
 
 
-def test_a_delay_comes_on_top() -> None:
+def test_a_delay_is_added() -> None:
     def late(asked: ExecRequest) -> Answer:
         return FakeDelay(1, FakeDelay(2, lambda other: f"{asked.code} {other.code}"))
 
     expected = ExecResult("x x", duration=3.5, usage=Usage(0.0, 3.5, 0), enforced=FAKE)
-    assert ending(late, request(), EffectiveLimits(), 0.5) == Ending(3.5, expected, is_scripted=False)
+    assert resolve_reply(late, request(), EffectiveLimits(), 0.5) == FakeOutcome(3.5, expected, is_scripted=False)
 
 
-def test_a_build_fails_when_the_script_says_so_and_its_runs_ask_the_script() -> None:
+def test_a_scripted_build_failure_is_raised_and_runs_take_their_own_replies() -> None:
     refused = BuildFailed(ExecResult(stderr="no", exit_code=1))
     backend = FakeBackend([refused, "one", "two"]).when(refused, code="nonsense")
     for code in ("nonsense", "nonsense", "first"):

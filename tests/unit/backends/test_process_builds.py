@@ -43,9 +43,9 @@ def adder() -> str:
 @pytest.mark.needs("gcc")
 def test_twenty_cases_cost_one_build(backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[bool] = []
-    run = backend._launcher._run_in_cell
+    run = backend._launcher._run_with_retry
     monkeypatch.setattr(
-        backend._launcher, "_run_in_cell", lambda launch: (builds.append(launch.is_build), run(launch))[1]
+        backend._launcher, "_run_with_retry", lambda launch: (builds.append(launch.phase == "build"), run(launch))[1]
     )
 
     async def cases() -> list[str]:
@@ -104,7 +104,7 @@ def test_what_a_module_name_or_a_mistake_at_run_time_is_is_not_for_the_build_to_
 
 
 @pytest.mark.needs("gcc")
-def test_programs_that_nobody_closed_let_go_of_their_descriptors(fresh_cache: None) -> None:
+def test_programs_that_were_not_closed_release_their_descriptors(fresh_cache: None) -> None:
     request = ExecRequest("c", adder(), 30)
     # Without a pool: cells that are made ahead have descriptors too, and come when they come.
     with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as backend:

@@ -1,4 +1,4 @@
-"""What a program leaves where a file was asked for: told, never followed, never waited for."""
+"""What a program leaves in place of a requested file: reported, never followed, never waited for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[ProcessBackend]:
 
 @pytest.mark.attack("WS-07")
 @pytest.mark.needs("user namespaces")
-def test_links_pipes_directories_and_giants_are_told_and_nothing_of_the_host_comes_back(
+def test_links_pipes_directories_and_giants_are_denials_and_reveal_nothing(
     backend: ProcessBackend, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.helpers import in_a_fork, share_no_zygotes
+from tests.helpers import fork_child, in_a_fork, share_no_zygotes, until
 
 from warmcell import ExecRequest, ProcessBackend, run
 from warmcell.backends import shared
@@ -22,13 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 SMALL = ExecRequest("python", "print(6*7)", 30)
-
-
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -86,7 +79,7 @@ def use(backend: ProcessBackend) -> list[object]:
 
 
 @pytest.mark.parametrize("ends", ["at once", "sys.exit"])
-def test_a_fork_works_and_its_end_disturbs_nobody(backend: ProcessBackend, ends: str) -> None:
+def test_a_fork_works_and_its_end_does_no_harm(backend: ProcessBackend, ends: str) -> None:
     zygotes = backend.zygote_pids
     slow = ExecRequest("python", "import time; time.sleep(1.5); print('slow')", 30)
     with under_way(backend, slow) as outcome:
@@ -139,11 +132,7 @@ def test_a_fork_that_lives_on_does_not_keep_a_guests_input_open(backend: Process
         caller.start()
         until(lambda: backend._launcher.pool._leased)
         time.sleep(0.3)
-        child = os.fork()
-        if not child:
-            os.close(writer)
-            time.sleep(60)
-            os._exit(0)
+        child = fork_child(lambda: (os.close(writer), time.sleep(60)))
         os.write(writer, b"abc")
         os.close(writer)
         writer = -1
@@ -164,13 +153,13 @@ def test_a_fork_that_lives_on_does_not_keep_a_guests_input_open(backend: Process
         lambda backend: backend._launcher.pool._changed,
         lambda backend: backend._runs._changed,
         lambda backend: backend._runs._queue._lock,
-        lambda backend: backend._launcher._worlds._lock,
+        lambda backend: backend._launcher._templates._lock,
         lambda backend: backend._launcher.egress._lock,
         lambda backend: shared_zygotes._lock,
         lambda backend: next(iter(backend._launcher.pool._zygotes.values()))._lock,
-        lambda backend: next(iter(backend._launcher.pool._zygotes.values()))._current._lock,
+        lambda backend: next(iter(backend._launcher.pool._zygotes.values()))._members[0].zygote._lock,
     ],
-    ids=["pool", "runs", "queue", "worlds", "egress", "shared zygotes", "share", "zygote"],
+    ids=["pool", "runs", "queue", "templates", "egress", "shared zygotes", "share", "zygote"],
 )
 def test_no_lock_that_is_held_while_forking_is_held_in_the_fork(
     backend: ProcessBackend, lock_of: Callable[[ProcessBackend], Any]

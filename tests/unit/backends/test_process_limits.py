@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.helpers import until
 
-from warmcell import ExecRequest, Limits, ProcessBackend, ProcessConfig
-from warmcell.backends.process import launcher
-from warmcell.backends.process.world import _MOST_WORLDS
+from warmcell import ExecRequest, Limits, ProcessBackend, ProcessConfig, SandboxPolicyBuilder
+from warmcell.backends.process import launcher, policy_resolver
+from warmcell.backends.process.cell_template import _MOST_TEMPLATES
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest
 from warmcell.enforcers import probe
 
@@ -24,7 +25,7 @@ IN_CHILDREN = "echo x; (while :; do :; done) & (while :; do :; done) & wait"
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "without a cgroup":
         monkeypatch.setattr(launcher, "group_parent", lambda: None)
-        monkeypatch.setattr(launcher, "host_capabilities", probe.measure)
+        monkeypatch.setattr(policy_resolver, "host_capabilities", probe.measure)
     yield
 
 
@@ -56,33 +57,33 @@ class TestWhatIsKept:
                 for _ in range(2):
                     request = ExecRequest("python", "pass", 20, limits=Limits(memory_mb=memory))
                     assert backend.execute_blocking(request).ok
-            deadline = time.monotonic() + 3
-            most = 0
-            while time.monotonic() < deadline:
+            until(lambda: backend.ready_cells)
+            most, watched_until = 0, time.monotonic() + 3
+            while time.monotonic() < watched_until:
                 most = max(most, backend.ready_cells)
                 time.sleep(0.02)
-            assert 0 < most <= 8
+            assert most <= 8
             last = ExecRequest("python", "pass", 20, limits=Limits(memory_mb=111))
             kinds = {kind.plan: len(cells) for kind, cells in backend._launcher.pool._ready.items() if cells}
-            assert backend._launcher._world(_launch(backend, last))._prepared.plan in kinds, (
+            assert backend._launcher._find_template(_launch(backend, last))._prepared.plan in kinds, (
                 "the one used last has none"
             )
-            assert len(backend._launcher.pool._state.shelves) <= 8
+            assert len(backend._launcher.pool._state.demands) <= 8
 
     def test_worlds_are_forgotten_when_others_are_used(self) -> None:
         with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
             requests = [
                 ExecRequest("python", "pass", 20, limits=Limits(memory_mb=memory))
-                for memory in range(100, 102 + _MOST_WORLDS)
+                for memory in range(100, 102 + _MOST_TEMPLATES)
             ]
-            worlds = [backend._launcher._world(_launch(backend, request)) for request in requests]
-            assert len(backend._launcher._worlds._worlds) == _MOST_WORLDS
-            assert backend._launcher._world(_launch(backend, requests[-1])) is worlds[-1]
-            assert backend._launcher._world(_launch(backend, requests[0])) is not worlds[0]
+            templates = [backend._launcher._find_template(_launch(backend, request)) for request in requests]
+            assert len(backend._launcher._templates._templates) == _MOST_TEMPLATES
+            assert backend._launcher._find_template(_launch(backend, requests[-1])) is templates[-1]
+            assert backend._launcher._find_template(_launch(backend, requests[0])) is not templates[0]
 
 
 def _launch(backend: ProcessBackend, request: ExecRequest) -> launcher.Launch:
-    from warmcell.backends.process.job import Launch
+    from warmcell.backends.process.launch import Launch
     from warmcell.languages.registry import language_runtime
     from warmcell.lifetime.run import Run
     from warmcell.policy.resolve import effective_limits
@@ -101,3 +102,10 @@ def test_open_files_that_are_too_few_to_start_are_the_callers_mistake() -> None:
             with pytest.raises(InvalidRequest, match="too few") as refused:
                 backend.execute_blocking(ExecRequest(language, code, 30, limits=Limits(open_files=2)))
             assert refused.value.field == "limits.open_files"
+
+
+def test_repr_names_the_enforcer_and_the_grants() -> None:
+    policy = SandboxPolicyBuilder().allow_domain("example.org").build()
+    assert repr(ProcessBackend()) == "<ProcessBackend enforcer=auto network=none processes=allowed>"
+    assert repr(ProcessBackend(policy=policy)) == "<ProcessBackend enforcer=auto network=example.org processes=denied>"
+    assert repr(ProcessBackend(enforcer=None)).startswith("<ProcessBackend enforcer=None ")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from warmcell import ExecRequest, ExecResult, ProcessBackend, ResultEvent
-from warmcell.cage.wire import Job, encode_job
+from warmcell.cage.wire import GuestJob, encode_job
 
 pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 
@@ -59,13 +59,13 @@ def test_a_caller_answers_while_the_guest_runs(backend: ProcessBackend) -> None:
                 break
             heard.append(event.data)
             answers.write(f"{len(heard)}\n".encode())
-    assert len(heard) == 4, "each line was told before the next could be asked for"
+    assert len(heard) == 4, "each line arrived before the next could be requested"
 
 
-def test_a_job_that_nobody_hears_is_sent_as_before() -> None:
-    job = Job("python", (), {}, "/code", {"main.py": b"1"}, "main.py")
+def test_a_job_without_a_listener_is_sent_as_before() -> None:
+    job = GuestJob("python", (), {}, "/code", {"main.py": b"1"}, "main.py")
     assert b"heard" not in encode_job(job)
-    assert b"heard" in encode_job(job._replace(is_heard=True))
+    assert b"is_streamed" in encode_job(job._replace(is_streamed=True))
 
 
 @pytest.mark.needs("rustc")
@@ -90,7 +90,7 @@ def test_streams_at_once_do_not_mix(backend: ProcessBackend) -> None:
     assert asyncio.run(all_of_them()) == [f"{number}\n".encode() * 5 for number in range(6)]
 
 
-def test_a_run_that_is_heard_is_recorded_like_any_other(
+def test_a_run_with_listeners_is_recorded_like_any_other(
     backend: ProcessBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="warmcell"):

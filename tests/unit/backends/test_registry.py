@@ -42,7 +42,7 @@ def test_a_plugin_joins_by_entry_point(plugins: dict[str, str]) -> None:
 def test_a_plugin_cannot_replace_ours(plugins: dict[str, str]) -> None:
     plugins["fake"] = "builtins:dict"
     assert isinstance(registry.get_backend("fake"), FakeBackend)
-    assert registry.backend_names() == ("process", "wasm", "fake")
+    assert registry.backend_names() == ("process", "wasm", "fake", "ray")
 
 
 def test_unknown_names_are_refused_with_the_known_ones(plugins: dict[str, str]) -> None:
@@ -63,13 +63,13 @@ def test_a_broken_plugin_says_which(plugins: dict[str, str], target: str) -> Non
         registry.get_backend("broken")
 
 
-def test_a_plugin_that_is_no_backend_is_refused(plugins: dict[str, str]) -> None:
+def test_a_plugin_that_is_not_a_backend_is_refused(plugins: dict[str, str]) -> None:
     plugins["odd"] = "builtins:dict"
     with pytest.raises(BackendUnavailable, match="not a backend"):
         registry.get_backend("odd")
 
 
-def test_options_that_a_factory_does_not_take_are_told(plugins: dict[str, str]) -> None:
+def test_options_that_a_factory_does_not_take_are_reported(plugins: dict[str, str]) -> None:
     with pytest.raises(BackendUnavailable, match=r"'fake' cannot be made with policy="):
         registry.get_backend("fake", policy=None)
 

@@ -1,4 +1,4 @@
-"""Modules out of one file: used where it speaks for the sources, passed by wherever it does not."""
+"""Modules from one file: used where it matches the sources, ignored where it does not."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ sys.path.insert(0, sys.argv[1])
 import small
 bundle.use(sys.argv[1] + "/small", "small", "")
 import small.inner.leaf as leaf
-print(leaf.WHO, small.inner.leaf.__file__ == leaf.__file__, small.inner.__path__ == [sys.argv[1] + "/small/inner"])
+print(leaf.NAME, small.inner.leaf.__file__ == leaf.__file__, small.inner.__path__ == [sys.argv[1] + "/small/inner"])
 try:
     leaf.fail()
 except ZeroDivisionError as error:
     place = traceback.extract_tb(error.__traceback__)[-1]
     print(place.filename == leaf.__file__, place.line)
-bundle.use_no_more()
+bundle.stop_using()
 print(any(type(finder).__name__ == "Bundle" for finder in sys.meta_path))
 """
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A package whose file was made from other words of the same length, so that what is loaded tells where from."""
+    """A package whose bundle was written from another text of the same length, to see what was loaded."""
     package = tmp_path / "small"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "inner/__init__.py").touch()
-    source = "WHO = '{}'\n\ndef fail():\n    1 / 0\n"
+    source = "NAME = '{}'\n\ndef fail():\n    1 / 0\n"
     leaf = package / "inner/leaf.py"
     leaf.write_text(source.format("bundle"))
     bundle.write(str(package / bundle.NAME), str(package))
@@ -51,17 +51,17 @@ def small(tmp_path: Path) -> Path:
     return package
 
 
-def _loaded(small: Path, *options: str) -> list[str]:
+def _load(small: Path, *options: str) -> list[str]:
     command = [sys.executable, "-I", "-S", *options, "-c", _LOAD, str(small.parent)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_a_module_is_the_same_but_for_where_its_code_comes_from(small: Path) -> None:
-    assert _loaded(small) == ["bundle True True", "True 1 / 0", "False"]
+def test_a_bundled_module_behaves_like_its_source(small: Path) -> None:
+    assert _load(small) == ["bundle True True", "True 1 / 0", "False"]
 
 
-def test_who_closes_all_but_its_descriptor_can_still_load(small: Path) -> None:
-    """As the watcher does: what a look takes it loads when it is about to look."""
+def test_modules_load_after_other_descriptors_were_closed(small: Path) -> None:
+    """As the watcher does, which loads what a check needs when it makes one."""
     closing = "import os\n(kept,) = bundle.descriptors()\nos.closerange(3, kept), os.closerange(kept + 1, 64)\n"
     before, _, after = _LOAD.partition("import small.inner.leaf")
     command = [sys.executable, "-I", "-S", "-c", f"{before}{closing}import small.inner.leaf{after}", str(small.parent)]
@@ -101,26 +101,26 @@ def _remove(small: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_edit, _edit_later, _from_another_interpreter, _cut, _cut_short, _empty, _remove])
-def test_a_file_that_does_not_speak_for_the_source_is_passed_by(small: Path, change: object) -> None:
+def test_a_bundle_that_does_not_match_the_source_is_ignored(small: Path, change: object) -> None:
     assert callable(change)
     change(small)
-    assert _loaded(small)[0] == "source True True"
+    assert _load(small)[0] == "source True True"
 
 
-def test_an_interpreter_that_optimises_compiles_for_itself(small: Path) -> None:
-    assert _loaded(small, "-O")[0] == "source True True"
+def test_an_optimising_interpreter_ignores_the_bundle(small: Path) -> None:
+    assert _load(small, "-O")[0] == "source True True"
 
 
 @pytest.mark.needs("linux", "user namespaces")
 def test_the_command_and_its_manager_load_from_it_and_guests_do_not_see_it(tmp_path: Path) -> None:
-    """As in a wheel. What guests are called, and how a mistake is told, differs in the file alone."""
+    """As in a wheel. What guests are called, and how a mistake is reported, differs in the file alone."""
     package = tmp_path / "warmcell"
     shutil.copytree(
-        PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.wasm", "page", "ready_made", "*.bin")
+        PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.wasm", "page", "ready_made", "modules.*.bin")
     )
     changed = {
         "cage/zygote/prepare.py": (r"\0main.py\0", r"\0mine.py\0"),
-        "interfaces/cli/parser.py": ("wrong usage", "WRONG USAGE"),
+        "interfaces/cli/command_table.py": ("usage error", "USAGE ERROR"),
     }
     originals = {name: (package / name).read_text() for name in changed}
     for name, (old, new) in changed.items():
@@ -132,12 +132,12 @@ def test_the_command_and_its_manager_load_from_it_and_guests_do_not_see_it(tmp_p
 
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
 
-    def told(*words: str) -> str:
+    def output_of(*words: str) -> str:
         command = [sys.executable, str(ROOT / "bin/warmcell"), "run", *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     look = "import sys; print([type(finder).__name__ for finder in sys.meta_path])"
-    assert told("python", "-c", look) == "['type', 'type', 'type']\n"
-    assert told("python", "-c", "print(open('/proc/self/cmdline').read().split(chr(0))[1])") == "mine.py\n"
-    assert str(tmp_path) not in told("python", "-c", "print(open('/proc/self/maps').read())")
-    assert "WRONG USAGE" in told("--help")
+    assert output_of("python", "-c", look) == "['type', 'type', 'type']\n"
+    assert output_of("python", "-c", "print(open('/proc/self/cmdline').read().split(chr(0))[1])") == "mine.py\n"
+    assert str(tmp_path) not in output_of("python", "-c", "print(open('/proc/self/maps').read())")
+    assert "USAGE ERROR" in output_of("--help")

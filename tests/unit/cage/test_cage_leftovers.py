@@ -1,4 +1,4 @@
-"""How long what a guest leaves running may go on: as long as it is about to end, and never for long."""
+"""How long processes that a guest leaves running may go on: while they are busy, and never for long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from warmcell.cage.leftovers import Leftovers
 
 
 class _Host:
-    """A clock that is wound by hand, and processes by the states of their threads."""
+    """A fake clock, and processes by the states of their threads."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -18,10 +18,10 @@ class _Host:
     def monotonic(self) -> float:
         return self.now
 
-    def seconds_given(self, most: float = 10.0) -> float:
-        """To whoever is there, who all stay as they are."""
+    def measure_time(self, most: float = 10.0) -> float:
+        """The time that processes in these states get."""
         started, left = self.now, Leftovers()
-        while left.deserve_time(self.states) and self.now < started + most:
+        while left.may_continue(self.states) and self.now < started + most:
             assert left.next_look > self.now
             self.now = left.next_look
         return self.now - started
@@ -47,29 +47,29 @@ def host(monkeypatch: pytest.MonkeyPatch) -> _Host:
         pytest.param({7: "D"}, 0.5, 0.51, id="in the kernel"),
     ],
 )
-def test_a_moment_is_given(host: _Host, states: dict[int, str], least: float, most: float) -> None:
+def test_leftovers_get_their_time(host: _Host, states: dict[int, str], least: float, most: float) -> None:
     host.states = states
-    assert least <= host.seconds_given() <= most + 1e-6
+    assert least <= host.measure_time() <= most + 1e-6
 
 
-def test_who_was_busy_may_pause(host: _Host) -> None:
+def test_a_busy_process_may_pause(host: _Host) -> None:
     left = Leftovers()
     host.states = {7: "R"}
-    assert left.deserve_time(host.states)
+    assert left.may_continue(host.states)
     host.now += 0.14
     host.states = {7: "S"}
-    assert left.deserve_time(host.states)
+    assert left.may_continue(host.states)
     host.now += 0.02
-    assert not left.deserve_time(host.states)
-    left.were_heard()
-    assert left.deserve_time(host.states)
+    assert not left.may_continue(host.states)
+    left.note_activity()
+    assert left.may_continue(host.states)
 
 
-def test_looking_at_many_is_no_burden(host: _Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_at_many_takes_a_tenth_of_the_time(host: _Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(pid: int) -> str:
         host.now += 0.001
         return "S"
 
     monkeypatch.setattr(leftovers, "thread_states", slow)
     left = Leftovers()
-    assert left.deserve_time(range(3)) and left.next_look >= host.now + 0.03
+    assert left.may_continue(range(3)) and left.next_look >= host.now + 0.03

@@ -1,4 +1,4 @@
-"""Guests that will become a program: a list as a program of its own, and jobs that are lists."""
+"""Guests that become a program: a list as an executable, and jobs that are lists."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.cage.cell import take_over
+from warmcell.cage.cell import receive_locked
 from warmcell.cage.failure import CageError
 from warmcell.cage.guest import recipe
 from warmcell.cage.linux import arena, list_program
 from warmcell.cage.linux.call_list import CallList, Value
-from warmcell.cage.linux.list_program import Ends, ListProgram, NotBecome
+from warmcell.cage.linux.list_program import Channels, ExecRefused, ListProgram
 from warmcell.cage.program_job import ProgramJob, encode_program_job
-from warmcell.cage.wire import Job
-from warmcell.cage.zygote.programs import Programs
+from warmcell.cage.wire import GuestJob
+from warmcell.cage.zygote.program_starter import ProgramStarter
 
-needs_code = pytest.mark.skipif(not list_program.is_known(), reason="no machine code for this machine")
+needs_code = pytest.mark.skipif(not list_program.is_supported(), reason="no machine code for this machine")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ class Started:
         self.handoff, handoff = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         began, go = os.pipe()
         file = directory / "program"
-        file.write_bytes(list_program.image(calls, given, Ends(job.fileno(), go, handoff.fileno())))
+        file.write_bytes(list_program.image(calls, given, Channels(job.fileno(), go, handoff.fileno())))
         file.chmod(0o700)
         kept = (job.fileno(), go, handoff.fileno(), *given)
         self._child = subprocess.Popen([file], pass_fds=kept, stdout=subprocess.PIPE)
@@ -50,7 +50,7 @@ class Started:
         self._began = began
 
     def end(self) -> tuple[int, bytes]:
-        """How it ended, and what it wrote; `go` has ended by then."""
+        """Its exit status and output; `go` is closed by then."""
         output, _ = self._child.communicate(timeout=20)
         assert os.read(self._began, 1) == b""
         for end in (self.job, self.handoff):
@@ -61,17 +61,17 @@ class Started:
 
 def _list_that_writes(room: arena.Arena) -> CallList:
     calls = CallList(1, room)
-    calls.part("write words")
-    calls.call("write", Value(0), b"words", 5, wanted=5)
+    calls.begin_step("write words")
+    calls.call("write", Value(0), b"words", 5, expected=5)
     return calls
 
 
-def _job(directory: Path, *argv: str, files: dict[str, bytes] | None = None, cwd: str = "") -> Job:
-    return Job("exec", argv, {"WORD": "k\udce9y"}, str(directory), files or {}, "main", cwd)
+def _job(directory: Path, *argv: str, files: dict[str, bytes] | None = None, cwd: str = "") -> GuestJob:
+    return GuestJob("exec", argv, {"WORD": "k\udce9y"}, str(directory), files or {}, "main", cwd)
 
 
 @needs_code
-def test_it_carries_out_its_list_and_then_its_job(room: arena.Arena, tmp_path: Path) -> None:
+def test_it_runs_its_list_and_then_its_job(room: arena.Arena, tmp_path: Path) -> None:
     reads, writes = os.pipe()
     started = Started(_list_that_writes(room), [writes], tmp_path)
     assert os.read(reads, 9) == b"words"
@@ -96,32 +96,32 @@ def test_it_carries_out_its_list_and_then_its_job(room: arena.Arena, tmp_path: P
 @needs_code
 def test_a_step_that_fails_is_named_with_its_errno(room: arena.Arena, tmp_path: Path) -> None:
     calls = CallList(0, room)
-    calls.part("first things")
+    calls.begin_step("first things")
     calls.call("getpid")
-    calls.part("open it", 'a "name"')
+    calls.begin_step("open it", 'a "name"')
     calls.call("openat", -100, b"/no/such", 0, 0)
     started = Started(calls, [], tmp_path)
     with pytest.raises(CageError) as raised:
-        take_over(started.handoff)
+        receive_locked(started.handoff)
     assert (raised.value.step, raised.value.errno, raised.value.what) == ("open it", 2, 'a "name"')
     assert started.end() == (1, b"")
 
 
 @needs_code
-def test_an_unexpected_answer_is_a_failure_too(room: arena.Arena, tmp_path: Path) -> None:
+def test_an_unexpected_result_is_a_failure(room: arena.Arena, tmp_path: Path) -> None:
     calls = CallList(0, room)
-    calls.part("count")
-    calls.call("getpid", wanted=0)
+    calls.begin_step("count")
+    calls.call("getpid", expected=0)
     started = Started(calls, [], tmp_path)
     with pytest.raises(CageError) as raised:
-        take_over(started.handoff)
-    assert (raised.value.step, raised.value.errno, raised.value.what) == ("count", 0, "unexpected answer")
+        receive_locked(started.handoff)
+    assert (raised.value.step, raised.value.errno, raised.value.what) == ("count", 0, "unexpected message")
     started.end()
 
 
 @needs_code
 @pytest.mark.parametrize("sent", [0, 10, 60])
-def test_it_ends_when_it_is_let_go_of(room: arena.Arena, tmp_path: Path, sent: int) -> None:
+def test_it_exits_when_its_channel_is_closed(room: arena.Arena, tmp_path: Path, sent: int) -> None:
     started = Started(CallList(0, room), [], tmp_path)
     started.job.sendall(encode_program_job(_job(tmp_path, "/bin/true")).content[:sent])
     started.job.shutdown(socket.SHUT_WR)
@@ -150,7 +150,7 @@ def test_what_cannot_be_started_is_explained(
     assert started.end()[0] == 126
 
 
-def test_explanations_of_what_no_step_says() -> None:
+def test_invalid_failures_are_explained() -> None:
     job = ProgramJob(b"", ((False, "the program"),))
     words = [
         (0).to_bytes(8, "little") + (3).to_bytes(8, "little"),
@@ -163,20 +163,20 @@ def test_explanations_of_what_no_step_says() -> None:
     assert job.explain(b"short").startswith("0 the job:")
 
 
-@pytest.mark.parametrize("job", [_job(Path("/code"), "bare"), Job("python", ("/x",), {}, "/code", {})])
-def test_other_jobs_are_no_such_list(job: Job) -> None:
-    with pytest.raises(ValueError, match="by its path"):
+@pytest.mark.parametrize("job", [_job(Path("/code"), "bare"), GuestJob("python", ("/x",), {}, "/code", {})])
+def test_other_jobs_cannot_be_lists(job: GuestJob) -> None:
+    with pytest.raises(ValueError, match="not the path of a program"):
         encode_program_job(job)
 
 
-def test_an_arena_that_is_full_leaves_the_list_to_be_carried_out_otherwise(room: arena.Arena) -> None:
+def test_a_list_outgrows_its_arena(room: arena.Arena) -> None:
     calls = CallList(0, room)
     assert calls.buffer(b"small").raw == b"small\0" and calls.arena is room
     large = bytes(2_000_000)
     assert calls.buffer(large).raw == large + b"\0" and calls.arena is None
 
 
-def test_arenas_have_places_of_their_own() -> None:
+def test_arenas_do_not_overlap() -> None:
     made = [arena.reserve() for _ in range(3)]
     assert len({each.base for each in made if each is not None}) == 3
     for each in made:
@@ -185,8 +185,8 @@ def test_arenas_have_places_of_their_own() -> None:
 
 
 @needs_code
-def test_where_no_such_file_may_be_executed_guests_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Steps:
+def test_guests_are_forked_where_the_executable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class GuestSteps:
         """A recipe."""
 
         def program(self, given: recipe.GuestDescriptors, kept: list[int]) -> ListProgram:
@@ -197,13 +197,13 @@ def test_where_no_such_file_may_be_executed_guests_are_forked(monkeypatch: pytes
             """Without a file."""
 
         def start(self) -> int:
-            raise NotBecome("fork guest", 13, "")
+            raise ExecRefused("fork guest", 13, "")
 
     program = Refused()
-    programs = Programs(is_caging=True)
+    programs = ProgramStarter(is_caging=True)
     monkeypatch.setattr(programs, "_send_children_to", CallList(1).prepare([0]))
     room = programs.room()
     assert room is not None
     room.close()
-    assert programs.start(1, Steps(), list(range(8))) is None  # type: ignore[arg-type]
-    assert programs.room() is None and programs.start(1, Steps(), list(range(8))) is None  # type: ignore[arg-type]
+    assert programs.start(1, GuestSteps(), list(range(8))) is None  # type: ignore[arg-type]
+    assert programs.room() is None and programs.start(1, GuestSteps(), list(range(8))) is None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The manager and its watcher: every guest that has ended is reported on, in whatever order words come."""
+"""The manager and its watcher: every guest that exits is reported, in whatever order messages come."""
 
 from __future__ import annotations
 
@@ -10,51 +10,52 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers import fork_child
 
-from warmcell.cage.cell import Shape
-from warmcell.cage.manager.cells import without_sources
-from warmcell.cage.manager.guest_children import Ending, ending_of
-from warmcell.cage.manager.serve import Manager
-from warmcell.cage.manager.zygote_child import ZygoteChild
+from warmcell.cage.cell import CellShape
+from warmcell.cage.manager.cell_maker import without_sources
+from warmcell.cage.manager.guest_child import ExitReport, exit_report_of
+from warmcell.cage.manager.loop import Manager
+from warmcell.cage.manager.zygote_handle import ZygoteHandle
 from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.cage.watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from warmcell.cage.wire import receive_packet, send_packet
 
 
 class _Guest:
-    """One that has ended, by its number with the watcher."""
+    """A guest that has exited, with its number at the watcher."""
 
-    init_pid = 2**22  # nobody's
+    init_pid = 2**22  # never a pid
 
     def __init__(self, watch: int | None) -> None:
         self.watch = watch
         self.verdicts: list[Verdict] = []
         self.is_lost = self.is_being_made = self.is_introduced = self.is_ending = self.is_closed = False
-        self.listens_to = self.pid = -1
-        self.ending = Ending(0, 0.0, 0)
+        self.poll_descriptor = self.pid = -1
+        self.ending = ExitReport(0, 0.0, 0)
 
-    def ended(self, ending: Ending) -> None:
+    def record_exit(self, ending: ExitReport) -> None:
         self.ending = ending
 
-    def introduce(self) -> None:
+    def send_identity(self) -> None:
         self.is_introduced = True
 
-    def attend(self, watcher: Watcher) -> None:
-        """It has something to say."""
+    def handle_event(self, watcher: Watcher) -> None:
+        """An event."""
 
-    def hold_mounts(self) -> list[int]:
+    def open_mount_namespace(self) -> list[int]:
         return [os.open(os.devnull, os.O_RDONLY)]
 
     def end_all(self) -> None:
-        """What it left behind has to be gone before anybody says what it used."""
+        """The cell must be killed before its use is reported."""
         assert not self.verdicts and not self.is_ending
         self.is_ending = True
 
     @property
-    def will_be_heard(self) -> bool:
-        return self.listens_to >= 0 and not self.is_ending
+    def is_exit_notified(self) -> bool:
+        return self.poll_descriptor >= 0 and not self.is_ending
 
-    def report(self, verdict: Verdict) -> None:
+    def report(self, verdict: Verdict, zygote: int) -> None:
         self.verdicts.append(verdict)
 
     def close(self) -> None:
@@ -71,26 +72,27 @@ class _Talk:
     def __init__(self) -> None:
         ours, self.watcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.manager: Any = Manager.__new__(Manager)
+        self.manager._zygote = SimpleNamespace(pid=0)
         self.manager._watcher = Watcher()
         self.manager._watcher._channel = ours
-        self.manager._asked_for = {}
+        self.manager._awaiting_verdict = {}
         self.manager._guests = {}
-        self.manager._ends, self.ends = os.pipe2(os.O_CLOEXEC)
-        self.manager._hears_ends, self.manager._reported = True, []
-        self.manager._lingering, self.manager._ended, self.manager._ending_inits = [], [], set()
+        self.manager._child_exits, self.ends = os.pipe2(os.O_CLOEXEC)
+        self.manager._polls_child_exits, self.manager._to_close = True, []
+        self.manager._mounts_to_close, self.manager._exited, self.manager._ending_inits = [], [], set()
         self.manager._reap_ms, self.manager._is_caging, self.manager._is_for_one = 3, True, False
         # Tests before this one may have left children, which are then reaped here.
         self.manager._processes = {}
-        self.manager._maker = SimpleNamespace(is_complete=True, ids=SimpleNamespace(give_back=lambda pid: None))
+        self.manager._maker = SimpleNamespace(is_complete=True, take_back=lambda pid: None)
         self.manager._poll = select.poll()
-        for descriptor in (ours.fileno(), self.manager._ends):
+        for descriptor in (ours.fileno(), self.manager._child_exits):
             self.manager._poll.register(descriptor, select.POLLIN)
 
     def says(self, **message: object) -> None:
         send_packet(self.watcher, message)
 
     def says_end(self, number: int, peak: int) -> None:
-        self.says(end=number, reason="", peak=peak, lost=0.0, met=[])
+        self.says(end=number, reason="", peak=peak, lost=0.0, met=[], files=-1)
 
     def is_listening_to_nobody(self) -> bool:
         return self.manager._poll.poll(0) == []
@@ -101,13 +103,13 @@ def talk() -> Iterator[_Talk]:
     made = _Talk()
     yield made
     made.watcher.close()
-    made.manager._watcher.let_go()
-    for descriptor in (*made.manager._lingering, made.manager._ends, made.ends):
+    made.manager._watcher.close()
+    for descriptor in (*made.manager._mounts_to_close, made.manager._child_exits, made.ends):
         os.close(descriptor)
 
 
-def test_a_last_word_is_heeded_though_it_was_heard_for_another(talk: _Talk) -> None:
-    """The word on the first comes just when the second ends, of whom there is nothing to say."""
+def test_a_verdict_that_comes_during_another_is_used(talk: _Talk) -> None:
+    """The verdict on the first comes when the second exits, which has none."""
     first, second = _Guest(1), _Guest(2)
     talk.says(looks=1)
     talk.manager._finish(first)
@@ -115,31 +117,31 @@ def test_a_last_word_is_heeded_though_it_was_heard_for_another(talk: _Talk) -> N
     talk.says_end(1, peak=5)
     talk.manager._finish(second)
     assert second.verdicts == [NO_VERDICT]
-    assert first.verdicts == [Verdict("", 5, 0.0)] and talk.manager._asked_for == {}
+    assert first.verdicts == [Verdict("", 5, 0.0)] and talk.manager._awaiting_verdict == {}
 
 
-def test_no_more_than_a_few_wait_for_their_mounts_to_be_taken_down(talk: _Talk) -> None:
+def test_only_a_few_mount_namespaces_are_kept_open(talk: _Talk) -> None:
     for _ in range(5):
         talk.manager._finish(_Guest(None))
-    assert len(talk.manager._lingering) == 2 and talk.manager._pause_ms() == 3
+    assert len(talk.manager._mounts_to_close) == 2 and talk.manager._pause_ms() == 3
 
 
-def test_descriptors_of_who_was_reported_on_are_closed_when_nobody_waits(talk: _Talk) -> None:
+def test_descriptors_of_reported_guests_are_closed_when_idle(talk: _Talk) -> None:
     guests = [_Guest(None) for _ in range(3)]
     for guest in guests:
         talk.manager._finish(guest)
     assert [guest.is_closed for guest in guests] == [False, False, True] and talk.manager._pause_ms() == 3
     talk.manager._tidy()
-    assert all(guest.is_closed for guest in guests) and talk.manager._reported == []
+    assert all(guest.is_closed for guest in guests) and talk.manager._to_close == []
 
 
 @pytest.mark.parametrize(
     ("other", "is_woken"),
-    [({}, True), ({"listens_to": 9}, False), ({"listens_to": 9, "is_ending": True}, True), (None, False)],
+    [({}, True), ({"poll_descriptor": 9}, False), ({"poll_descriptor": 9, "is_ending": True}, True), (None, False)],
     ids=["another is not listened to", "another waits", "another is about to end", "nobody"],
 )
-def test_only_the_end_of_an_init_wakes_nobody(talk: _Talk, other: dict[str, object] | None, is_woken: bool) -> None:
-    """The supervisor, who waits for that end, may need the same processor."""
+def test_the_exit_of_an_init_alone_is_not_polled(talk: _Talk, other: dict[str, object] | None, is_woken: bool) -> None:
+    """The supervisor waits for that end, and may need the same processor."""
     if other is not None:
         talk.manager._guests[1] = _Guest(None)
         for name, value in other.items():
@@ -147,41 +149,41 @@ def test_only_the_end_of_an_init_wakes_nobody(talk: _Talk, other: dict[str, obje
     talk.manager._finish(_Guest(None))
     os.write(talk.ends, b"!")
     assert bool(talk.manager._poll.poll(0)) is is_woken
-    talk.manager._listen_to_ends()
+    talk.manager._poll_child_exits()
     assert talk.manager._poll.poll(0)
 
 
-def test_init_ends_as_soon_as_nobody_is_left_who_could_run(talk: _Talk) -> None:
-    """The kernel says so by an end that poll tells of; the guest itself is reaped later."""
+def test_init_is_killed_when_no_guest_process_can_run(talk: _Talk) -> None:
+    """The kernel closes the notification descriptor; the guest itself is reaped later."""
     guest, busy = _Guest(None), _Guest(None)
     for each, event in ((guest, select.POLLHUP), (busy, select.POLLIN)):
         reader, writer = os.pipe()
         os.close(writer)
-        each.listens_to = reader
+        each.poll_descriptor = reader
         talk.manager._poll.register(reader, select.POLLIN)
         talk.manager._guests[reader] = each
-        talk.manager._attend({reader: event})
+        talk.manager._serve_guests({reader: event})
         os.close(reader)
     assert guest.is_ending and not busy.is_ending and guest.verdicts == []
     talk.manager._finish(guest)
-    assert guest.verdicts == [NO_VERDICT] and len(talk.manager._lingering) == 1
+    assert guest.verdicts == [NO_VERDICT] and len(talk.manager._mounts_to_close) == 1
 
 
-def test_ends_of_which_there_is_nothing_to_say_are_told_together(talk: _Talk) -> None:
+def test_exits_without_a_verdict_are_sent_together(talk: _Talk) -> None:
     for number in (1, 2):
         guest = _Guest(number)
         talk.manager._finish(guest)
         assert guest.verdicts == [NO_VERDICT]
     talk.says(looks=2)  # too late
-    talk.manager._hear_watcher()
+    talk.manager._receive_from_watcher()
     assert talk.manager._pause_ms() == 3
     talk.manager._tidy()
     message, _ = receive_packet(talk.watcher)
     assert sorted(message["ended"]) == [1, 2] and talk.manager._watcher._looked_at == set()
 
 
-def test_who_is_being_made_for_long_is_told_of(talk: _Talk) -> None:
-    """Somebody may wait no longer, and can end only what has a name."""
+def test_a_cell_that_takes_long_to_make_is_announced(talk: _Talk) -> None:
+    """The supervisor may stop waiting, and needs the pid to kill it."""
     made, ready = _Guest(1), _Guest(2)
     made.is_being_made = True
     talk.manager._guests = {7: made, 8: ready}
@@ -190,7 +192,7 @@ def test_who_is_being_made_for_long_is_told_of(talk: _Talk) -> None:
     assert made.is_introduced and not ready.is_introduced
 
 
-def test_an_init_that_takes_its_time_is_looked_for_less_and_less_often(talk: _Talk) -> None:
+def test_a_slow_init_is_reaped_at_growing_intervals(talk: _Talk) -> None:
     talk.manager._finish(_Guest(None))
     pauses = []
     for _ in range(12):
@@ -201,60 +203,51 @@ def test_an_init_that_takes_its_time_is_looked_for_less_and_less_often(talk: _Ta
     assert talk.manager._pause_ms() is None
 
 
-def test_a_last_word_that_comes_alone_is_heeded(talk: _Talk) -> None:
+def test_a_verdict_that_comes_alone_is_used(talk: _Talk) -> None:
     first = _Guest(1)
     talk.says(looks=1)
     talk.manager._finish(first)
     talk.says_end(1, peak=5)
-    talk.manager._hear_watcher()
+    talk.manager._receive_from_watcher()
     assert first.verdicts == [Verdict("", 5, 0.0)]
 
 
 @pytest.mark.parametrize("is_noticed_by", ["listening", "an end"])
-def test_nothing_goes_on_without_the_watcher(talk: _Talk, is_noticed_by: str) -> None:
+def test_guests_are_killed_when_the_watcher_is_lost(talk: _Talk, is_noticed_by: str) -> None:
     asked, running, ending = _Guest(1), _Guest(2), _Guest(3)
     talk.says(looks=1)
     talk.manager._finish(asked)
     talk.manager._guests = {7: running}
     talk.watcher.close()
     if is_noticed_by == "listening":
-        talk.manager._hear_watcher()
+        talk.manager._receive_from_watcher()
     talk.manager._finish(ending)
     assert asked.verdicts == ending.verdicts == [LOST]
     assert running.is_lost and talk.is_listening_to_nobody()
 
 
 @pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), lambda: os.kill(os.getpid(), 3)])
-def test_how_a_child_ended_is_known_before_it_is_reaped(end: Callable[[], None]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        sum(range(10**6))
-        end()
+def test_the_exit_of_a_child_is_known_before_it_is_reaped(end: Callable[[], None]) -> None:
+    pid = fork_child(lambda: (sum(range(10**6)), end()))
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    told = ending_of(pid)
+    told = exit_report_of(pid)
     _, status, used = os.wait4(pid, 0)
-    assert told == Ending(status, pytest.approx(used.ru_utime + used.ru_stime), used.ru_maxrss * 1024)
-    assert ending_of(pid) is None
+    assert told == ExitReport(status, pytest.approx(used.ru_utime + used.ru_stime), used.ru_maxrss * 1024)
+    assert exit_report_of(pid) is None
 
 
-def test_who_has_not_ended_has_no_ending() -> None:
+def test_a_running_child_has_no_exit_report() -> None:
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    assert ending_of(pid) is None
+    pid = fork_child(lambda: (os.close(writer), os.read(reader, 1)))
+    assert exit_report_of(pid) is None
     os.close(writer)
     os.waitpid(pid, 0)
     os.close(reader)
 
 
-def test_who_is_ending_is_reported_on_before_it_is_reaped(talk: _Talk) -> None:
-    """Whoever waits for the report does not wait for the kernel to take the process to pieces."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(5)
+def test_an_exiting_guest_is_reported_before_it_is_reaped(talk: _Talk) -> None:
+    """The supervisor that waits for the report does not wait for the kernel to free the process."""
+    pid = fork_child(lambda: os._exit(5))
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     guest, other = _Guest(None), _Guest(None)
     guest.is_ending = True
@@ -266,7 +259,7 @@ def test_who_is_ending_is_reported_on_before_it_is_reaped(talk: _Talk) -> None:
     assert os.waitpid(pid, 0) == (pid, 5 << 8)
 
 
-def test_who_is_not_watched_is_reported_on_at_once(talk: _Talk) -> None:
+def test_an_unwatched_guest_is_reported_at_once(talk: _Talk) -> None:
     guest = _Guest(None)
     talk.manager._finish(guest)
     assert guest.verdicts == [NO_VERDICT]
@@ -283,16 +276,16 @@ def test_plans_that_differ_in_one_guests_own_paths_share_root_and_recipe() -> No
     assert without_sources(first, ()) is first
 
 
-def test_a_zygote_is_told_of_no_place_that_the_root_has_already() -> None:
-    """Where one backend's toolchain is would be in the memory of another's guests."""
+def test_a_zygote_does_not_learn_what_the_root_has() -> None:
+    """Otherwise the path of one backend's toolchain would be in the memory of another's guests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        zygote = ZygoteChild.__new__(ZygoteChild)
+        zygote = ZygoteHandle.__new__(ZygoteHandle)
         zygote._recipes, zygote._number, zygote._channel = {}, 0, ours  # type: ignore[assignment]
         shared = (Bind("/opt/me/node", "/opt/me/node"), Bind("/data", "/data"))
         own = (Bind("", "/work", True, as_owner=True), Bind("", "/data/inside", as_owner=True))
         plan = LaunchPlan(isolation="namespaces", binds=(*shared, *own))
-        zygote._recipe(Shape(plan, 0, (("/work", True), ("/data/inside", True))))
+        zygote._recipe(CellShape(plan, 0, (("/work", True), ("/data/inside", True))))
         lesson, _ = receive_packet(theirs)
     told = [(bind["target"], bind["source"]) for bind in lesson["plan"]["binds"]]
     assert told == [("/data", ""), ("/work", ""), ("/data/inside", "")]

@@ -1,4 +1,4 @@
-"""Pages that a waiting process lets go of: only such as come back unchanged."""
+"""A waiting process drops only pages that the kernel can load again unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[2])  # pages of files
 
-places = pages.of_files()
+places = pages.find_file_pages()
 with open("/proc/self/maps") as file:
     maps = [line.split() for line in file]
 writable = [tuple(int(number, 16) for number in words[0].split("-")) for words in maps if "w" in words[1]]
@@ -34,7 +34,7 @@ print(json.dumps({"places": len(places), "overlaps": overlaps, "before": before,
 """
 
 
-def test_what_is_let_go_comes_back() -> None:
+def test_dropped_pages_are_loaded_again() -> None:
     directory = str(Path(warmcell.cage.__path__[0]))
     said = subprocess.run([sys.executable, "-I", "-S", "-c", _LOOK, directory], capture_output=True, check=True)
     facts = json.loads(said.stdout)
@@ -58,8 +58,8 @@ raise SystemExit
 """
 
 
-def test_relocated_data_is_not_let_go() -> None:
-    """It lies in a file's mapping, may only be read, and is not what the file says."""
+def test_relocated_data_is_not_dropped() -> None:
+    """It is in a read-only mapping of a file, and differs from the file."""
     code = _LOOK.replace("pages.drop(places)", _CHANGED)
     command = [sys.executable, "-I", "-S", "-c", code, warmcell.cage.__path__[0]]
     facts = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

@@ -1,4 +1,4 @@
-"""The plan's codec gives back what it was given and accepts nothing else."""
+"""The plan's codec decodes what it encoded and accepts nothing else."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _PLACES = [(record, name) for record, fields in _records(_plain()).items() for n
 
 
 @pytest.mark.parametrize(("record", "name"), _PLACES)
-def test_every_field_must_be_there(record: str, name: str) -> None:
+def test_a_missing_field_is_refused(record: str, name: str) -> None:
     data = _plain()
     del _records(data)[record][name]
     with pytest.raises(PlanError):
@@ -82,7 +82,7 @@ def test_every_field_must_be_there(record: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("record", ["plan", "bind", "watch"])
-def test_no_other_field_may_be_there(record: str) -> None:
+def test_an_unknown_field_is_refused(record: str) -> None:
     data = _plain()
     _records(data)[record]["privileged"] = True
     with pytest.raises(PlanError):
@@ -93,7 +93,7 @@ _ODD: list[Any] = [None, True, 0, 1.5, "x", [], {}, [1], [["a"]], [["a", None]]]
 
 
 def _is_right(right: Any, wrong: Any) -> bool:
-    """Whether a value is of the type after all: a whole number for a float, an empty list for a list of anything."""
+    """Whether a value is valid after all: a whole number for a float, an empty list for a list of anything."""
     if isinstance(right, float):
         return type(wrong) in (int, float)
     return type(wrong) is type(right) and wrong not in ({}, [1], [["a"]], [["a", None]])
@@ -104,7 +104,7 @@ _WRONG = [
     for record, fields in _records(_plain()).items()
     for name, right in fields.items()
     for wrong in _ODD
-    if not _is_right(right, wrong)
+    if not _is_right(right, wrong) and not (name in ("gpus", "disk_devices") and wrong == [1])
 ]
 
 
@@ -117,7 +117,7 @@ def test_every_field_must_be_of_its_type(record: str, name: str, wrong: Any) -> 
 
 
 @pytest.mark.parametrize("data", [None, [], "plan", 7, {}, [{}]], ids=repr)
-def test_what_is_no_record_is_no_plan(data: Any) -> None:
+def test_data_that_is_not_an_object_is_refused(data: Any) -> None:
     with pytest.raises(PlanError):
         decode(data)
 

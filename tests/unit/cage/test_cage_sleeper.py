@@ -1,4 +1,4 @@
-"""The sleeping init, run outside any cage: it waits, it ends, and it cannot be looked into."""
+"""The sleeping init, run outside any cage: it waits, it exits, and it cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.escape.harness import settled
+from tests.helpers import eventually, fork_child
 
 from warmcell.cage.linux import sleeper
 from warmcell.cage.linux.call_list import CallList, Value
@@ -35,19 +35,14 @@ def asleep(tmp_path: Path) -> Iterator[Asleep]:
     calls = CallList(3)
     sleeper.become(calls, *(Value(place) for place in range(3)))
     awake, falls_asleep = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            calls.prepare([program, theirs.fileno(), falls_asleep]).run()
-        finally:
-            os._exit(1)
+    pid = fork_child(lambda: calls.prepare([program, theirs.fileno(), falls_asleep]).run())
     os.close(falls_asleep)
     assert os.read(awake, 1) == b""  # shielded, it has closed its end
     os.close(awake)
     theirs.close()
     os.close(program)
     os.close(held)
-    assert settled(lambda: Path(f"/proc/{pid}/cmdline").read_bytes() == b"init\0", 5.0)
+    assert eventually(lambda: Path(f"/proc/{pid}/cmdline").read_bytes() == b"init\0")
     yield Asleep(pid, ours, inherited)
     ours.close()
     os.close(inherited)
@@ -56,19 +51,19 @@ def asleep(tmp_path: Path) -> Iterator[Asleep]:
         os.waitpid(pid, 0)
 
 
-def test_it_ends_when_the_other_end_is_closed(asleep: Asleep) -> None:
+def test_it_exits_when_its_lifeline_is_closed(asleep: Asleep) -> None:
     assert os.waitpid(asleep.pid, os.WNOHANG) == (0, 0)
     asleep.lifeline.close()
     assert os.waitpid(asleep.pid, 0) == (asleep.pid, 0)
 
 
-def test_it_ends_when_it_is_spoken_to(asleep: Asleep) -> None:
+def test_it_exits_when_its_lifeline_is_written_to(asleep: Asleep) -> None:
     asleep.lifeline.send(b"anything at all")
     assert os.waitpid(asleep.pid, 0) == (asleep.pid, 0)
 
 
 def test_it_keeps_one_descriptor_and_next_to_no_memory(asleep: Asleep) -> None:
-    """Only root may list the descriptors of who cannot be looked into; that it let go of one, anybody can see."""
+    """Only root can list the descriptors of an undumpable process; that it closed one shows on the pipe."""
     assert os.read(asleep.inherited, 1) == b""
     if os.geteuid() == 0:
         assert os.listdir(f"/proc/{asleep.pid}/fd") == ["0"]
@@ -76,7 +71,7 @@ def test_it_keeps_one_descriptor_and_next_to_no_memory(asleep: Asleep) -> None:
     assert resident * os.sysconf("SC_PAGE_SIZE") <= 64 << 10
 
 
-def test_nobody_of_the_same_user_can_look_into_it(asleep: Asleep) -> None:
+def test_the_same_user_cannot_read_it(asleep: Asleep) -> None:
     assert os.stat(f"/proc/{asleep.pid}/environ").st_uid == 0
     if os.geteuid():
         for name in ("mem", "environ", "maps"):

@@ -1,4 +1,4 @@
-"""The cage's look at itself: every deviation is named, and only a cage as planned has none."""
+"""The check of a finished cage: every deviation is named, and only a cage as planned has none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GOOD = Facts(
 pytestmark = pytest.mark.claim("WC-KR-3")
 
 
-def _found(facts: Facts, expected: Expected = _EXPECTED) -> str:
+def _problems(facts: Facts, expected: Expected = _EXPECTED) -> str:
     return "; ".join(verify.problems(facts, expected))
 
 
@@ -46,52 +46,52 @@ def test_a_cage_as_planned_has_no_problem() -> None:
 @pytest.mark.parametrize("name", ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"])
 @pytest.mark.parametrize("value", ["0000000000000001", "000001ffffffffff", "0000000000200000"])
 def test_any_capability(name: str, value: str) -> None:
-    assert name in _found(_GOOD._replace(status={**_STATUS, name: value}))
+    assert name in _problems(_GOOD._replace(status={**_STATUS, name: value}))
 
 
 @pytest.mark.parametrize("name", ["CapEff", "CapBnd", "NoNewPrivs", "Seccomp"])
 def test_a_fact_that_is_missing_counts_as_bad(name: str) -> None:
     status = {key: value for key, value in _STATUS.items() if key != name}
-    assert _found(_GOOD._replace(status=status))
+    assert _problems(_GOOD._replace(status=status))
 
 
 @pytest.mark.parametrize(("name", "value"), [("NoNewPrivs", "0"), ("Seccomp", "0"), ("Seccomp", "1")])
 def test_locks_that_are_not_there(name: str, value: str) -> None:
-    assert _found(_GOOD._replace(status={**_STATUS, name: value}))
+    assert _problems(_GOOD._replace(status={**_STATUS, name: value}))
 
 
 def test_an_init_that_is_not_shielded() -> None:
-    assert "init can be looked into" in _found(_GOOD._replace(init_owner=70))
+    assert "init can be looked into" in _problems(_GOOD._replace(init_owner=70))
 
 
 @pytest.mark.parametrize("descriptors", [[*_DESCRIPTORS, (8, 6)], _DESCRIPTORS[:3], [*_DESCRIPTORS[:3], (8, 255)], []])
 def test_descriptors(descriptors: list[tuple[int, int]]) -> None:
-    assert "descriptors instead" in _found(_GOOD._replace(descriptors=descriptors))
+    assert "descriptors instead" in _problems(_GOOD._replace(descriptors=descriptors))
 
 
 @pytest.mark.parametrize("name", sorted(_OUTER))
 def test_a_namespace_of_the_host(name: str) -> None:
-    assert f"the {name} namespace" in _found(_GOOD._replace(namespaces={**_GOOD.namespaces, name: _OUTER[name]}))
+    assert f"the {name} namespace" in _problems(_GOOD._replace(namespaces={**_GOOD.namespaces, name: _OUTER[name]}))
 
 
 def test_the_hosts_network_only_when_planned() -> None:
     facts = _GOOD._replace(namespaces={**_GOOD.namespaces, "net": _OUTER["net"]})
-    assert _found(facts)
-    assert not _found(facts, _EXPECTED._replace(plan=_PLAN._replace(network="host")))
+    assert _problems(facts)
+    assert not _problems(facts, _EXPECTED._replace(plan=_PLAN._replace(network="host")))
 
 
 @pytest.mark.parametrize("name", ["Uid", "Gid"])
 @pytest.mark.parametrize("ids", ["0\t0\t0\t0", "70\t0\t70\t70", "71\t71\t71\t71", ""])
 def test_another_user(name: str, ids: str) -> None:
-    assert f"{name} is" in _found(_GOOD._replace(status={**_STATUS, name: ids}))
+    assert f"{name} is" in _problems(_GOOD._replace(status={**_STATUS, name: ids}))
 
 
 @pytest.mark.parametrize(
     "text", ["", "0 0 4294967295", "1000 0 2", "0 1000 1", "1000 0 1 1001 1001 1", "1000 1000 65536"]
 )
 def test_another_map(text: str) -> None:
-    assert "user map" in _found(_GOOD._replace(uid_map=text))
-    assert "group map" in _found(_GOOD._replace(gid_map=text))
+    assert "user map" in _problems(_GOOD._replace(uid_map=text))
+    assert "group map" in _problems(_GOOD._replace(gid_map=text))
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_another_map(text: str) -> None:
     ],
 )
 def test_mounts(point: str, is_writable: bool) -> None:
-    assert point in _found(_GOOD._replace(mounts={**_GOOD.mounts, point: is_writable}))
+    assert point in _problems(_GOOD._replace(mounts={**_GOOD.mounts, point: is_writable}))
 
 
 @pytest.mark.parametrize("point", ["/data/inner", "/tmp/inner"])
 def test_what_lies_in_a_writable_place_may_be_writable(point: str) -> None:
-    assert not _found(_GOOD._replace(mounts={**_GOOD.mounts, point: True}))
+    assert not _problems(_GOOD._replace(mounts={**_GOOD.mounts, point: True}))
 
 
 def test_a_planned_mount_that_is_missing() -> None:
-    """A private directory that is not there would leave what lies below it."""
+    """Without its mount, what is below a private directory would show."""
     mounts = {point: flag for point, flag in _GOOD.mounts.items() if point != "/tmp"}
-    assert _found(_GOOD._replace(mounts=mounts))
+    assert _problems(_GOOD._replace(mounts=mounts))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_mount_points_are_unescaped(written: str, meant: str) -> None:
 
 
 def test_without_namespaces_the_bounding_set_may_stay() -> None:
-    """An ordinary user cannot empty it; with no_new_privs it is of no use."""
+    """An ordinary user cannot empty it; with no_new_privs it has no effect."""
     plan = LaunchPlan(isolation="landlock")
     expected = Expected(plan, _DESCRIPTORS, _OUTER, host_id=70)
     facts = _GOOD._replace(status={**_STATUS, "CapBnd": "000001ffffffffff"})
@@ -141,6 +141,6 @@ def test_without_namespaces_the_bounding_set_may_stay() -> None:
 def test_terminals_only_where_planned_and_always_there() -> None:
     with_terminals = _EXPECTED._replace(plan=_PLAN._replace(terminals=True))
     shown = _GOOD._replace(mounts={**_GOOD.mounts, "/dev/pts": True})
-    assert "unplanned mount at /dev/pts" in _found(shown)
-    assert "nothing is mounted at /dev/pts" in _found(_GOOD, with_terminals)
-    assert not _found(shown, with_terminals)
+    assert "unplanned mount at /dev/pts" in _problems(shown)
+    assert "nothing is mounted at /dev/pts" in _problems(_GOOD, with_terminals)
+    assert not _problems(shown, with_terminals)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from tests.helpers import eventually
 
 from warmcell.cage.cell import CODE_DIRECTORY, PROCESSES
 from warmcell.cage.plan import LaunchPlan, Watch
 from warmcell.cage.watching import disk, watcher
-from warmcell.cage.watching import loop as looking
+from warmcell.cage.watching import loop as watcher_loop
 from warmcell.cage.watching.ceilings import Ceilings
 from warmcell.cage.watching.loop import Loop, _Cell
 from warmcell.cage.wire import receive_packet, send_packet
@@ -61,7 +62,7 @@ def test_no_guest_begins_before_the_watcher_can_look(monkeypatch: pytest.MonkeyP
 
 def test_a_watcher_that_dies_at_once_watches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "_be_watcher", lambda channel, is_sure: os._exit(1))
-    with pytest.raises(OSError, match="did not come up"):
+    with pytest.raises(OSError, match="did not start"):
         _seconds_to_watch(watcher.Watcher())
 
 
@@ -73,7 +74,7 @@ def _seconds_to_watch(manager_end: watcher.Watcher) -> float:
         manager_end.watch(LaunchPlan(watch=Watch(disk_bytes=1)), files[0], files[1], given, files[0], {})
         return time.monotonic() - started
     finally:
-        manager_end.let_go()
+        manager_end.close()
         os.waitpid(manager_end.pid, 0)
         for descriptor in files:
             os.close(descriptor)
@@ -100,7 +101,7 @@ class Watched:
     def close(self) -> None:
         self.asks.close()
         os.close(self.go)
-        self.manager_end.let_go()
+        self.manager_end.close()
         os.waitpid(self.manager_end.pid, 0)
 
 
@@ -128,7 +129,7 @@ def test_who_has_begun_is_measured_at_once_and_then_let_on(tmp_path: Path) -> No
         assert shown.is_answered(10) and receive_packet(shown.asks)[0] == {"attached": 2}
         shown.asks.close()
         time.sleep(0.3)
-        assert shown.manager_end.hear()  # it is still there
+        assert shown.manager_end.receive()  # it is still there
     finally:
         shown.close()
 
@@ -137,10 +138,10 @@ def test_a_cell_that_never_began_is_not_measured_and_let_go_of(cell: Watched, tm
     (tmp_path / "large").write_bytes(bytes(2 << 20))
     assert cell.manager_end.end_of(cell.number) is None  # asked for
     assert receive_packet(cell.asks)[0] == {}
-    until = time.monotonic() + 10
-    while cell.number not in cell.manager_end.told and time.monotonic() < until:
-        cell.manager_end.hear()
-    assert cell.manager_end.told[cell.number] == watcher.NO_VERDICT
+    until = time.monotonic() + 60
+    while cell.number not in cell.manager_end.verdicts and time.monotonic() < until:
+        cell.manager_end.receive()
+    assert cell.manager_end.verdicts[cell.number] == watcher.NO_VERDICT
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_others_are_looked_at_while_much_is_measured(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    monkeypatch.setattr(disk.Walk, "go_on", lambda *_: False)
+    monkeypatch.setattr(disk.Walk, "advance", lambda *_: False)
     monkeypatch.setattr(Ceilings, "look", lambda self: looks.append(self) or 0.0)
     watches = (Watch(disk_bytes=1, disk_paths=(str(tmp_path),)), Watch(memory_bytes=1))
     for number, watch in enumerate(watches):
@@ -181,7 +182,7 @@ def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch
 
     monkeypatch.setattr(Ceilings, "look", refused)
     for number, (seconds, patience_ms, is_watched_on) in enumerate([("0.1", 30_000, True), ("60", 50, False)]):
-        monkeypatch.setattr(looking, "_LAST_MOMENT_MS", patience_ms)
+        monkeypatch.setattr(watcher_loop, "_LAST_MOMENT_MS", patience_ms)
         with subprocess.Popen(["sleep", seconds]) as process:
             loop._cells[number] = _cell(os.pidfd_open(process.pid), Watch(memory_bytes=1))
             loop._due[number] = 0.0
@@ -213,7 +214,7 @@ def test_who_waits_for_a_measure_does_not_wait_for_what_looks_take(
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(Loop, "_prepare", lambda self: (done.append("prepared"), setattr(self, "_is_prepared", True)))
-    monkeypatch.setattr(_Cell, "tell_measured", lambda _: done.append("measured"))
+    monkeypatch.setattr(_Cell, "answer_measured", lambda _: done.append("measured"))
     monkeypatch.setattr(Loop, "_look", lambda *_: 1.0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     begun, go = os.pipe()
@@ -225,9 +226,7 @@ def test_who_waits_for_a_measure_does_not_wait_for_what_looks_take(
         loop._add({"watch": 1, "ceilings": list(watch), "most_tasks": 0}, [others[0], begun, *others[1:]])
         thread = threading.Thread(target=loop.run)
         thread.start()
-        deadline = time.monotonic() + 10
-        while len(done) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(lambda: len(done) >= 2)
         ours.close()
         thread.join()
     assert done[:2] == ["measured", "prepared"]
@@ -238,11 +237,11 @@ def test_who_waits_for_a_measure_does_not_wait_for_what_looks_take(
 def test_one_that_is_sure_to_measure_loads_what_that_takes_at_once(
     monkeypatch: pytest.MonkeyPatch, is_sure: bool
 ) -> None:
-    name = "warmcell.cage.watching.looking"
+    name = "warmcell.cage.watching.guest_view"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr(name, raising=False)
     monkeypatch.setattr(Loop, "run", lambda _: os._exit(42 if name in sys.modules else 41))
     started = watcher.Watcher()
     started.start(is_sure=is_sure)
     assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == (42 if is_sure else 41)
-    started.let_go()
+    started.close()

@@ -1,4 +1,4 @@
-"""Text that leaves through a door."""
+"""Text for models and remote clients: bounded, and without anything of the host."""
 
 from __future__ import annotations
 

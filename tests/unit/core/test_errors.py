@@ -20,6 +20,7 @@ EXAMPLES: list[tuple[errors.SandboxError, str]] = [
     (errors.InvalidRequest("x", field="code", hint="y"), "sandbox.invalid_request"),
     (errors.BackendUnavailable("x"), "sandbox.backend_unavailable"),
     (errors.BackendBusy(60), "sandbox.backend_busy"),
+    (errors.NodeLost("0123456789abcdef", "it left the cluster"), "sandbox.node_lost"),
     (errors.BuildFailed(ExecResult(stderr="error: no", exit_code=1)), "sandbox.build_failed"),
     (errors.EnforcerUnavailable("native", "x", hint="y"), "sandbox.enforcer_unavailable"),
     (errors.EnforcerFailed("native", "x"), "sandbox.enforcer_failed"),
@@ -27,6 +28,10 @@ EXAMPLES: list[tuple[errors.SandboxError, str]] = [
     (errors.ProvisionFailed("file", "gone", "look"), "sandbox.provision_failed"),
     (errors.SessionNotFound("x"), "sandbox.session_not_found"),
     (errors.SnapshotNotFound("x"), "sandbox.snapshot_not_found"),
+    (errors.SnapshotInvalid("x"), "sandbox.snapshot_invalid"),
+    (errors.WorkspaceNotFound("x"), "sandbox.workspace_not_found"),
+    (errors.ImageNotFound("x"), "sandbox.image_not_found"),
+    (errors.ImageInvalid("x"), "sandbox.image_invalid"),
     (errors.PathTraversal("../x"), "sandbox.path_traversal"),
     (errors.SessionTimeout(3), "sandbox.session_timeout"),
     (errors.SessionBusy("x"), "sandbox.session_busy"),
@@ -71,6 +76,7 @@ FAULTS = {
     "AlreadyExists": ("caller", False),
     "ArchiveRejected": ("caller", False),
     "BackendBusy": ("host", True),
+    "NodeLost": ("host", True),
     "BackendUnavailable": ("host", False),
     "BuildFailed": ("guest", False),
     "CommandNotFound": ("caller", False),
@@ -81,6 +87,10 @@ FAULTS = {
     "FetchFailed": ("host", True),
     "FileMissing": ("caller", False),
     "FuelExhausted": ("guest", False),
+    "ImageInvalid": ("caller", False),
+    "SnapshotInvalid": ("caller", False),
+    "WorkspaceNotFound": ("caller", False),
+    "ImageNotFound": ("caller", False),
     "InvalidRequest": ("caller", False),
     "LimitExceeded": ("caller", False),
     "MemoryExceeded": ("guest", False),
@@ -149,3 +159,9 @@ def test_what_errors_carry() -> None:
     assert str(errors.ExecutionTimeout(0.5, clock="cpu")) == "execution timed out after 0.5 s of cpu time"
     assert errors.SessionEnded("killed").reason == "killed"
     assert errors.BackendBusy(60).waited == 60
+
+
+def test_the_remedy_for_an_ended_session_is_possible() -> None:
+    assert "restart()" in str(errors.SessionEnded("its interpreter exited with status 1").hint)
+    closed = errors.SessionEnded(errors.SessionEnded.CLOSED)
+    assert "restart()" not in str(closed.hint) and "session(...)" in str(closed.hint)

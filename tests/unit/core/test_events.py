@@ -1,4 +1,4 @@
-"""Events: all of a run is told, in order, to whoever listens, and nothing of what it must not tell."""
+"""Events: everything about a run reaches the listeners, in order, and nothing that must stay private."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_run_is_asked_for_started_and_ended(heard: list[Event]) -> None:
     assert ended["stdout_bytes"] == len(SECRET) and len(ended["policy"]) == 16
 
 
-def test_what_is_untold_is_heard_by_nobody_and_only_there(heard: list[Event]) -> None:
-    with events.untold():
+def test_dropped_events_reach_no_listener(heard: list[Event]) -> None:
+    with events.no_op():
         FakeBackend().execute_blocking(REQUEST)
         other = threading.Thread(target=FakeBackend().execute_blocking, args=(REQUEST,))
         other.start()
@@ -73,7 +73,7 @@ def test_no_event_carries_code_input_environment_or_output(heard: list[Event]) -
     assert with_results[-1].result.stdout == SECRET and SECRET not in repr(with_results[-1])
 
 
-def test_a_listener_that_raises_harms_nobody(heard: list[Event], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_affects_nothing_else(heard: list[Event], caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Event) -> None:
         raise ZeroDivisionError
 
@@ -84,7 +84,7 @@ def test_a_listener_that_raises_harms_nobody(heard: list[Event], caplog: pytest.
     assert "a listener failed at run.asked" in caplog.text and heard[-1].name == "run.ended"
 
 
-async def test_runs_at_once_are_told_apart(heard: list[Event]) -> None:
+async def test_simultaneous_runs_are_distinguished(heard: list[Event]) -> None:
     backend = FakeBackend(lambda request: ExecResult(), latency=0.01)
     await asyncio.gather(*[backend.execute(REQUEST) for _ in range(20)])
     by_run: dict[str, list[str]] = {}
@@ -124,7 +124,7 @@ async def test_a_sandbox_tells_of_itself_and_of_files(heard: list[Event]) -> Non
     assert {event.subject for event in heard} == {sandbox.id}
 
 
-def test_what_comes_after_a_run_is_not_told_as_its_own(heard: list[Event]) -> None:
+def test_later_events_do_not_belong_to_an_earlier_run(heard: list[Event]) -> None:
     FakeBackend([ExecResult()]).execute_blocking(REQUEST)
     assert events.current_run() == ""
     Runs("session", 1, 5).run_blocking(lambda run: None)

@@ -55,7 +55,7 @@ def _as_number(value: Any) -> float:
 @given(limits, limits)
 @pytest.mark.claim("WC-PT-2")
 def test_a_cap_never_widens(wanted: Limits, ceiling: Limits) -> None:
-    capped = wanted.capped_by(ceiling)
+    capped = wanted.cap_with(ceiling)
     for name in WHOLE + NUMBERS:
         smallest = min(_as_number(getattr(wanted, name)), _as_number(getattr(ceiling, name)))
         assert _as_number(getattr(capped, name)) == smallest
@@ -63,17 +63,17 @@ def test_a_cap_never_widens(wanted: Limits, ceiling: Limits) -> None:
 
 @given(limits)
 def test_a_cap_by_itself_changes_nothing(same: Limits) -> None:
-    assert same.capped_by(same) == same
+    assert same.cap_with(same) == same
 
 
-def test_nothing_said_is_nothing_set() -> None:
+def test_nothing_is_set_by_default() -> None:
     assert {getattr(Limits(), name) for name in WHOLE + NUMBERS} == {None}
     assert Limits(**dict.fromkeys(WHOLE + NUMBERS)) == Limits()
 
 
-def test_what_holds_where_nobody_said_anything() -> None:
+def test_the_default_limits() -> None:
     assert EffectiveLimits() == EffectiveLimits(512, None, 128, 1024, 256, 1_048_576, None)
-    assert EffectiveLimits(memory_mb=7).stated() == Limits(7, None, 128, 1024, 256, 1_048_576, None)
+    assert EffectiveLimits(memory_mb=7).as_limits() == Limits(7, None, 128, 1024, 256, 1_048_576, None)
 
 
 @pytest.mark.claim("WC-PT-5")

@@ -175,3 +175,24 @@ def test_limits_must_be_limits(limits: object) -> None:
 def test_a_request_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         request().timeout = 1e9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [
+        ("PY", Language.PYTHON),
+        ("Python3", Language.PYTHON),
+        ("node", Language.JAVASCRIPT),
+        ("bash", Language.COMMAND),
+        ("C++", Language.CPP),
+        ("golang", Language.GO),
+        ("sqlite3", Language.SQL),
+        ("r", Language.R),
+    ],
+)
+def test_aliases_become_the_languages_own_name(name: str, language: Language) -> None:
+    assert ExecRequest(name, "0", 1).language is language
+
+
+def test_a_language_of_another_package_keeps_its_name() -> None:
+    assert ExecRequest("Brainfuck", "+", 1).language == "brainfuck"

@@ -1,4 +1,4 @@
-"""One log record per run, and not a thing where nobody listens."""
+"""One log record per run, and nothing without listeners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in names}
 
 
-def test_a_result_is_told_whole(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_result_is_reported_whole(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, LOGGER), RunRecord("process", REQUEST) as record:
         record.result = ExecResult(exit_code=3, duration=0.25, queued=0.5)
     assert [fields(each) for each in caplog.records] == [

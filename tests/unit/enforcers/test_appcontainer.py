@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.core.contracts import SandboxEnforcer
 from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import Limits
 from warmcell.enforcers import appcontainer_launcher as launcher
@@ -30,9 +29,10 @@ from warmcell.enforcers.appcontainer import (
     environment_block,
     grants,
     profile_name,
-    quoted_argument,
+    quote_argument,
     windows_path,
 )
+from warmcell.enforcers.contract import SandboxEnforcer
 from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 
 PYTHON = r"C:\Python\python.exe"
@@ -84,7 +84,7 @@ def split_command_line(line: str) -> list[str]:
     ],
 )
 def test_quoting(word: str, text: str) -> None:
-    assert quoted_argument(word) == text
+    assert quote_argument(word) == text
 
 
 @given(st.lists(st.text(st.sampled_from('\\" \ta-/&|%^żé\n'))))
@@ -207,7 +207,7 @@ def test_the_launcher_gets_the_plan_as_one_argument() -> None:
     }
 
 
-def test_a_frozen_program_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_program_is_not_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(BackendUnavailable, match="frozen program"):
         AppContainerEnforcer().wrap_command(PYTHON, [], SandboxPolicy())

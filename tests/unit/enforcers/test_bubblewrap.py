@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers import require
 
-from warmcell.core.contracts import SandboxEnforcer
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import Limits
 from warmcell.enforcers import bubblewrap
-from warmcell.enforcers.bubblewrap import BubblewrapEnforcer, bwrap_options, checked_command, find_bwrap
+from warmcell.enforcers.bubblewrap import BubblewrapEnforcer, bwrap_options, check_command, find_bwrap
+from warmcell.enforcers.contract import SandboxEnforcer
 from warmcell.enforcers.layout import Mount, SystemLayout
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
@@ -41,7 +41,9 @@ def has_run(items: list[str], *wanted: str) -> bool:
 def test_the_whole_command_line_of_the_default_cage() -> None:
     size = ["--size", str(256 * 1024 * 1024)]
     devices = [
-        item for name in ("null", "zero", "full", "random", "urandom") for item in ("--dev-bind", *[f"/dev/{name}"] * 2)
+        item
+        for name in ("null", "zero", "full", "random", "urandom")
+        for item in ("--dev-bind-try", *[f"/dev/{name}"] * 2)
     ]
     assert options() == [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
@@ -101,7 +103,7 @@ def test_nothing_in_a_policy_or_command_becomes_an_option(env: dict[str, str], a
     end = start + 3 * len(given_env)
     plain = options()
     assert items[end:] == plain[plain.index("--clearenv") + 1 + 3 * len(bubblewrap.DEFAULT_ENV) :]
-    assert checked_command("/bin/x", args) == ("/bin/x", *args)
+    assert check_command("/bin/x", args) == ("/bin/x", *args)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ def test_no_bwrap_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "find_program", lambda _name: None)
     monkeypatch.setattr(bubblewrap, "find_in_wheel", lambda *_: None)
     for act in (BubblewrapEnforcer().probe, lambda: BubblewrapEnforcer().wrap_command("/bin/true", [], OPEN)):
-        with pytest.raises(EnforcerUnavailable, match="no bwrap") as caught:
+        with pytest.raises(EnforcerUnavailable, match="bwrap was not found") as caught:
             act()
         assert caught.value.hint and "apt install bubblewrap" in caught.value.hint
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, SandboxPolicy, SandboxPolicyBuilder, get_enforcer
-from warmcell.core.contracts import WrappedCommand
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest
+from warmcell.enforcers.contract import WrappedCommand
 
 SMALL = ExecRequest("python", "import os; print(6*7, os.environ.get('WRAPPED'))", 20)
 
@@ -112,6 +112,6 @@ def test_a_name_of_ours_is_taken() -> None:
 
 
 @pytest.mark.parametrize("bad", [object(), 7, sys, Wrapper])
-def test_what_is_no_enforcer_is_refused(bad: Any) -> None:
+def test_an_object_that_is_not_an_enforcer_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidRequest, match="enforcer"):
         ProcessBackend.with_sandbox(None, bad)

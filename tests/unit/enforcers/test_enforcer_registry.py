@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from warmcell.core.contracts import SandboxEnforcer
+from warmcell import Sandbox
+from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest
+from warmcell.core.types import ExecRequest
 from warmcell.enforcers import registry
-from warmcell.enforcers.registry import enforcer_names, get_enforcer
+from warmcell.enforcers.contract import SandboxEnforcer
+from warmcell.enforcers.registry import ENFORCERS, get_enforcer, prove_enforcer
 
 
 class Working:
@@ -34,7 +37,7 @@ def enforcers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_names() -> None:
-    assert enforcer_names() == ("native", "bubblewrap", "seatbelt", "appcontainer", "landlock")
+    assert tuple(ENFORCERS) == ("native", "bubblewrap", "seatbelt", "appcontainer", "landlock")
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "seatbelt", "appcontainer"])
@@ -77,3 +80,52 @@ def test_the_weaker_class_is_never_chosen_unasked(enforcers: dict[str, str]) -> 
     with pytest.raises(EnforcerUnavailable):
         get_enforcer()
     assert get_enforcer("landlock").name == "working"
+
+
+def test_a_weaker_class_is_used_only_if_it_is_named(enforcers: dict[str, str]) -> None:
+    enforcers["landlock"] = f"{__name__}:Working"
+    enforcers["bubblewrap"] = f"{__name__}:Broken"
+    with pytest.raises(EnforcerUnavailable):
+        prove_enforcer("auto")
+    assert prove_enforcer("auto", "landlock").name == "working"
+
+
+def test_a_weaker_class_does_not_replace_a_better_one(enforcers: dict[str, str]) -> None:
+    enforcers["landlock"] = f"{__name__}:Broken"
+    assert prove_enforcer("auto", "landlock").name == "working"
+
+
+@pytest.mark.parametrize(
+    ("weaker", "enforcer", "message"),
+    [("none", "auto", "unknown class"), ("native", "auto", "unknown class"), ("landlock", "native", "'auto' only")],
+)
+def test_what_may_be_weaker_is_checked(weaker: str, enforcer: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        ProcessBackend(enforcer=enforcer, allow_weaker=weaker)
+    assert caught.value.field == "allow_weaker"
+
+
+@pytest.mark.needs("linux", "user namespaces")
+def test_a_backend_on_a_weak_host_names_its_class(enforcers: dict[str, str]) -> None:
+    enforcers["landlock"] = "warmcell.enforcers.native:LandlockEnforcer"
+    enforcers["bubblewrap"] = f"{__name__}:Broken"
+    with ProcessBackend(allow_weaker="landlock") as backend:
+        result = backend.execute_blocking(ExecRequest("python", "print(6 * 7)", 60))
+    assert (result.stdout, result.enforced.enforcer) == ("42\n", "landlock")
+    assert "landlock" in result.enforced.isolation_class
+
+
+@pytest.mark.needs("linux", "user namespaces")
+def test_a_sandbox_on_a_weak_host_names_its_class(enforcers: dict[str, str]) -> None:
+    enforcers["landlock"] = "warmcell.enforcers.native:LandlockEnforcer"
+    enforcers["bubblewrap"] = f"{__name__}:Broken"
+    with Sandbox(allow_weaker="landlock") as sandbox:
+        assert sandbox.run("print(6 * 7)").enforced.enforcer == "landlock"
+    with pytest.raises(EnforcerUnavailable), Sandbox() as sandbox:
+        sandbox.run("print(6 * 7)")
+
+
+def test_a_wasm_sandbox_has_no_weaker_class() -> None:
+    with pytest.raises(InvalidRequest) as caught, Sandbox(backend="wasm", allow_weaker="landlock") as sandbox:
+        sandbox.sh("true")
+    assert caught.value.field == "allow_weaker"

@@ -91,7 +91,7 @@ def test_a_mount_inside_another_needs_a_real_place_there(tmp_path: Path) -> None
 
 
 @pytest.mark.attack("FS-03")
-def test_a_link_that_a_guest_planted_is_no_mount_point(tmp_path: Path) -> None:
+def test_a_link_that_a_guest_planted_is_not_a_mount_point(tmp_path: Path) -> None:
     for name in ("outer", "inner", "victim"):
         (tmp_path / name).mkdir()
     (tmp_path / "outer" / "inner").symlink_to(tmp_path / "victim")
@@ -102,7 +102,7 @@ def test_a_link_that_a_guest_planted_is_no_mount_point(tmp_path: Path) -> None:
         )
 
 
-def test_a_file_is_no_place_for_a_directory(tmp_path: Path) -> None:
+def test_a_file_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "outer").mkdir()
     (tmp_path / "outer" / "inner").touch()
     (tmp_path / "inner").mkdir()

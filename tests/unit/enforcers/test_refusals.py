@@ -60,13 +60,13 @@ def told(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], uid: int, step:
         ({LABEL: "docker-default (enforce)"}, USER, CREATE, errno.EPERM, "as it does in a chroot", "pivot_root"),
         ({}, ROOT, CREATE, errno.EPERM, "as it does in a chroot", "pivot_root"),
         ({}, ROOT, MAP, errno.EPERM, "root without the capabilities of root", "CAP_SETFCAP"),
-        ({}, USER, CREATE, errno.EAGAIN, "as many processes as it may have", ""),
+        ({}, USER, CREATE, errno.EAGAIN, "too many processes for this user", ""),
     ],
 )
 def test_the_one_that_it_is_is_named(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str], uid: int, step: str, number: int, what: str, remedy: str
 ) -> None:
     if number == errno.EAGAIN:
-        monkeypatch.setattr(refusals, "ELSEWHERE", "")  # too many processes is no matter of the cage
+        monkeypatch.setattr(refusals, "ELSEWHERE", "")  # too many processes is not a matter of the cage
     said, advised = told(monkeypatch, files, uid, step, number)
     assert what in said and remedy in advised

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.core.contracts import SandboxEnforcer
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
-from warmcell.enforcers.seatbelt import ProfilePath, SeatbeltEnforcer, parents, quoted, seatbelt_profile
+from warmcell.enforcers.contract import SandboxEnforcer
+from warmcell.enforcers.seatbelt import ProfilePath, SeatbeltEnforcer, parents, quote, seatbelt_profile
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 
@@ -24,7 +24,7 @@ def profile(policy: SandboxPolicy = CLOSED, *paths: ProfilePath) -> list[str]:
 
 
 def read_string(text: str) -> tuple[str, str]:
-    """Reads one quoted string as the profile language does; gives it and what follows."""
+    """Reads one quote string as the profile language does; gives it and what follows."""
     match = re.match(r'"((?:[^"\\]|\\.)*)"', text, re.DOTALL)
     assert match
     return re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL), text[match.end() :]
@@ -135,18 +135,18 @@ def test_what_it_cannot_express_is_refused(rule: NetworkRule) -> None:
     ],
 )
 def test_escaping(path: str, text: str) -> None:
-    assert quoted(path) == text
+    assert quote(path) == text
 
 
 @pytest.mark.parametrize("character", [chr(number) for number in (*range(32), 127)])
 def test_control_characters_are_refused(character: str) -> None:
     with pytest.raises(PolicyViolation, match="control character"):
-        quoted(f"/a{character}b")
+        quote(f"/a{character}b")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_a_string_is_read_back_as_it_was(text: str) -> None:
-    assert read_string(quoted(text)) == (text, "")
+    assert read_string(quote(text)) == (text, "")
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), max_size=4), st.booleans())

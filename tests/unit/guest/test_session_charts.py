@@ -68,7 +68,7 @@ def figure(*each: SimpleNamespace) -> SimpleNamespace:
 
 def test_lines_with_their_axes_and_without_rules() -> None:
     drawn = [line("sin", [0, 1], [2, math.nan]), line("_child1", [0, 5], [7, 8]), line("rule", [0, 1], [3, 3])]
-    chart = charts.described(figure(axes("T", "Time (s)", "plain", lines=drawn)))
+    chart = charts.describe(figure(axes("T", "Time (s)", "plain", lines=drawn)))
     assert (chart["type"], chart["title"]) == ("line", "T")
     assert [chart[name] for name in ("x_label", "x_unit", "y_label", "y_unit")] == ["Time (s)", "s", "plain", None]
     assert [chart[name] for name in ("x_scale", "y_scale", "x_tick_labels")] == ["linear", "log", ["a", "b"]]
@@ -80,7 +80,7 @@ def test_lines_with_their_axes_and_without_rules() -> None:
 
 def test_bars_stand_at_their_labels() -> None:
     bars = Bars([Rectangle(x=-0.4, width=0.8, height=3), Rectangle(x=0.6, width=0.8, height=5)])
-    chart = charts.described(figure(axes(patches=list(bars), containers=[bars])))
+    chart = charts.describe(figure(axes(patches=list(bars), containers=[bars])))
     assert chart["type"] == "bar"
     assert [(item["label"], item["group"], item["value"]) for item in chart["elements"]] == [
         ("a", "Group 0", 3.0),
@@ -90,7 +90,7 @@ def test_bars_stand_at_their_labels() -> None:
 
 def test_slices_and_what_nobody_knows() -> None:
     pie = axes(patches=[Wedge(label="No", theta1=90, theta2=414.00000858, r=1)])
-    both = charts.described(figure(pie, axes(images=[object()])))
+    both = charts.describe(figure(pie, axes(images=[object()])))
     assert (both["type"], both["title"]) == ("superchart", "all")
     assert both["elements"][0]["elements"] == [{"label": "No", "angle": 324.0, "radius": 1.0}]
     assert both["elements"][1] == {"type": "unknown", "title": None, "elements": []}
@@ -98,12 +98,12 @@ def test_slices_and_what_nobody_knows() -> None:
 
 @pytest.mark.parametrize("x", [["one"], [object()]])
 def test_strange_values_never_raise(x: list[Any]) -> None:
-    assert charts.described(figure(axes(lines=[line("l", x, [1])])))["type"] in ("line", "unknown")
+    assert charts.describe(figure(axes(lines=[line("l", x, [1])])))["type"] in ("line", "unknown")
 
 
 def test_an_empty_figure_and_a_huge_one_have_none() -> None:
     empty = axes()
     empty.has_data = lambda: False
-    assert charts.described(figure(empty)) is None and charts.described(figure()) is None
+    assert charts.describe(figure(empty)) is None and charts.describe(figure()) is None
     many = list(range(100_001))
-    assert charts.described(figure(axes(lines=[line("l", many, many)]))) is None
+    assert charts.describe(figure(axes(lines=[line("l", many, many)]))) is None

@@ -85,7 +85,7 @@ def test_the_command_records_and_replays(tmp_path: Path) -> None:
     assert list(second["differences"]["outcome"]) == ["stdout"]
 
 
-def rewritten(file: Path, **changes: Any) -> None:
+def change_recording(file: Path, **changes: Any) -> None:
     plain = json.loads(file.read_text())
     file.write_text(json.dumps(plain | changes) + "\n")
 
@@ -97,11 +97,70 @@ def test_a_file_does_not_open_the_host_by_itself(tmp_path: Path) -> None:
     warmcell("run", "python", "-c", f"print(open({str(tmp_path / 'secret')!r}).read())", "--record", str(file))
     policy = Builder().allow_read(tmp_path / "secret").build()
     for change in ({"enforcer": None}, {"enforcer": "auto", "policy": json.loads(policy.to_json())}):
-        rewritten(file, **change)
+        change_recording(file, **change)
         refused = warmcell("replay", str(file))
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "--trust" in refused.stderr
     assert "mine" in warmcell("replay", str(file), "--trust").stdout
+
+
+@pytest.mark.attack("S3-08")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"enforcer": "landlock"}, "enforcer"),
+        ({"enforcer": "bubblewrap"}, "enforcer"),
+        ({"enforcer": "no such"}, "enforcer"),
+        ({"backend": "fake"}, "backend"),
+        ({"policy": json.loads(Builder().limits(Limits(processes=60_000)).build().to_json())}, "limits"),
+        ({"policy": json.loads(Builder().limits(Limits(disk_mb=1 << 20)).build().to_json())}, "limits"),
+    ],
+)
+def test_a_file_does_not_lower_the_isolation(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    file = tmp_path / "record"
+    write(str(file), Recording(ExecRequest("python", "print(1)", 5), {"status": "success"}))
+    change_recording(file, **changes)
+    refused = warmcell("replay", str(file))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert reason in refused.stderr and "--trust" in refused.stderr
+
+
+@pytest.mark.attack("S3-08")
+def test_a_request_does_not_raise_the_limits_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "record"
+    write(str(file), Recording(ExecRequest("python", "print(1)", 5, memory_limit_mb=4096), {"status": "success"}))
+    refused = warmcell("replay", str(file))
+    assert (refused.returncode, "limits" in refused.stderr) == (2, True)
+
+
+@pytest.mark.attack("S3-12")
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory", "device"])
+def test_only_regular_files_are_recordings(tmp_path: Path, kind: str) -> None:
+    path, real = tmp_path / "record", tmp_path / "real"
+    write(str(real), Recording(REQUEST, {"status": "success"}))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(real)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path = Path("/dev/zero")
+    with pytest.raises(InvalidRequest, match="not a regular file"):
+        list(read(str(path)))
+    with pytest.raises(InvalidRequest, match="not a regular file"):
+        write(str(path), Recording(REQUEST, {"status": "success"}))
+
+
+@pytest.mark.attack("S3-12")
+@pytest.mark.parametrize("depth", [100, 900, 5_000, 1_000_000])
+def test_deep_json_is_a_typed_error(tmp_path: Path, depth: int) -> None:
+    file = tmp_path / "record"
+    write(str(file), Recording(REQUEST, {"status": "success"}))
+    deep = "[" * depth + "]" * depth
+    file.write_text(file.read_text().replace('"status": "success"', f'"status": {deep}'))
+    with pytest.raises(InvalidRequest, match="line 1"):
+        list(read(str(file)))
 
 
 def test_wrong_files_are_usage_errors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,36 +40,81 @@ def test_the_usual_layouts(tmp_path: Path, files: dict[str, str], names: list[st
 def test_json_lines(tmp_path: Path) -> None:
     lines = [
         {"stdin": "a", "expected": "b"},
-        {"input": "c", "output": "d", "timeout": 2, "name": "x"},
+        {"input": "c", "output": "d", "timeout": 2, "memory_mb": 64, "name": "x"},
         {"expected": "e"},
     ]
     path = tmp_path / "cases.jsonl"
     path.write_text("\ufeff" + "\n\n".join(map(json.dumps, lines)) + "\n")
-    expected = [Case("a", "b", name="1"), Case("c", "d", 2, "x"), Case("", "e", name="5")]
+    expected = [Case("a", "b", name="1"), Case("c", "d", 2, 64, "x"), Case("", "e", name="5")]
     assert read_cases(str(path)) == expected
     assert read_cases(str(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({}, "no cases"),
         ({"1.in": ""}, "1.out"),
-        ({"input/1": "", "output/2": ""}, "no file of that name"),
-        ({"x.jsonl": "{"}, "x.jsonl:1 is not JSON"),
-        ({"x.jsonl": "[]"}, "not an object"),
-        ({"x.jsonl": '{"stdin": "a"}'}, "no 'expected'"),
+        ({"input/1": "", "output/2": ""}, "has no counterpart"),
+        ({"x.jsonl": "{"}, "x.jsonl:1: invalid JSON"),
+        ({"x.jsonl": "[]"}, "not a JSON object"),
+        ({"x.jsonl": '{"stdin": "a"}'}, "no field 'expected'"),
         ({"x.jsonl": '{"expected": 3}'}, "must be text"),
         ({"x.jsonl": '{"expected": "", "timeout": -1}'}, "timeout"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_a_malformed_file_is_explained(tmp_path: Path, files: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_cases(lay_out(tmp_path, files))
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.field == "cases"
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no such file"):
         read_cases(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.attack("S3-12")
+@pytest.mark.parametrize("kind", ["fifo", "link", "device"])
+def test_only_regular_files_are_cases(tmp_path: Path, kind: str) -> None:
+    secret, directory = tmp_path / "secret", tmp_path / "cases"
+    secret.write_text("canary")
+    directory.mkdir()
+    (directory / "1.out").write_text("")
+    given = directory / "1.in"
+    if kind == "fifo":
+        os.mkfifo(given)
+    else:
+        given.symlink_to(secret if kind == "link" else "/dev/zero")
+    with pytest.raises(InvalidRequest, match="not a regular file"):
+        read_cases(str(directory))
+
+
+@pytest.mark.attack("S3-12")
+def test_linked_folders_are_not_followed(tmp_path: Path) -> None:
+    elsewhere, directory = tmp_path / "elsewhere", tmp_path / "cases"
+    for path in (elsewhere, directory, directory / "output"):
+        path.mkdir()
+    (elsewhere / "1.txt").write_text("canary")
+    (directory / "output" / "1.txt").write_text("canary")
+    (directory / "input").symlink_to(elsewhere)
+    with pytest.raises(InvalidRequest):
+        read_cases(str(directory))
+
+
+@pytest.mark.attack("S3-12")
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"stdin": ' + "[" * 900 + "]" * 900 + "}"], ids=["deep", "deep in stdin"]
+)
+def test_deep_json_is_a_typed_error(tmp_path: Path, line: str) -> None:
+    (tmp_path / "cases.jsonl").write_text(line)
+    with pytest.raises(InvalidRequest, match=r"cases\.jsonl:1"):
+        read_cases(str(tmp_path / "cases.jsonl"))
+
+
+@pytest.mark.attack("S3-12")
+def test_a_fifo_in_place_of_a_file_of_cases(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cases.jsonl")
+    with pytest.raises(InvalidRequest):
+        read_cases(str(tmp_path / "cases.jsonl"))

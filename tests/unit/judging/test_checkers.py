@@ -7,7 +7,7 @@ import pytest
 from warmcell import Case, ExecResult, InvalidRequest
 from warmcell.judging.checkers import CHECKERS, checker_for, number
 
-#: Expected, printed, and who accepts it.
+#: Expected, printed, and which checkers accept it.
 TABLE = [
     ("1 2\n", "1 2\n", {"exact", "trim", "tokens", "number"}),
     ("1 2\n", "1 2", {"trim", "tokens", "number"}),

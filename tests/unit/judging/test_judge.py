@@ -1,8 +1,9 @@
-"""Verdicts by script: what each way to end means for a case, and what never becomes one."""
+"""Which verdict each way to end calls for, by scripted backends."""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ CASES = [Case("a", "A"), Case("b", "B", timeout=2), Case("c", "C")]
 def test_verdicts_are_in_the_order_of_the_cases_and_told_as_they_come() -> None:
     told: dict[int, Verdict] = {}
     backend = FakeBackend(answer)
-    verdicts = judge(REQUEST, CASES, backend=backend, concurrency=3, on_verdict=told.__setitem__)
+    verdicts = judge(REQUEST, CASES, backend=backend, concurrency=3, clock="wall", on_verdict=told.__setitem__)
     assert [verdict.status for verdict in verdicts] == ["accepted", "wrong_answer", "accepted"]
     assert [told[index] for index in range(3)] == verdicts
     assert {str(each.stdin): each.timeout for each in backend.requests} == {"a": 5, "b": 2, "c": 5}
@@ -108,12 +109,103 @@ def test_a_case_that_came_too_late_is_run_again_before_the_first_failure_is_told
     assert [verdict.status for verdict in verdicts] == ["accepted", "wrong_answer"]
 
 
-def test_the_clock_may_be_the_processors() -> None:
+def test_processor_time_is_limited_by_default() -> None:
     backend = FakeBackend(["x"])
-    judge(REQUEST, [Case("", "x", timeout=2)], backend=backend, clock="cpu")
+    judge(REQUEST, [Case("", "x", timeout=2)], backend=backend)
     (asked,) = backend.requests
     assert asked.limits is not None
-    assert (asked.limits.cpu_seconds, asked.timeout) == (2, 15)
+    assert (asked.limits.cpu_seconds, asked.timeout) == (2, 8)
+
+
+def test_processor_time_over_the_limit_counts_at_the_end_too() -> None:
+    """The watcher looks every 20 ms, and the program may have ended in between."""
+    late = ExecResult("right\n", usage=Usage(cpu_time=5.01))
+    (verdict,) = judge(REQUEST, [Case("", "right")], backend=FakeBackend([late]))
+    assert verdict.status == "time_limit" and isinstance(verdict.error, ExecutionTimeout)
+    assert judge(REQUEST, [Case("", "right")], backend=FakeBackend([late]), clock="wall")[0].ok
+
+
+def test_a_case_has_limits_of_its_own() -> None:
+    backend = FakeBackend(["x"] * 3)
+    request = ExecRequest("python", "x", 5, memory_limit_mb=64)
+    judge(request, [Case("", "x"), Case("", "x", memory_mb=32), Case("", "x", memory_mb=128)], backend=backend)
+    asked = sorted((one.limits.memory_mb, one.memory_limit_mb) for one in backend.requests if one.limits is not None)
+    assert asked == [(32, None), (64, None), (128, None)]
+
+
+def test_a_peak_that_may_be_over_the_limit_is_measured_again() -> None:
+    """It includes pages that may not be the program's own, so it does not decide by itself."""
+    high, low = (ExecResult("x", usage=Usage(peak_memory_bytes=size << 20)) for size in (70, 60))
+    request = ExecRequest("python", "x", 5, memory_limit_mb=64)
+    for script, status, runs in (
+        ([low], "accepted", 1),
+        ([high, MemoryExceeded(64, high)], "memory_limit", 2),
+        ([high, high], "accepted", 2),
+    ):
+        backend = FakeBackend(script)
+        assert judge(request, [Case("", "x")], backend=backend)[0].status == status
+        assert len(backend.requests) == runs
+
+
+def test_a_checker_that_raises_spoils_one_case_only() -> None:
+    def check(case: Case, result: ExecResult) -> bool:
+        if case.stdin == "b":
+            raise KeyError("no such answer")
+        return result.stdout == case.expected
+
+    verdicts = judge(REQUEST, CASES, backend=FakeBackend(answer), checker=check)
+    assert [verdict.status for verdict in verdicts] == ["accepted", "checker_error", "accepted"]
+    failed = verdicts[1].error
+    assert failed is not None and failed.fault == "caller" and isinstance(failed.__cause__, KeyError)
+    assert "no such answer" in str(failed) and verdicts[1].result is not None
+
+
+def test_endless_output_is_not_a_matter_of_time() -> None:
+    flood = ExecResult("x" * 9, stdout_truncated=True)
+    by_stderr = ExecResult(stderr_truncated=True, exit_code=153, signal=25)
+    for end in (ExecutionTimeout(5, flood, clock="cpu"), flood, by_stderr):
+        assert judge(REQUEST, [Case("", "x")], backend=FakeBackend([end]))[0].status == "output_limit"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "wall", "runs"),
+    [(0.004, 5.0, 1), (0.004, 9.0, 2), (0.2, 5.0, 2), (4.9, 5.0, 1)],
+    ids=["it slept", "its deadline was moved", "it hardly ran", "it computed"],
+)
+def test_only_a_case_that_others_may_have_delayed_runs_again(cpu: float, wall: float, runs: int) -> None:
+    late = ExecutionTimeout(5, ExecResult(usage=Usage(cpu, wall)))
+    backend = FakeBackend([late, late])
+    assert judge(ExecRequest("python", "x", 1), [Case("", "x")], backend=backend)[0].status == "time_limit"
+    assert len(backend.requests) == runs
+
+
+def test_cases_in_doubt_run_alone_whoever_judges() -> None:
+    """32 threads, each with a judge of its own: two cases that run alone would delay each other."""
+    running, most = [0], [0]
+    seen: set[str] = set()
+
+    async def run(request: ExecRequest) -> ExecResult:
+        if request.code not in seen:
+            seen.add(str(request.code))
+            raise IDLE
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0.01)
+        running[0] -= 1
+        return ExecResult("x")
+
+    class Slow:
+        name = "slow"
+        execute = staticmethod(run)
+
+        def capabilities(self) -> Any: ...
+        async def aclose(self) -> None: ...
+
+    with ThreadPoolExecutor(8) as threads:
+        requests = [ExecRequest("python", str(number), 5) for number in range(16)]
+        found = list(threads.map(lambda request: judge(request, [Case("", "x")], backend=Slow()), requests))
+    assert [verdict.status for (verdict,) in found] == ["accepted"] * 16
+    assert most == [1]
 
 
 def test_the_right_answer_never_meets_the_cap_on_output() -> None:

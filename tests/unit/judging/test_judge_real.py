@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.contract.processes import eventually
+from tests.helpers import eventually
 
 from warmcell import (
     AccessMode,
@@ -138,3 +138,51 @@ def test_what_the_host_failed_at_is_run_again_elsewhere_and_then_told_as_the_hos
         (verdict,) = judged.result(120)
     assert verdict.status == status, verdict
     assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.attack("S3-07")
+def test_a_program_that_the_kernel_cannot_load_is_the_guests_fault(backend: ProcessBackend) -> None:
+    code = """
+__asm__(".section .interp,\\"a\\"\\n.incbin \\"/etc/passwd\\"\\n");
+int main() { return 0; }
+"""
+    (verdict,) = judge(ExecRequest("c", code, timeout=5), [Case()], backend=backend)
+    assert verdict.status == "runtime_error" and verdict.result is not None, verdict
+    assert verdict.result.exit_code == 126 and "cannot execute" in verdict.result.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_endless_output_ends_at_its_limit(backend: ProcessBackend, stream: str) -> None:
+    """Not at the time limit, which is a minute away."""
+    code = f"import sys\nwhile True: sys.{stream}.write('x' * 1000)"
+    (verdict,) = judge(ExecRequest("python", code, timeout=60), [Case("", "x")], backend=backend)
+    assert verdict.status == "output_limit" and verdict.result is not None, verdict
+    assert verdict.cpu_time < 30 and len(verdict.result.stdout_bytes) <= 1 << 20
+    assert verdict.result.signal == signal.SIGXFSZ
+
+
+@pytest.mark.needs("gcc")
+def test_limits_of_a_case_hold(backend: ProcessBackend) -> None:
+    code = """
+#include <stdlib.h>
+#include <stdio.h>
+#include <time.h>
+int main() {
+    char *area = calloc(40, 1 << 20);
+    for (size_t at = 0; at < 40u << 20; at += 4096) area[at] = 1;
+    while (clock() < CLOCKS_PER_SEC * 3 / 10) {}
+    puts("ok");
+}
+"""
+    cases = [Case("", "ok"), Case("", "ok", memory_mb=20), Case("", "ok", memory_mb=80), Case("", "ok", timeout=0.1)]
+    verdicts = judge(ExecRequest("c", code, timeout=5, memory_limit_mb=60), cases, backend=backend)
+    assert [verdict.status for verdict in verdicts] == ["accepted", "memory_limit", "accepted", "time_limit"]
+
+
+def test_callers_in_many_threads_get_the_same_verdict(backend: ProcessBackend) -> None:
+    """Each with a judge of its own: 0.2 s of processor time at a limit of one second was late, every time."""
+    code = "import time\nwhile time.process_time() < 0.2: pass\nprint('ok')"
+    request = ExecRequest("python", code, timeout=1)
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(lambda _: judge(request, [Case("", "ok")], backend=backend)[0].status, range(32)))
+    assert found == ["accepted"] * 32

@@ -1,15 +1,15 @@
-"""Carries out a `Program` the plain way, without any backend: files into a directory, build, run."""
+"""Carries out a `ProgramSpec` the plain way, without any backend: files into a directory, build, run."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from warmcell.languages.program import Program, place
+from warmcell.languages.program_spec import ProgramSpec, place
 
 
 def run_program(
-    program: Program, directory: Path, *, stdin: str = "", env: dict[str, str] | None = None
+    program: ProgramSpec, directory: Path, *, stdin: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     code, out, work = (directory / name for name in ("code", "out", "work"))
     for place_ in (code, out, work):

@@ -12,7 +12,7 @@ from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable
 from warmcell.core.types import Language
 from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program, place
+from warmcell.languages.program_spec import ProgramSpec, place
 from warmcell.languages.registry import language_runtime
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 
@@ -26,7 +26,7 @@ def cage() -> BubblewrapEnforcer:
     return BubblewrapEnforcer()
 
 
-def prepare(language: Language, code: str, config: ProcessConfig | None = None) -> Program:
+def prepare(language: Language, code: str, config: ProcessConfig | None = None) -> ProgramSpec:
     try:
         return language_runtime(language).prepare(code, config or ProcessConfig())
     except BackendUnavailable as error:
@@ -34,7 +34,7 @@ def prepare(language: Language, code: str, config: ProcessConfig | None = None) 
         raise
 
 
-def run(cage: BubblewrapEnforcer, program: Program, directory: Path) -> subprocess.CompletedProcess[str]:
+def run(cage: BubblewrapEnforcer, program: ProgramSpec, directory: Path) -> subprocess.CompletedProcess[str]:
     for name in ("code", "out"):
         (directory / name).mkdir()
     for name, content in program.files.items():

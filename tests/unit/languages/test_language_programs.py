@@ -1,4 +1,6 @@
-"""What is told of each language, and what is particular to one. How they all behave: `tests/contract/test_languages.py`."""
+"""What is reported of each language, and what is particular to one. Common behaviour:
+`tests/contract/test_languages.py`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_missing_toolchain_says_what_to_install(language: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("language", PROCESS)
-def test_versions_are_told_in_one_line(backend: ProcessBackend, language: str) -> None:
+def test_versions_are_one_line(backend: ProcessBackend, language: str) -> None:
     missing = why_missing(language, DEFAULT)
     require(missing is None, f"{language}: {missing}")
     version = backend.capabilities().versions[language]
@@ -70,7 +72,7 @@ def test_a_java_heap_fits_the_memory_of_the_run(backend: ProcessBackend) -> None
     assert result.exit_code == 1 and "OutOfMemoryError" in result.stderr
 
 
-def test_a_java_without_a_compiler_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_without_a_compiler_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/java").write_text("#!/bin/sh\n")
     (tmp_path / "bin/java").chmod(0o755)

@@ -14,7 +14,7 @@ from warmcell.core.errors import BackendUnavailable, InvalidRequest
 from warmcell.core.types import Language
 from warmcell.languages import registry
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.program import Program
+from warmcell.languages.program_spec import ProgramSpec
 from warmcell.languages.registry import (
     all_rows,
     available_languages,
@@ -49,8 +49,8 @@ class Fortran:
     aliases = ("F90",)
     suffixes = (".f90",)
 
-    def prepare(self, code: str, config: ProcessConfig) -> Program:
-        return Program(("/usr/bin/fortran", "{code}/main.f90"), {"main.f90": code.encode()}, "main.f90")
+    def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
+        return ProgramSpec(("/usr/bin/fortran", "{code}/main.f90"), {"main.f90": code.encode()}, "main.f90")
 
 
 AWK = LanguageRow(
@@ -189,3 +189,14 @@ def test_broken_entries_are_our_error_not_theirs(value: str, entries: list[Entry
     with pytest.raises(BackendUnavailable, match="broken"):
         language_runtime("broken")
     assert "broken" in language_names() and "broken" not in available_languages(DEFAULT)
+
+
+def test_every_language_of_ours_is_a_member() -> None:
+    assert {row.name for row in ROWS} == set(Language)
+    assert all(canonical(alias) is canonical(row.name) for row in ROWS for alias in row.aliases)
+
+
+def test_the_former_name_of_a_program_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="ProgramSpec"):
+        from warmcell.languages.program import Program
+    assert Program is ProgramSpec

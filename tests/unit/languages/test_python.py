@@ -16,7 +16,7 @@ from tests.unit.languages.running import run_program
 from warmcell.core.errors import BackendUnavailable
 from warmcell.languages import python
 from warmcell.languages.config import ProcessConfig
-from warmcell.languages.python import Interpreter, PythonRuntime, base_executable, command_line, find_interpreter
+from warmcell.languages.python import PythonRuntime, base_executable, command_line, find_interpreter
 
 DEFAULT = ProcessConfig()
 
@@ -47,10 +47,10 @@ def test_program_is_plain_data_with_a_warm_worker() -> None:
 
 
 def test_site_packages_are_left_out_only_for_the_default_interpreter() -> None:
-    assert "-S" in command_line(Interpreter("/usr/bin/python3", (3, 11, 0), (), has_site=False))
-    assert "-S" not in command_line(Interpreter("/usr/bin/python3", (3, 11, 0), (), has_site=True))
+    assert "-S" in command_line("/usr/bin/python3", has_site=False)
+    assert "-S" not in command_line("/usr/bin/python3", has_site=True)
     for has_site in (True, False):
-        argv = command_line(Interpreter("/usr/bin/python3", (3, 11, 0), (), has_site=has_site))
+        argv = command_line("/usr/bin/python3", has_site=has_site)
         assert "-s" in argv and not {"-E", "-I"} & set(argv)
 
 
@@ -129,14 +129,14 @@ def test_something_that_is_not_python_is_refused(tmp_path: Path) -> None:
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho hello\n")
     fake.chmod(0o755)
-    with pytest.raises(BackendUnavailable, match="does not answer as Python"):
+    with pytest.raises(BackendUnavailable, match="does not answer like a Python"):
         find_interpreter(ProcessConfig(python_path=fake))
 
 
 def test_an_old_interpreter_is_refused(tmp_path: Path) -> None:
     facts = {"executable": "/x", "version": [3, 8, 1], "prefixes": ["/x"] * 4, "libraries": ["/x"]}
     fake = tmp_path / "python"
-    fake.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(facts)}\nEND\n")
+    fake.write_text(f"#!/bin/sh\ncat <<'END'\nWARMCELL {json.dumps(facts)}\nEND\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(BackendUnavailable, match=r"is Python 3\.8\.1; guests need 3\.9"):
         find_interpreter(ProcessConfig(python_path=fake))

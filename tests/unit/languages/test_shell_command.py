@@ -39,7 +39,7 @@ def test_bash_if_there_is_one_else_sh(monkeypatch: pytest.MonkeyPatch) -> None:
     del have["bash"]
     assert find_shell().endswith("/sh")
     have.clear()
-    with pytest.raises(BackendUnavailable, match="no bash or sh"):
+    with pytest.raises(BackendUnavailable, match="neither bash nor sh"):
         find_shell()
 
 
@@ -69,7 +69,7 @@ def test_it_behaves_as_a_shell_does(code: str, stdout: str, status: int, tmp_pat
     assert (done.stdout, done.returncode) == (stdout, status)
 
 
-def test_a_long_script_is_no_long_argument(tmp_path: Path) -> None:
+def test_a_long_script_does_not_become_an_argument(tmp_path: Path) -> None:
     code = "\n".join(f": line {number}" for number in range(100_000)) + "\necho end"
     assert run(code, tmp_path).stdout == "end\n"
 

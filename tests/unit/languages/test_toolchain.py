@@ -14,7 +14,9 @@ from tests.helpers import require
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.enforcers import host
-from warmcell.languages.toolchain import beside_usr, is_installation, shown_for, symlink_chain
+from warmcell.languages.config import ProcessConfig
+from warmcell.languages.registry import find_toolchain
+from warmcell.languages.toolchain import beside_usr, is_installation, symlink_chain, visible_paths
 from warmcell.policy.places import is_within
 
 
@@ -32,7 +34,7 @@ def installed(tree: Path, *others: str) -> Path:
 
 @pytest.mark.parametrize("others", [(), ("share", "include", "LICENSE", "README.md"), ("conda-meta", "qml")])
 def test_a_tree_of_its_own_is_shown_whole(tmp_path: Path, others: tuple[str, ...]) -> None:
-    assert shown_for(str(installed(tmp_path / "tree", *others))) == (str(tmp_path / "tree"),)
+    assert visible_paths(str(installed(tmp_path / "tree", *others))) == (str(tmp_path / "tree"),)
 
 
 @pytest.mark.attack("S2-15")
@@ -40,7 +42,7 @@ def test_a_tree_of_its_own_is_shown_whole(tmp_path: Path, others: tuple[str, ...
 @pytest.mark.parametrize("neighbour", [".ssh", ".env", ".git", "src", "Documents", ".bashrc"])
 def test_a_home_or_a_project_is_not(tmp_path: Path, neighbour: str) -> None:
     program = installed(tmp_path / "home", neighbour)
-    assert shown_for(str(program)) == (str(program),)
+    assert visible_paths(str(program)) == (str(program),)
     assert not is_installation(str(tmp_path / "home"))
 
 
@@ -49,7 +51,7 @@ def test_a_program_beside_other_things_is_shown_alone(tmp_path: Path) -> None:
     program = tmp_path / "tools" / "node"
     program.write_bytes(Path("/bin/true").read_bytes())
     program.chmod(0o755)
-    assert shown_for(str(program)) == (str(program),)
+    assert visible_paths(str(program)) == (str(program),)
 
 
 @pytest.mark.attack("S2-15")
@@ -64,12 +66,12 @@ def test_libraries_that_it_is_linked_with_are_shown_with_it(tmp_path: Path) -> N
     (home / "lib/libx.so").symlink_to("libx.so.1")
     link = ["-L", home / "lib", "-lx", "-Wl,-rpath,$ORIGIN/../lib"]
     subprocess.run([compiler, "-o", program, tmp_path / "m.c", *link], check=True)
-    shown = shown_for(str(program))
+    shown = visible_paths(str(program))
     assert sorted(shown) == [str(program), str(home / "lib/libx.so")]
 
 
 def test_what_usr_has_needs_no_mention() -> None:
-    assert shown_for("/usr/bin/env") == ()
+    assert visible_paths("/usr/bin/env") == ()
 
 
 @given(st.lists(st.text("/abusr.", min_size=1).map(lambda tail: os.path.normpath("/" + tail.lstrip("/")))))
@@ -120,3 +122,15 @@ def test_questions_are_asked_in_the_root_directory_and_errors_are_ours(monkeypat
         host.ask(["/bin/sh", "-c", "echo first >&2; echo last words >&2; exit 3"])
     with pytest.raises(BackendUnavailable, match="did not answer"):
         host.ask(["/bin/sleep", "5"], timeout=0.1)
+
+
+def test_looking_for_go_does_not_compile_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from warmcell.languages import go
+
+    toolchain = go.GoToolchain("/opt/go/bin/go", "/opt/go", "go version go1.22 linux/amd64")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(go, "find_go", lambda: toolchain)
+    monkeypatch.setattr(go, "_compile_library", lambda *_: pytest.fail("compiled"))
+    assert "compiled when Go is first used" in find_toolchain("go", ProcessConfig())
+    os.makedirs(go._library_place(toolchain), mode=0o700)
+    assert find_toolchain("go", ProcessConfig()) == "/opt/go/bin/go"

@@ -1,4 +1,4 @@
-"""What goes with the end of a run: all of it, the latest first, whatever fails."""
+"""Callbacks at the end of a run: all of them, latest first, even if one raises."""
 
 from __future__ import annotations
 

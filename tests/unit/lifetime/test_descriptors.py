@@ -9,7 +9,7 @@ import socket
 import pytest
 from tests.helpers import in_a_fork
 
-from warmcell.core.errors import ExecutionFailed
+from warmcell.core.errors import BackendBusy
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -22,7 +22,7 @@ def is_open(descriptor: int) -> bool:
 def test_all_are_closed_once() -> None:
     owned = Descriptors()
     ours, theirs = owned.socketpair(socket.SOCK_STREAM)
-    made = [*owned.pipe(), ours.fileno(), theirs, owned.opened(lambda: os.open("/", os.O_RDONLY))]
+    made = [*owned.pipe(), ours.fileno(), theirs, owned.open(lambda: os.open("/", os.O_RDONLY))]
     assert all(map(is_open, made)) and not any(map(os.get_inheritable, made))
     owned.close_only(made[0])
     again = os.open("/dev/null", os.O_RDONLY)  # takes the number that became free
@@ -69,7 +69,7 @@ def test_exhaustion_names_the_limit_and_the_remedy() -> None:
     import resource
 
     said = host_failure(OSError(errno.EMFILE, "Too many open files"), "start a zygote")
-    assert isinstance(said, ExecutionFailed) and said.fault == "host"
+    assert isinstance(said, BackendBusy) and said.fault == "host"
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert f"RLIMIT_NOFILE is {limit}" in str(said) and "ulimit -n" in str(said) and "start a zygote" in str(said)
     assert "fs.file-max" in str(host_failure(OSError(errno.ENFILE, "Too many open files in system")))

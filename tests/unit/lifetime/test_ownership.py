@@ -37,7 +37,7 @@ def test_a_fork_abandons_what_the_original_keeps() -> None:
     assert thing.notes == []
 
 
-def test_what_nobody_holds_any_more_is_forgotten() -> None:
+def test_unused_ones_are_forgotten() -> None:
     notes = own(Thing()).notes
     assert in_a_fork(lambda: notes) == []
 
@@ -87,7 +87,7 @@ def test_a_fork_waits_until_descriptors_have_their_owner() -> None:
         go_on.wait(0.3)
         return opened[0]
 
-    opener = threading.Thread(target=owned.opened, args=(open_slowly,))
+    opener = threading.Thread(target=owned.open, args=(open_slowly,))
     opener.start()
     opening.wait()
     assert in_a_fork(lambda: os.path.exists(f"/proc/self/fd/{opened[0]}")) is False

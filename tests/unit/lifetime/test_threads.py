@@ -1,4 +1,4 @@
-"""The bridge from event loops to threads: nothing that was made for somebody who has gone is left."""
+"""The bridge from event loops to threads: nothing that was made for a cancelled caller is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who listens is the whole process's business: a test here starts with nobody, whoever else is still at work."""
+"""Listeners are global to the process: each test here starts without any."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from warmcell import Sandbox
-from warmcell.observe.host_cages import HostCage, cages
-from warmcell.pool.spawn import MANAGER_MARK
+from warmcell.observe.host_cages import HostCage, find_cages
+from warmcell.pool.prestarted_manager import MANAGER_MARK
 
 
 class Proc:
@@ -30,7 +30,7 @@ class Proc:
         (place / "cmdline").write_bytes("\0".join((*words, "")).encode())
 
     def cages(self) -> list[HostCage]:
-        return cages(str(self.root))
+        return find_cages(str(self.root))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_what_ends_meanwhile_or_names_itself_so_is_left_out(proc: Proc) -> None:
 @pytest.mark.needs("user namespaces")
 def test_a_real_sandbox_is_seen_while_it_lives() -> None:
     def own() -> list[str]:
-        return [cage.command for cage in cages() if cage.program == os.getpid()]
+        return [cage.command for cage in find_cages() if cage.program == os.getpid()]
 
     with Sandbox() as sandbox:
         sandbox.spawn("sleep 987")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
-from warmcell.policy.codec import MAX_FILE_BYTES, Form, from_json
+from warmcell.policy.codec import MAX_FILE_BYTES, RecordSchema, from_json
 from warmcell.policy.model import AllowedPath, SandboxPolicy
 
 
@@ -27,7 +27,7 @@ def test_a_file_may_have_a_mebibyte_and_not_a_byte_more(tmp_path: Path) -> None:
     assert refusal(path).message == f"policy: {str(path)!r} is larger than 1048576 bytes"
 
 
-def test_why_a_file_cannot_be_read_is_said_in_the_systems_words(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_the_system_error(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     assert refusal(path).message == f"policy: cannot read {str(path)!r}: no such file or directory"
     assert refusal(Path("a\0b.toml")).message == "policy: cannot read 'a\\x00b.toml': embedded null byte"
@@ -51,15 +51,15 @@ def test_an_error_names_the_language_that_was_expected(tmp_path: Path, name: str
         ("# unknown\nunknown = 1\n", None),
     ],
 )
-def test_the_line_is_told_where_the_key_stands_only_once(tmp_path: Path, text: str, line: int | None) -> None:
+def test_the_line_is_reported_if_the_key_occurs_once(tmp_path: Path, text: str, line: int | None) -> None:
     path = tmp_path / "p.toml"
     path.write_text(text)
     place = f"line {line}: " if line else ""
-    assert refusal(path).message == f"{str(path)!r}: {place}unknown: there is no such key"
+    assert refusal(path).message == f"{str(path)!r}: {place}unknown: unknown key"
 
 
 @pytest.mark.parametrize(("text", "field"), [("{%s}", "%s"), ('{"limits": {%s}}', "limits.%s")])
-def test_a_long_key_is_told_by_its_beginning(text: str, field: str) -> None:
+def test_a_long_key_is_shortened(text: str, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SandboxPolicy.from_json(text % ('"' + "k" * 50 + '": 1'))
     assert caught.value.field == field % ("k" * 40)
@@ -71,7 +71,7 @@ def test_text_is_spelt_as_it_is() -> None:
     assert SandboxPolicy.from_json(policy.to_json()) == policy
 
 
-def test_a_mistake_in_a_record_is_told_by_its_key_and_no_more() -> None:
+def test_a_mistake_in_a_record_is_reported_by_its_key() -> None:
     with pytest.raises(InvalidRequest) as caught:
         SandboxPolicy.from_json('{"allowedPaths": [{"path": "/a"}, {"path": "/b", "colour": 1}]}')
     assert caught.value.field == "allowedPaths[1].colour"
@@ -84,7 +84,7 @@ def test_a_mistake_in_a_record_is_told_by_its_key_and_no_more() -> None:
 
 
 def test_a_form_does_not_change() -> None:
-    form = Form("policy", SandboxPolicy, {}, {}, lambda made: None)
+    schema = RecordSchema("policy", SandboxPolicy, {}, {}, lambda made: None)
     with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
-        form.name = "other"  # type: ignore[misc]
-    assert from_json(form, "{}") == SandboxPolicy()
+        schema.name = "other"  # type: ignore[misc]
+    assert from_json(schema, "{}") == SandboxPolicy()

@@ -12,7 +12,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, Enforced
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.host import HostLayout
-from warmcell.policy.resolve import EffectivePolicy, ResolvedPath
+from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath
 
 MIB = 1024 * 1024
 LAYOUT = HostLayout(("/usr", "/opt"), (("/bin", "usr/bin"),), (("/etc/ssl", "/etc/ssl"), ("/real/ld.so", "/etc/ld.so")))
@@ -131,6 +131,39 @@ def fsize(megabytes: int) -> tuple[tuple[str, int], ...]:
 )
 def test_the_full_cage(said: dict[str, Any], changed: dict[str, Any]) -> None:
     assert compile_plan(replace(POLICY, **said), LAYOUT, RUNTIME) == PLAN._replace(**changed)
+
+
+IMAGE = ImageRoot((ResolvedPath("/store/1", "/", False, "1:9"),), 0, 5, "/root", {"A": "1"})
+IMAGE_PLAN = PLAN._replace(
+    binds=DEVICE_BINDS,
+    symlinks=tuple(link for link in LINKS if link[0].startswith("/dev/")),
+    files=tuple(file for file in FILES if file[0] in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")),
+    layers=(Bind("/store/1", "/", False, "1:9", as_owner=True),),
+    uid=0,
+    gid=5,
+    scratch_dirs=SCRATCH[:-1],
+    landlock=(("/", True),),
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ({}, {}),
+        ({"home": ""}, {"scratch_dirs": SCRATCH}),
+        ({"work_dir": "/app"}, {"cwd": "/app"}),
+        ({"missing": ("/app", "/app", "/work/x")}, {"scratch_dirs": (*SCRATCH[:-1], ("/app", 0o755))}),
+    ],
+)
+def test_an_image_takes_the_place_of_the_hosts_system(said: dict[str, Any], changed: dict[str, Any]) -> None:
+    policy = replace(POLICY, image=replace(IMAGE, **said))
+    assert compile_plan(policy, LAYOUT, RUNTIME) == IMAGE_PLAN._replace(**changed)
+
+
+def test_a_work_directory_of_the_caller_is_where_programs_of_an_image_start() -> None:
+    work = ResolvedPath("/srv/work", "/work", True, "1:5")
+    policy = replace(POLICY, paths=(work,), image=replace(IMAGE, work_dir="/app"))
+    assert compile_plan(policy, LAYOUT, RUNTIME).cwd == "/work"
 
 
 def test_paths_land_on_top_of_what_lies_above_them() -> None:

@@ -1,4 +1,4 @@
-"""What holds for a run, from what the policy, the request and nobody said."""
+"""The effective limits, from the policy, the request and the defaults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_policy_is_the_ceiling_of_every_limit(name: str) -> None:
     assert effective_limits(SandboxPolicy(), Limits(**{name: 3})) == EffectiveLimits(**{name: 3})
 
 
-def test_what_a_request_leaves_unsaid_stays_the_policys() -> None:
+def test_what_a_request_does_not_set_stays_the_policys() -> None:
     """A request for more output must not bring the memory back to its default."""
     policy = SandboxPolicy(limits=Limits(memory_mb=2048, processes=9))
     assert effective_limits(policy, Limits(output_bytes=7)) == EffectiveLimits(2048, processes=9, output_bytes=7)

@@ -1,4 +1,4 @@
-"""The words of a policy as whole objects: what is left unsaid, what is put in order, and what is refused and how."""
+"""Policies as whole objects: defaults, order, and refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxP
 READ, WRITE = AccessMode.READ_ONLY, AccessMode.READ_WRITE
 
 
-def test_what_is_left_unsaid() -> None:
+def test_defaults() -> None:
     assert AllowedPath("/a") == AllowedPath("/a", READ, None)
     assert NetworkRule("a.org") == NetworkRule("a.org", (80, 443), None, None)
     assert SandboxPolicy() == SandboxPolicy((), False, (), False, {}, None)
@@ -34,7 +34,7 @@ def test_lists_become_tuples_and_words_modes() -> None:
     ],
 )
 def test_rules_as_written(rule: NetworkRule, written: str) -> None:
-    assert rule.written() == written
+    assert rule.as_text() == written
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,8 @@ def test_the_wider_of_two_holds(paths: Any, merged: tuple[AllowedPath, ...]) -> 
     [
         ({"allow_network": 1}, InvalidRequest, "allow_network"),
         ({"allow_process_spawn": "yes"}, InvalidRequest, "allow_process_spawn"),
+        ({"allow_tracing": "yes"}, InvalidRequest, "allow_tracing"),
+        ({"allow_tracing": True}, PolicyViolation, None),
         ({"limits": 5}, InvalidRequest, "limits"),
         ({"allowed_paths": ["/a"]}, InvalidRequest, "allowed_paths"),
         ({"allowed_paths": [AllowedPath("/a"), "/b"]}, InvalidRequest, "allowed_paths"),
@@ -90,7 +92,7 @@ def test_what_is_refused(fields: dict[str, Any], error: type[SandboxError], fiel
         (lambda: NetworkRule("a.org", path_prefixes=b"/"), InvalidRequest, "path_prefixes"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_path_and_no_rule(made: Any, error: type[SandboxError], field: str | None) -> None:
+def test_invalid_paths_and_rules(made: Any, error: type[SandboxError], field: str | None) -> None:
     with pytest.raises(error) as caught:
         made()
     assert getattr(caught.value, "field", None) == field

@@ -1,4 +1,4 @@
-"""A policy in a file: the same in TOML and JSON, and what is wrong is told by field and line."""
+"""A policy in a file: the same in TOML and JSON; errors name the field and the line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_empty_file_denies_everything(tmp_path: Path, name: str) -> None:
     [
         ("p.toml", "a = 1\nb = = 2\n", "policy", "line 2"),
         ("p.json", '{"allowNetwork":\n oops}', "policy", "line 2"),
-        ("p.toml", "env = {}\nallowNetworks = true", "allowNetworks", "line 2: allowNetworks: there is no such key"),
+        ("p.toml", "env = {}\nallowNetworks = true", "allowNetworks", "line 2: allowNetworks: unknown key"),
         ("p.json", '{\n"allowNetwork": "yes"}', "allowNetwork", "line 2: allowNetwork: must be true or false"),
         (
             "p.toml",
@@ -76,7 +76,7 @@ def test_an_empty_file_denies_everything(tmp_path: Path, name: str) -> None:
     ],
     ids=repr,
 )
-def test_what_is_wrong_is_told_by_field_and_line(
+def test_errors_name_the_field_and_the_line(
     tmp_path: Path, name: str, text: str | bytes, field: str, says: str
 ) -> None:
     path = written(tmp_path, name, text)

@@ -197,7 +197,7 @@ def test_what_is_not_needed_may_be_missing(
         (None, READ, False, EnforcerUnavailable),
     ],
 )
-def test_what_nobody_could_keep_is_refused(
+def test_what_no_enforcer_supports_is_refused(
     enforcer: str | None, policy: SandboxPolicy, has_egress: bool, error: type[SandboxError]
 ) -> None:
     with pytest.raises(error):
@@ -216,14 +216,14 @@ def test_landlock_cannot_narrow_what_it_gave() -> None:
     assert resolve(WRITE, apart, LIMITS, HOST, "landlock") == replace(LANDLOCK, paths=apart)
 
 
-def test_what_nobody_said_or_measured() -> None:
+def test_defaults_without_settings_or_measurements() -> None:
     assert SandboxPolicy((), False, (), True, {}, None) == DEFAULT_POLICY
     assert HostCapabilities() == HostCapabilities(False, 0, False, None, False, False, ())
     assert HostLayout() == HostLayout(("/usr",), (), ())
 
 
 @pytest.mark.parametrize("record", [NATIVE, DATA, HOST, HostLayout(), READ, READ.allowed_paths[0], RULES[0]])
-def test_nobody_changes_what_was_decided(record: Any) -> None:
+def test_decisions_are_immutable(record: Any) -> None:
     for name in record.__slots__:
         with pytest.raises(FrozenInstanceError):
             setattr(record, name, None)

@@ -36,22 +36,22 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def order(self) -> None:
-        self.making += [str(kind) for kind in self.state.wanted()]
-        assert not self.state.wanted(), "what is being made is wanted again"
+        self.making += [str(kind) for kind in self.state.start_making()]
+        assert not self.state.start_making(), "what is being made is wanted again"
 
     @precondition(lambda self: self.making)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         kind = self.making.pop(data.draw(st.integers(0, len(self.making) - 1)))
-        if self.state.made(kind):
+        if self.state.finish_making(kind):
             self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
     @precondition(lambda self: self.making)
     @rule()
     def fail(self) -> None:
         kind = self.making.pop()
-        self.state.failed(kind)
-        wanted = [str(other) for other in self.state.wanted()]
+        self.state.abort_making(kind)
+        wanted = [str(other) for other in self.state.start_making()]
         self.making += wanted
         assert kind not in wanted, "tried again before anybody asked"
 
@@ -67,13 +67,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.now += 10 * IDLE_SECONDS + 1
         for kind in self.state.surplus(self.now):
             self.waiting[str(kind)] -= 1
-        assert not any(self.waiting.values()) and not self.state.shelves
+        assert not any(self.waiting.values()) and not self.state.demands
 
     @rule()
     def close(self) -> None:
         self.state.clear()
         self.waiting.clear()
-        assert not any(self.state.made(kind) for kind in self.making), "kept a cell after the end"
+        assert not any(self.state.finish_making(kind) for kind in self.making), "kept a cell after the end"
         self.making.clear()
 
     @invariant()
@@ -81,12 +81,12 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "state"):
             return
         assert all(count >= 0 for count in self.waiting.values())
-        shelves = {str(kind): shelf for kind, shelf in self.state.shelves.items()}
+        demands = {str(kind): demand for kind, demand in self.state.demands.items()}
         assert {kind: count for kind, count in self.waiting.items() if count} == {
-            kind: shelf.ready for kind, shelf in shelves.items() if shelf.ready
+            kind: demand.ready for kind, demand in demands.items() if demand.ready
         }
         assert sum(self.waiting.values()) + len(self.making) <= self.total
-        assert all(shelf.target <= self.largest for shelf in shelves.values())
+        assert all(demand.target <= self.largest for demand in demands.values())
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -97,18 +97,18 @@ def test_a_burst_doubles_the_shelf_up_to_its_bound_and_idleness_shrinks_it() -> 
     state = PoolState(smallest=1, largest=4, total=16)
     for expected in (2, 4, 4):
         assert not state.lease("python", now=0)
-        assert state.shelves["python"].target == expected
-    made = state.wanted()
-    assert made == ["python"] * 4 and all(state.made(kind) for kind in made)
+        assert state.demands["python"].target == expected
+    made = state.start_making()
+    assert made == ["python"] * 4 and all(state.finish_making(kind) for kind in made)
     assert state.surplus(IDLE_SECONDS + 1) == ["python"] * 3
-    assert state.surplus(10 * IDLE_SECONDS + 1) == ["python"] and not state.shelves
+    assert state.surplus(10 * IDLE_SECONDS + 1) == ["python"] and not state.demands
 
 
 def test_the_kind_used_last_is_made_first_when_room_is_short() -> None:
     state = PoolState(smallest=0, largest=4, total=1)
     state.lease("old", now=1)
     state.lease("new", now=2)
-    assert state.wanted() == ["new"]
+    assert state.start_making() == ["new"]
 
 
 def test_kinds_that_were_not_used_for_longest_give_way() -> None:
@@ -119,11 +119,11 @@ def test_kinds_that_were_not_used_for_longest_give_way() -> None:
         assert not state.lease(f"kind {number}", now=number)
         for kind in state.surplus(number):
             ready[str(kind)] -= 1
-        for kind in state.wanted():
-            assert state.made(kind)
+        for kind in state.start_making():
+            assert state.finish_making(kind)
             ready[str(kind)] = ready.get(str(kind), 0) + 1
     assert {kind: count for kind, count in ready.items() if count} == {f"kind {number}": 1 for number in range(6, 12)}
-    assert len(state.shelves) == 6
+    assert len(state.demands) == 6
 
 
 def test_room_is_dealt_one_by_one() -> None:
@@ -131,5 +131,5 @@ def test_room_is_dealt_one_by_one() -> None:
     for kind in ("shell", "node", "python"):
         for _ in range(4):
             state.lease(kind, now=1)
-    made = state.wanted()
+    made = state.start_making()
     assert {kind: made.count(kind) for kind in made} == {"python": 3, "node": 3, "shell": 2}

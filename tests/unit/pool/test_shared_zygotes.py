@@ -13,18 +13,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.contract.processes import alive, eventually
-from tests.helpers import in_a_fork, share_no_zygotes
+from tests.contract.processes import alive
+from tests.helpers import eventually, in_a_fork, is_process_named, naming, share_no_zygotes, until
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
-from warmcell.backends.process.world import _names_places
+from warmcell.backends.process.cell_template import _names_places
 from warmcell.cage.linux.processes import children
 from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.languages.base import base_executable
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool import shared_zygotes as module
+from warmcell.pool.manager_process import start_ahead
 from warmcell.pool.shared_zygotes import SharedZygotes, ZygoteShare
-from warmcell.pool.start import start_ahead
 from warmcell.pool.zygote import ZygoteKey
 
 REQUEST = ExecRequest("python", "print(6 * 7)", 30)
@@ -88,7 +88,7 @@ class TestWho:
     def test_nor_one_that_went_elsewhere(
         self, zygotes: SharedZygotes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """A chroot or a new namespace; told by what is at these places."""
+        """A chroot or a new namespace; recognised by what is at these places."""
         before = zygotes.join(KEY, ())
         monkeypatch.setattr(module, "_SURROUNDINGS", (str(tmp_path), *module._SURROUNDINGS[1:]))
         assert zygotes.join(KEY, ()) is not before
@@ -99,7 +99,7 @@ class TestWho:
         assert (zygotes.leave(share), zygotes.leave(share)) == (False, True)
         assert zygotes.join(KEY, ()) is not share
 
-    def test_what_nobody_closed_goes_with_who_had_it(self, zygotes: SharedZygotes) -> None:
+    def test_what_was_never_closed_goes_with_its_owner(self, zygotes: SharedZygotes) -> None:
         zygotes.join(KEY, ())
         assert not zygotes._shares
 
@@ -109,7 +109,7 @@ class TestReplacing:
         """Stands for a zygote: no test needs ten thousand runs."""
 
         def __init__(self, *_: object) -> None:
-            self.is_retired = self.is_closed = False
+            self.is_retired = self.is_closed = self.is_lost = False
             self.lives = True
 
         def is_alive(self) -> bool:
@@ -127,7 +127,7 @@ class TestReplacing:
     @pytest.fixture
     def share(self, monkeypatch: pytest.MonkeyPatch) -> ZygoteShare:
         monkeypatch.setattr(module, "ZygoteProcess", self.Double)
-        monkeypatch.setattr(module, "_RUNS_PER_ZYGOTE", 3)
+        monkeypatch.setattr(module, "_CELLS_PER_ZYGOTE", 3)
         return ZygoteShare(KEY, ())
 
     def test_after_so_many_runs_of_all_together(self, share: ZygoteShare) -> None:
@@ -137,6 +137,13 @@ class TestReplacing:
         share.close()
         assert all(zygote.is_closed for zygote in used)  # type: ignore[attr-defined]
 
+    def test_a_zygote_that_lost_a_cell_is_not_asked_again(self, share: ZygoteShare) -> None:
+        """Though it was alive a moment ago."""
+        first = share.zygote(Run(), -1)
+        assert share.zygote(Run(), -1) is first
+        first.is_lost = True
+        assert share.zygote(Run(), -1) is not first
+
     def test_the_ended_ones_are_forgotten(self, share: ZygoteShare) -> None:
         first, *_ = [share.zygote(Run(), -1) for _ in range(4)]
         share.forget_ended()
@@ -145,7 +152,7 @@ class TestReplacing:
         share.forget_ended()
         assert share._retired == []
 
-    def test_one_that_started_for_nobody_is_ended(self, share: ZygoteShare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_is_no_longer_needed_is_ended(self, share: ZygoteShare, monkeypatch: pytest.MonkeyPatch) -> None:
         made: list[object] = []
 
         def start_and_be_left(*_: object) -> TestReplacing.Double:
@@ -168,7 +175,86 @@ class TestReplacing:
             patched.setattr(module, "ZygoteProcess", cancelled)
             with pytest.raises(RunCancelled):
                 share.zygote(Run(), -1)
-        assert share.zygote(Run(), -1) is share._current
+        assert [share.zygote(Run(), -1)] == [member.zygote for member in share._members]
+
+
+class TestManagers:
+    """How many managers there are of one kind: a table of demands, without a process."""
+
+    @pytest.fixture
+    def share(self, monkeypatch: pytest.MonkeyPatch) -> ZygoteShare:
+        monkeypatch.setattr(module, "ZygoteProcess", TestReplacing.Double)
+        monkeypatch.setattr(module, "most_managers", lambda: 3)
+        monkeypatch.setattr(module, "start_daemon", lambda work, name="": work())
+        return ZygoteShare(KEY, ())
+
+    @pytest.mark.parametrize(("demand", "managers"), [(0, 1), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (64, 3)])
+    def test_there_are_as_many_as_the_runs_under_way_call_for(
+        self, share: ZygoteShare, demand: int, managers: int
+    ) -> None:
+        for _ in range(10):
+            share.zygote(Run(), -1, demand)
+        assert len(share._members) == managers
+
+    def test_runs_are_spread_over_all_of_them(self, share: ZygoteShare) -> None:
+        for _ in range(30):
+            share.zygote(Run(), -1, 64)
+        assert min(member.cells for member in share._members) >= 8
+
+    def test_a_dead_one_is_passed_over_and_replaced(self, share: ZygoteShare, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_ALIVE_SECONDS", -1.0)  # asks each time
+        for _ in range(9):
+            share.zygote(Run(), -1, 64)
+        dead = share._members[1].zygote
+        dead.lives = False  # type: ignore[attr-defined]
+        assert dead not in [share.zygote(Run(), -1, 1) for _ in range(9)]
+
+    def test_those_that_are_not_needed_go_one_by_one(self, share: ZygoteShare, monkeypatch: pytest.MonkeyPatch) -> None:
+        for _ in range(9):
+            share.zygote(Run(), -1, 64)
+        for left in (2, 1, 1):
+            share._last_crowded = time.monotonic() - 60
+            share.forget_ended()
+            assert len(share._members) == left
+        assert all(not member.zygote.is_retired for member in share._members)  # type: ignore[attr-defined]
+
+    def test_a_machine_of_few_processors_has_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for processors, managers in ((1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (64, 16)):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda pid, many=processors: set(range(many)))
+            module.most_managers.cache_clear()
+            assert module.most_managers() == managers
+        monkeypatch.undo()
+        module.most_managers.cache_clear()
+
+
+def test_runs_go_on_where_one_of_several_managers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its own runs with it, and no others."""
+    share_no_zygotes(monkeypatch)
+    monkeypatch.setattr(module, "most_managers", lambda: 2)
+    monkeypatch.setattr(module, "_RUNS_PER_MANAGER", 1)
+    with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0, max_concurrency=8)) as backend:
+        outcomes: list[object] = []
+
+        def run_slowly() -> None:
+            try:
+                outcomes.append(backend.execute_blocking(SLOW).stdout)
+            except SandboxError as error:
+                outcomes.append(error.fault)
+
+        assert answers(backend)
+        for round_number in range(2):
+            threads = [threading.Thread(target=run_slowly) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            if round_number:
+                eventually(lambda: len(backend._launcher.pool.zygote_pids()) == 2)
+                time.sleep(0.3)
+                os.kill(backend._launcher.pool.zygote_pids()[0], signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+        assert outcomes[:4] == ["slow\n"] * 4
+        assert "slow\n" in outcomes[4:] and set(outcomes[4:]) <= {"slow\n", "host"}
+        assert answers(backend)
 
 
 @pytest.mark.parametrize(
@@ -232,19 +318,20 @@ class TestTogether:
             assert slow.done() and waiting.result().queued >= 1
 
     def test_one_that_is_killed_is_replaced_for_all(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
-        """Whoever was in the middle of a run is told that it was the host; the next run of each works."""
+        """A run in progress fails with fault "host"; the next run of each works."""
         first, second = two
         (pid,) = first.zygote_pids
         told: list[SandboxError] = []
+        name = f"begun-{os.getpid()}"
 
         def run() -> None:
             with pytest.raises(SandboxError) as caught:
-                second.execute_blocking(ExecRequest("python", "import time; time.sleep(20)", 30))
+                second.execute_blocking(ExecRequest("python", naming(name) + "import time; time.sleep(60)", 60))
             told.append(caught.value)
 
         caller = threading.Thread(target=run)
         caller.start()
-        time.sleep(1)  # by then it has begun: one that has not would be begun again elsewhere
+        until(lambda: is_process_named(name))  # one that has not begun would be started again elsewhere
         os.kill(pid, signal.SIGKILL)
         assert answers(first)
         caller.join()
@@ -257,12 +344,13 @@ class TestTogether:
             assert answers(backend)
             (manager,) = backend.zygote_pids
             slow: list[str] = []
-            code = "import time; time.sleep(3); print('slow')"
+            name = f"begun-{os.getpid()}"
+            code = naming(name) + "import time; time.sleep(3); print('slow')"
             caller = threading.Thread(
                 target=lambda: slow.append(backend.execute_blocking(ExecRequest("python", code, 30)).stdout)
             )
             caller.start()
-            time.sleep(1)  # by then it has begun
+            until(lambda: is_process_named(name))
             zygote = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()[0]  # its first
             os.kill(int(zygote), signal.SIGKILL)
             assert answers(backend) and alive([manager])
@@ -271,7 +359,7 @@ class TestTogether:
             assert eventually(lambda: not alive([manager]))
 
     def test_one_for_a_single_guest_is_over_with_it(self) -> None:
-        """Its zygote when that guest stands, the manager when it has told of its end. Who has more gets another."""
+        """The zygote exits when the guest has started, the manager when it has reported. A second run gets another."""
 
         def zygote() -> list[str]:
             """The first process that was made in the manager's namespace has the number 2 there."""
@@ -303,7 +391,7 @@ class TestTogether:
         assert in_a_fork(use) == [True] * 4
         assert answers(first) and answers(second) and first.zygote_pids == second.zygote_pids == pids
 
-    def test_one_that_is_told_a_callers_names_is_its_backends_alone(self, tmp_path: Path) -> None:
+    def test_one_that_knows_a_callers_names_belongs_to_one_backend(self, tmp_path: Path) -> None:
         """Even where another shows the same."""
         shown = SandboxPolicyBuilder().allow_read(tmp_path).allow_process_spawn().build()
         with ExitStack() as stack:

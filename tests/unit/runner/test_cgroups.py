@@ -31,7 +31,7 @@ def test_limits_of_version_2(group: Group, tmp_path: Path) -> None:
         "pids.max": "17",
         "cpu.max": "50000 100000",
     }
-    assert group.ways_in() == [str(base / "cgroup.procs")]
+    assert group.join_paths() == [str(base / "cgroup.procs")]
 
 
 def test_usage_of_version_2(group: Group, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_where_groups_can_be_made_they_are_really_there() -> None:
     if parent is None:
         return
     made = parent.make_group("warmcell-unit", GroupLimits(64 << 20, 16))
-    paths = [os.path.dirname(way) for way in made.ways_in()]
+    paths = [os.path.dirname(way) for way in made.join_paths()]
     assert all(map(os.path.isdir, paths))
     made.remove()
     assert not any(map(os.path.isdir, paths))

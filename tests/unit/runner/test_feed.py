@@ -1,4 +1,4 @@
-"""What the guest reads, fed by whoever polls."""
+"""What the guest reads, written as polling allows."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from warmcell.runner.cgroup_parent import GroupParent
 
 
 def test_it_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two places would be held by one set of locks: who failed to get the second would give up the first as well."""
+    """Two places would be held by one set of locks: failing to get the second would give up the first as well."""
     made = []
 
     def slowly(self: GroupParent) -> dict[str, str]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
-from warmcell.core.types import Denial, Enforced
+from warmcell.core.types import MIB, Denial, Enforced
 from warmcell.runner.not_started import NotStarted
-from warmcell.runner.outcome import Exit, KernelUsage, Terms, cut_at_character, judge
+from warmcell.runner.outcome import Exit, FilePages, KernelUsage, Resident, Terms, cut_at_character, judge
 from warmcell.runner.streams import Capture
 
 TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
@@ -67,7 +67,7 @@ def test_who_ended_by_itself_at_the_last_moment_was_not_ended_by_us(why: str) ->
 
 
 def test_a_guest_that_never_got_to_run_is_our_failure() -> None:
-    with pytest.raises(ExecutionFailed, match="never began") as raised:
+    with pytest.raises(ExecutionFailed, match="never started") as raised:
         judge(end(status=int(signal.SIGKILL), cut_short="never began"), TERMS, KernelUsage(), [])
     assert raised.value.fault == "host"
 
@@ -122,10 +122,10 @@ def test_a_program_that_could_not_start_says_so() -> None:
     assert raised.value.errno == 13
 
 
-def test_output_is_cut_between_characters_and_says_how_much_is_missing() -> None:
+def test_output_is_cut_between_characters_and_nothing_is_added() -> None:
     result = judge(end(stdout=capture("äöü".encode() * 10, cap=5)), TERMS, KernelUsage(), [])
     assert result.stdout_truncated and result.stdout_bytes == "äö".encode()
-    assert result.stdout.startswith("äö\n") and "56 bytes left out" in result.stdout
+    assert result.stdout == "äö"
 
 
 @pytest.mark.parametrize(
@@ -142,3 +142,24 @@ def test_output_is_cut_between_characters_and_says_how_much_is_missing() -> None
 )
 def test_cutting_at_a_character(data: bytes, kept: bytes) -> None:
     assert cut_at_character(data) == kept
+
+
+FILES = FilePages(usual=8 * MIB, new=2 * MIB)
+
+
+@pytest.mark.claim("WC-RX-2")
+@pytest.mark.parametrize(
+    ("resident", "is_over"),
+    [
+        (None, False),
+        (Resident(80 * MIB, 0, -1), True),
+        (Resident(72 * MIB, 0, -1), False),  # all of the excess may be pages of files
+        (Resident(90 * MIB, 20 * MIB, -1), False),  # shared with the process that it was forked from
+        (Resident(80 * MIB, 0, 20 * MIB), False),
+        (Resident(80 * MIB, 0, 13 * MIB), True),
+        (Resident(80 * MIB, 0, 14 * MIB), False),
+    ],
+)
+def test_a_peak_that_proves_too_much_memory_decides(resident: Resident | None, is_over: bool) -> None:
+    end = Exit(Capture(1), Capture(1), began=0.0, duration=0.0, status=0, resident=resident)
+    assert end.is_over_memory(64 * MIB, FILES) == is_over

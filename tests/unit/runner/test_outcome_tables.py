@@ -27,7 +27,7 @@ def capture(data: bytes, cap: int = 9) -> Capture:
     return made
 
 
-def ended(**facts: Any) -> Exit:
+def make_exit(**facts: Any) -> Exit:
     told = {"status": 0, "cpu_time": 0.25, "peak_memory": 77, **facts}
     return Exit(capture(b"out\n"), capture(b"err"), began=12.0, duration=0.5, **told)
 
@@ -68,7 +68,7 @@ OVER_CPU = {"exit_code": 128 + XCPU, "signal": XCPU, "usage": Usage(2.0, 0.5, 77
         (
             {"stdout": capture(b"1234567890")},
             {
-                "stdout": "123456789\n... (truncated, 1 bytes left out)",
+                "stdout": "123456789",
                 "stdout_bytes": b"123456789",
                 "stdout_truncated": True,
             },
@@ -76,7 +76,7 @@ OVER_CPU = {"exit_code": 128 + XCPU, "signal": XCPU, "usage": Usage(2.0, 0.5, 77
         (
             {"stderr": capture(b"12345678\xc3\xa9")},
             {
-                "stderr": "12345678\n... (truncated, 2 bytes left out)",
+                "stderr": "12345678",
                 "stderr_bytes": b"12345678",
                 "stderr_truncated": True,
             },
@@ -85,7 +85,7 @@ OVER_CPU = {"exit_code": 128 + XCPU, "signal": XCPU, "usage": Usage(2.0, 0.5, 77
         (
             {"stdout": capture(b"\xff" + b"x" * 10)},
             {
-                "stdout": "\N{REPLACEMENT CHARACTER}xxxxxxxx\n... (truncated, 2 bytes left out)",
+                "stdout": "\N{REPLACEMENT CHARACTER}xxxxxxxx",
                 "stdout_bytes": b"\xffxxxxxxxx",
                 "stdout_truncated": True,
             },
@@ -94,7 +94,7 @@ OVER_CPU = {"exit_code": 128 + XCPU, "signal": XCPU, "usage": Usage(2.0, 0.5, 77
     ],
 )
 def test_results(facts: dict[str, Any], changed: dict[str, Any]) -> None:
-    assert judge(replace(ended(), **facts), TERMS, KernelUsage(), DENIALS) == replace(RESULT, **changed)
+    assert judge(replace(make_exit(), **facts), TERMS, KernelUsage(), DENIALS) == replace(RESULT, **changed)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_results(facts: dict[str, Any], changed: dict[str, Any]) -> None:
     ],
 )
 def test_what_was_used(kernel: KernelUsage, usage: Usage) -> None:
-    assert judge(ended(), TERMS, kernel, DENIALS) == replace(RESULT, usage=usage)
+    assert judge(make_exit(), TERMS, kernel, DENIALS) == replace(RESULT, usage=usage)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -116,7 +116,7 @@ def test_what_was_used(kernel: KernelUsage, usage: Usage) -> None:
     ("code", "number"), [(127, None), (128, None), (129, 1), (128 + SYS, SYS), (129 + SYS, None), (255, None)]
 )
 def test_signals_that_a_wrapper_made_into_codes(wrapped: bool, code: int, number: int | None) -> None:
-    result = judge(ended(status=code << 8), replace(TERMS, is_wrapped=wrapped), KernelUsage(), DENIALS)
+    result = judge(make_exit(status=code << 8), replace(TERMS, is_wrapped=wrapped), KernelUsage(), DENIALS)
     assert result == replace(RESULT, exit_code=code, signal=number if wrapped else None)
 
 
@@ -136,7 +136,7 @@ def test_signals_that_a_wrapper_made_into_codes(wrapped: bool, code: int, number
 )
 def test_limits(status: int | None, facts: Any, kernel: Any, changed: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
-        judge(ended(status=status, **facts), TERMS, KernelUsage(**kernel), DENIALS)
+        judge(make_exit(status=status, **facts), TERMS, KernelUsage(**kernel), DENIALS)
     assert caught.value.result == replace(RESULT, **changed)  # type: ignore[attr-defined]
 
 
@@ -151,7 +151,7 @@ def test_limits(status: int | None, facts: Any, kernel: Any, changed: dict[str, 
 )
 def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
     with pytest.raises(ExecutionTimeout) as caught:
-        judge(ended(status=KILL, **facts), replace(TERMS, **terms), KernelUsage(), [])
+        judge(make_exit(status=KILL, **facts), replace(TERMS, **terms), KernelUsage(), [])
     assert (caught.value.timeout, caught.value.phase, caught.value.clock) == told
 
 
@@ -160,20 +160,20 @@ def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
     [
         ({"status": None}, {}, "ended before it could report"),
         ({"status": None, "cut_short": "cancelled"}, {}, "ended before it could report"),
-        ({"status": None, "cut_short": "never began"}, {}, "never began"),
-        ({"status": KILL, "cut_short": "never began"}, {}, "never began"),
+        ({"status": None, "cut_short": "never began"}, {}, "never started"),
+        ({"status": KILL, "cut_short": "never began"}, {}, "never started"),
         ({"status": KILL}, {"outside_kills": 1}, "memory around Warmcell ran out"),
         ({"start_failure": "2 no such file"}, {}, "could not start the program: no such file$"),
     ],
 )
 def test_failures_that_are_ours(facts: Any, kernel: Any, message: str) -> None:
     with pytest.raises(ExecutionFailed, match=message):
-        judge(ended(**facts), TERMS, KernelUsage(**kernel), [])
+        judge(make_exit(**facts), TERMS, KernelUsage(**kernel), [])
 
 
 def test_what_was_never_told() -> None:
     out = capture(b"")
-    assert Exit(out, out, 1.0, 2.0) == Exit(out, out, 1.0, 2.0, "", None, "", 0.0, 0, [], [], "")
+    assert Exit(out, out, 1.0, 2.0) == Exit(out, out, 1.0, 2.0, "", None, "", 0.0, 0, [], [], None, "")
     assert Terms(1, 2, ENFORCED) == Terms(1, 2, ENFORCED, None, 0.0, "run", False)
     assert KernelUsage() == KernelUsage(0, 0.0, 0, 0, 0)
     assert NotStarted(2, "why").errno == 2

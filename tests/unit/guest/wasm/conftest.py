@@ -1,4 +1,4 @@
-"""The worker's files are a package named `wasm`, found beside the script; here they are imported the same way."""
+"""Makes the worker's files importable as the package `wasm`, as in a worker."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 GUEST = Path(__file__).resolve().parents[4] / "src" / "warmcell" / "guest"
 if str(GUEST) not in sys.path:
-    # First: the tests' own directory has a folder of the same name, which Python would take for a package as well.
+    # First: the tests have a directory of the same name, which Python would take for a namespace package.
     sys.path.insert(0, str(GUEST))

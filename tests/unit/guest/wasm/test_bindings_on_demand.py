@@ -1,4 +1,4 @@
-"""wasmtime's declarations, made when they are looked up, are those that it makes itself."""
+"""Declarations made on demand equal wasmtime's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import require
 
 ROOT = Path(__file__).parents[4]
-#: Says of every name what it declares, and of how many it had to before anybody asked.
+#: Describes every declaration, and counts those made at import.
 DESCRIBE = """
 import ctypes, json, sys
 guest, packages, file = sys.argv[1:]
@@ -79,26 +79,29 @@ def file(builder: ModuleType, packages: Path, tmp_path_factory: pytest.TempPathF
     return made
 
 
-def told(program: str, packages: Path, file: Path | str, words: str = "[]") -> str:
+def describe(program: str, packages: Path, file: Path | str, words: str = "[]") -> str:
     command = [sys.executable, "-I", "-S", "-c", program, str(ROOT / "src/warmcell/guest"), str(packages), str(file)]
     return subprocess.run(command, input=words, capture_output=True, text=True, check=True).stdout
 
 
-def test_every_name_is_what_wasmtime_declares(packages: Path, file: Path) -> None:
-    plain = json.loads(told(DESCRIBE, packages, ""))
+def test_every_declaration_equals_wasmtimes(packages: Path, file: Path) -> None:
+    plain = json.loads(describe(DESCRIBE, packages, ""))
     names = [*reversed(plain["names"])]  # in another order than the file's
-    lazy = json.loads(told(DESCRIBE, packages, file, json.dumps(names)))
+    lazy = json.loads(describe(DESCRIBE, packages, file, json.dumps(names)))
     assert len(names) > 800 and lazy["names"] == plain["names"]
     assert (plain["is_used"], lazy["is_used"]) == (False, True)
     assert lazy["declared"] < plain["declared"] / 10
 
 
 def test_modules_run_and_threads_find_the_same_types(packages: Path, file: Path) -> None:
-    assert told(HELLO, packages, file).splitlines() == ["6", "module 'wasmtime._ffi' has no attribute 'no_such_name'"]
+    assert describe(HELLO, packages, file).splitlines() == [
+        "6",
+        "module 'wasmtime._ffi' has no attribute 'no_such_name'",
+    ]
 
 
 @pytest.mark.parametrize("what", ["another wasmtime", "another interpreter", "cut", "nothing"])
-def test_what_does_not_fit_is_passed_by(packages: Path, file: Path, tmp_path: Path, what: str) -> None:
+def test_bindings_for_another_version_are_ignored(packages: Path, file: Path, tmp_path: Path, what: str) -> None:
     content, other, installed = file.read_bytes(), tmp_path / "other", tmp_path / "packages"
     (installed / "wasmtime").mkdir(parents=True)
     for name in ("_bindings.py", "_ffi.py"):
@@ -110,8 +113,8 @@ def test_what_does_not_fit_is_passed_by(packages: Path, file: Path, tmp_path: Pa
         other.write_bytes(b"\0" + content[1:] if what == "another interpreter" else content[:-100])
     program = "import sys; sys.path.insert(0, sys.argv[1]); from wasm.bindings_on_demand import use; "
     program += "print(use(sys.argv[3], sys.argv[2] + '/wasmtime'), len(sys.meta_path))"
-    assert told(program, installed, file if what == "another wasmtime" else other) == "False 3\n"
+    assert describe(program, installed, file if what == "another wasmtime" else other) == "False 3\n"
 
 
 def test_declarations_of_another_form_are_left_alone(builder: ModuleType) -> None:
-    assert builder.taken_apart("import ctypes\nif True:\n    a = 1\n", "") is None
+    assert builder.split_declarations("import ctypes\nif True:\n    a = 1\n", "") is None

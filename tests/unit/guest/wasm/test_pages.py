@@ -1,4 +1,4 @@
-"""Pages of a private mapping: seen when touched, ready when asked for, and never changed by that."""
+"""Pages of a private mapping: touched pages are found, and populating changes no content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.helpers import require
-from wasm.pages import PAGE_BYTES, Range, Touched, images, look_at, make_ready
+from wasm.pages import PAGE_BYTES, Range, TouchedPages, images, populate, read_touched_pages
 
 PAGES = 64
 
@@ -29,20 +29,20 @@ def test_an_image_is_found_among_the_mappings(image: tuple[mmap.mmap, Range]) ->
     assert image[1] in images()
 
 
-def test_written_pages_are_told_from_read_ones_and_close_ones_are_joined(image: tuple[mmap.mmap, Range]) -> None:
+def test_written_and_read_pages_are_distinguished_and_neighbours_merged(image: tuple[mmap.mmap, Range]) -> None:
     mapped, place = image
     for page in (3, 5, 40):
         mapped[page * PAGE_BYTES] = 255
-    written = look_at(place).written
+    written = read_touched_pages(place).written
     require(written, "the kernel does not tell which pages are written")
     assert written == (Range(3 * PAGE_BYTES, 3 * PAGE_BYTES), Range(40 * PAGE_BYTES, PAGE_BYTES))
 
 
-def test_what_is_made_ready_faults_no_more_and_keeps_its_bytes(image: tuple[mmap.mmap, Range]) -> None:
+def test_populated_pages_do_not_fault_and_keep_their_content(image: tuple[mmap.mmap, Range]) -> None:
     mapped, place = image
-    everything = Touched((Range(0, place.size),), ())
-    make_ready(place, everything, lambda: False)
-    require(look_at(place).written == everything.written, "the kernel cannot populate pages ahead")
+    everything = TouchedPages((Range(0, place.size),), ())
+    populate(place, everything, lambda: False)
+    require(read_touched_pages(place).written == everything.written, "the kernel cannot populate pages ahead")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for page in range(PAGES):
         mapped[page * PAGE_BYTES + 1] = 255
@@ -51,5 +51,5 @@ def test_what_is_made_ready_faults_no_more_and_keeps_its_bytes(image: tuple[mmap
 
 
 def test_it_stops_when_it_must(image: tuple[mmap.mmap, Range]) -> None:
-    make_ready(image[1], Touched((Range(0, image[1].size),), ()), lambda: True)
-    assert look_at(image[1]).written == ()
+    populate(image[1], TouchedPages((Range(0, image[1].size),), ()), lambda: True)
+    assert read_touched_pages(image[1]).written == ()

@@ -17,7 +17,7 @@ from warmcell.interfaces.cli import main
 
 @dataclass
 class Scripted:
-    """Stands in for `ProcessBackend`: records how it was made, answers as told."""
+    """Stands in for `ProcessBackend`: records its options and gives the replies that a test set."""
 
     fake: FakeBackend = field(default_factory=FakeBackend)
     made_with: dict[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import time
 
 
 class Terminal:
-    """A person at a terminal of 90 x 30, who types and looks."""
+    """A pseudo-terminal of 90 x 30 with a command in it: type into it and read its screen."""
 
     def __init__(self, *arguments: str) -> None:
         self.screen, theirs = pty.openpty()
@@ -49,7 +49,7 @@ class Terminal:
         shown, _, self.seen = self.seen.partition(text.encode())
         return shown.decode()
 
-    def ended(self) -> int:
+    def wait(self) -> int:
         """As a terminal does, it answers when it is asked whether it is there."""
         self.until("\x1b[5n")
         self.type("\x1b[0n")

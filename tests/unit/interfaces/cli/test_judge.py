@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.helpers import require
+from tests.unit.interfaces.cli.command import warmcell as real_warmcell
 from tests.unit.interfaces.cli.conftest import Ended, Scripted
-from tests.unit.interfaces.cli.test_real import warmcell as real_warmcell
 
 from warmcell import BuildFailed, ExecResult, ExecutionFailed
 
@@ -105,3 +105,25 @@ def test_a_webassembly_module_is_judged_by_its_backend(tmp_path: Path) -> None:
     ended = real_warmcell("judge", str(tmp_path / "empty.wat"), "--cases", str(tmp_path / "cases.jsonl"))
     assert ended.returncode == 1
     assert ended.stdout.endswith(b"1 of 2 accepted\n"), ended
+
+
+def test_lines_in_place_of_the_table(process: Scripted, warmcell: Command, task: list[str]) -> None:
+    process.answer("1\n", "wrong")
+    ended = warmcell("judge", *task, "--jobs", "1", "--format", "jsonl")
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [(row["name"], row["status"]) for row in rows] == [("1", "accepted"), ("2", "wrong_answer")]
+
+
+def test_lines_in_a_file(process: Scripted, warmcell: Command, task: list[str], tmp_path: Path) -> None:
+    process.answer("1\n", "2\n")
+    out = tmp_path / "verdicts.csv"
+    ended = warmcell("judge", *task, "--jobs", "1", "--out", str(out))
+    assert ended.stdout.endswith("2 of 2 accepted\n")
+    assert out.read_text().splitlines()[0].startswith("name,status,time") and len(out.read_text().splitlines()) == 3
+
+
+def test_a_file_that_cannot_be_written_is_noticed_before_anything_runs(
+    process: Scripted, warmcell: Command, task: list[str], tmp_path: Path
+) -> None:
+    ended = warmcell("judge", *task, "--out", str(tmp_path / "missing" / "x.csv"))
+    assert ended.status == 2 and "--out" in ended.stderr

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.types import Limits
-from warmcell.interfaces.cli import options
-from warmcell.interfaces.cli.exits import UsageError
+from warmcell.interfaces.cli import main, options
+from warmcell.interfaces.cli.exits import USAGE, UsageError
 from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
 
 
@@ -41,7 +42,7 @@ def test_environment() -> None:
 
 @pytest.mark.parametrize("pairs", [["A"], ["=x"], ["A=1", "A=2"], ["A=\udc80"], ["A=a\0b"]])
 def test_bad_environment(pairs: list[str]) -> None:
-    with pytest.raises(UsageError, match="--env"):
+    with pytest.raises((UsageError, InvalidRequest), match="--env"):
         options.environment(pairs)
 
 
@@ -73,7 +74,7 @@ def test_allow_options_add_to_the_default(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_allowed(reads: list[str], writes: list[str], domains: list[str]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises((UsageError, InvalidRequest, PolicyViolation)):
         options.policy(reads, writes, domains)
 
 
@@ -101,7 +102,7 @@ def test_a_policy_file_means_what_it_says_and_options_add_to_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("allowNetworks = true", "line 1: allowNetworks: there is no such key"),
+        ("allowNetworks = true", "line 1: allowNetworks: unknown key"),
         ('[[allowedPaths]]\npath = "/a"\nguestPath = "/code"', "which the cage makes itself"),
         ("x", "not TOML"),
     ],
@@ -111,4 +112,9 @@ def test_a_bad_policy_file_is_wrong_usage(tmp_path: Path, text: str, words: str)
     with pytest.raises(UsageError) as caught:
         options.policy([], [], [], str(tmp_path / "p.toml"))
     assert caught.value.message.startswith("--policy: ") and words in caught.value.message
-    assert caught.value.status == 2
+
+
+@pytest.mark.parametrize("option", [("--env", "A=\udcff"), ("--allow-domain", "no domain"), ("--allow-read", "/proc")])
+def test_what_the_library_refuses_is_a_usage_error(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "python", "-c", "print(1)", *option]) == USAGE
+    assert capsys.readouterr().err.startswith("error: ")

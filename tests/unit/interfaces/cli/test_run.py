@@ -136,7 +136,7 @@ def test_cut_output_and_denials_are_said(warmcell: Any, process: Any) -> None:
     process.answer(ExecResult(stdout="x" * 10, stdout_truncated=True, denials=[denial]))
     ended = warmcell("run", "python", "-c", "1")
     assert ended.stdout == "x" * 10
-    assert "warning: stdout was cut after 10 bytes\nhint: keep more with --max-output BYTES\n" in ended.stderr
+    assert "warning: stdout was truncated after 10 bytes\nhint: keep more with --max-output BYTES\n" in ended.stderr
     assert "warning: refused: 'example.com:443' (no network rules)\nhint: --allow-domain example.com\n" in ended.stderr
 
 
@@ -281,7 +281,7 @@ def test_an_installed_backend_by_name(warmcell: Any, installed: FakeBackend, std
 def test_an_unknown_backend_is_wrong_usage(warmcell: Any, installed: FakeBackend) -> None:
     ended = warmcell("run", "python", "-c", "1", "--backend", "docker")
     assert ended.status == 2
-    assert "unknown backend 'docker'" in ended.stderr and "one of process, wasm, fake, mine" in ended.stderr
+    assert "unknown backend 'docker'" in ended.stderr and "one of process, wasm, fake, ray, mine" in ended.stderr
 
 
 def test_what_another_backend_cannot_keep_is_refused(warmcell: Any, installed: FakeBackend) -> None:

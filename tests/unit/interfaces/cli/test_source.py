@@ -52,7 +52,7 @@ def test_files_by_suffix_and_languages_by_every_name(row: LanguageRow) -> None:
         ("cobol", "x.cob", None, "one of python"),
         ("notes.txt", None, None, "warmcell run python notes.txt"),
         ("../../bin/sh", None, None, "warmcell run python"),
-        ("python", "x.py", "1", "give one of them"),
+        ("python", "x.py", "1", "give one program"),
     ],
 )
 def test_what_cannot_be_meant(target: str, source: str | None, inline: str | None, hint: str) -> None:
@@ -86,7 +86,7 @@ def test_a_silent_pipe_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch, capsy
     with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
         monkeypatch.setattr(sys, "stdin", stdin)
         assert read_guest_stdin(Source(PYTHON, inline="1"), 0.05) is None
-    assert "warning: nothing came on stdin" in capsys.readouterr().err
+    assert "warning: no data on stdin" in capsys.readouterr().err
 
 
 def test_a_pipe_that_never_ends_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_pipe_that_never_ends_is_given_up_on(monkeypatch: pytest.MonkeyPatch) 
     os.write(writer, b"some")
     with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
         monkeypatch.setattr(sys, "stdin", stdin)
-        with pytest.raises(UsageError, match="did not end"):
+        with pytest.raises(UsageError, match="timed out"):
             read_guest_stdin(Source(PYTHON, inline="1"), 0.05)
 
 

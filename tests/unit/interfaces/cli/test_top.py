@@ -24,7 +24,7 @@ def top(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_table_is_aligned_and_nothing_is_said_in_words() -> None:
-    assert table([]) == ["nothing runs"]
+    assert table([]) == ["nothing is running"]
     row = {
         "pid": 7,
         "program": 3,
@@ -79,7 +79,7 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 
-def asked(status: int, body: bytes, location: str = "") -> tuple[ServerActivity, list[str | None], HTTPServer]:
+def serve_once(status: int, body: bytes, location: str = "") -> tuple[ServerActivity, list[str | None], HTTPServer]:
     seen: list[str | None] = []
     answers = {"status": status, "body": body, "seen": seen, "location": location}
     server = HTTPServer(("127.0.0.1", 0), type("Own", (Answers,), answers))
@@ -90,7 +90,7 @@ def asked(status: int, body: bytes, location: str = "") -> tuple[ServerActivity,
 def test_a_servers_runs_and_sandboxes() -> None:
     run = {"id": "r\x1b[31m", "language": "python", "state": "running", "seconds": 1.5}
     body = json.dumps({"runs": [run], "sandboxes": [{"id": "s", "seconds": 61}]}).encode()
-    activity, seen, server = asked(200, body)
+    activity, seen, server = serve_once(200, body)
     lines = table(activity.read())
     assert lines[0] == "1 runs, 1 sandboxes"
     assert "\x1b" not in "".join(lines)
@@ -98,17 +98,29 @@ def test_a_servers_runs_and_sandboxes() -> None:
     server.shutdown()
 
 
+def test_the_nodes_of_a_cluster() -> None:
+    node = {"id": "0123456789", "address": "10.0.0.1", "cores": 4, "running": 2, "reason": ""}
+    box = {"id": "s", "seconds": 61, "node": "01234567"}
+    body = json.dumps({"runs": [], "sandboxes": [box], "nodes": [node, {**node, "reason": "draining"}]}).encode()
+    activity, _, server = serve_once(200, body)
+    lines = table(activity.read())
+    assert lines[0] == "2 nodes, 1 sandboxes"
+    assert lines[2].split()[:7] == ["nodes", "01234567", "2", "requests,", "4", "processors", "10.0.0.1"]
+    assert "draining" in lines[3] and "01234567" in lines[4]
+    server.shutdown()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "location", "words"),
     [
         (401, b"", "", "401"),
-        (200, b"<html>", "", "not one of Warmcell"),
-        (200, b'{"runs": 3}', "", "not one of Warmcell"),
+        (200, b"<html>", "", "not from a Warmcell"),
+        (200, b'{"runs": 3}', "", "not from a Warmcell"),
         (302, b"", "http://127.0.0.1:1/", "302"),
     ],
 )
 def test_what_is_no_answer_is_said_in_words(status: int, body: bytes, location: str, words: str) -> None:
-    activity, seen, server = asked(status, body, location)
+    activity, seen, server = serve_once(status, body, location)
     with pytest.raises(BackendUnavailable, match=words):
         activity.read()
     assert len(seen) == 1
@@ -116,7 +128,7 @@ def test_what_is_no_answer_is_said_in_words(status: int, body: bytes, location: 
 
 
 def test_nobody_there_and_no_address() -> None:
-    with pytest.raises(BackendUnavailable, match="no server answers"):
+    with pytest.raises(BackendUnavailable, match="cannot connect"):
         ServerActivity("http://127.0.0.1:1", "").read()
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not a URL"):
         ServerActivity("file:///etc/hostname", "")

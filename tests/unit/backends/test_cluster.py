@@ -1,0 +1,239 @@
+"""Runs on a cluster: where they go, what a lost node costs, and that nothing is counted twice. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.helpers import until, until_async
+from tests.unit.backends.stand_in_nodes import StandInNodes
+
+from warmcell import (
+    BackendCapabilities,
+    BackendUnavailable,
+    Case,
+    EnforcedLimits,
+    EnforcerUnavailable,
+    ExecRequest,
+    FetchPolicy,
+    InvalidRequest,
+    Language,
+    NodeLost,
+    OutputEvent,
+    judge,
+)
+from warmcell.backends.fake import FakeGuest
+from warmcell.backends.ray.placement import Needs, NodeFacts, NodeInfo, choose, usable
+from warmcell.lifetime.portal import portal
+
+REQUEST = ExecRequest("python", "print(1)", 20)
+
+
+def candidate(
+    name: str, running: int = 0, cores: int = 2, languages: tuple[str, ...] = ("python",), **info: Any
+) -> Any:
+    facts = NodeFacts(1, "1", 48, BackendCapabilities(languages, "process+sandbox", EnforcedLimits()))
+    return SimpleNamespace(
+        info=NodeInfo(name, "", cores, **{"gpus": 0, **info}), facts=facts, running=running, sandboxes=0
+    )
+
+
+#: Candidates, what the run needs, and the chosen one.
+PLACEMENTS: dict[str, tuple[list[Any], Needs, str | None]] = {
+    "the lowest load": ([candidate("a", 3), candidate("b", 1)], Needs("python"), "b"),
+    "load is per processor": ([candidate("a", 3, 8), candidate("b", 1, 1)], Needs("python"), "a"),
+    "not one that drains": ([candidate("a", is_draining=True), candidate("b", 9)], Needs("python"), "b"),
+    "one with the language": ([candidate("a"), candidate("b", 9, languages=("go",))], Needs("go"), "b"),
+    "any for a language that none has": ([candidate("a")], Needs("klingon"), "a"),
+    "one with a GPU": ([candidate("a"), candidate("b", 9, gpus=1)], Needs("python", has_gpus=True), "b"),
+    "none without a GPU": ([candidate("a")], Needs("python", has_gpus=True), None),
+    "none without a free slot": ([candidate("a", 48)], Needs("python"), None),
+    "a batch has fewer slots": ([candidate("a", 6)], Needs("python", is_batch=True), None),
+    "no node": ([], Needs("python"), None),
+}
+
+
+@pytest.mark.parametrize("case", list(PLACEMENTS))
+def test_placement(case: str) -> None:
+    candidates, needs, expected = PLACEMENTS[case]
+    chosen = choose(candidates, needs)
+    assert (chosen and chosen.info.id) == expected
+
+
+def test_nodes_without_processors_for_ray_get_no_work_unless_they_are_named() -> None:
+    head, worker = NodeInfo("head", "", 0, 0), NodeInfo("worker", "", 4, 0)
+    named = NodeInfo("named", "", 0, 0, has_resource=True)
+    assert usable([head, worker]) == [worker]
+    assert usable([head, worker, named]) == [named]
+    assert usable([head]) == [head]
+
+
+def test_a_run_whose_node_is_lost_is_repeated_elsewhere() -> None:
+    seen: list[str] = []
+
+    def answer(node: str, _: ExecRequest) -> Any:
+        seen.append(node)
+        if len(seen) == 1:
+            nodes.kill(node)
+            return FakeGuest(seconds=15)
+        return node
+
+    nodes = StandInNodes("a", "b", answer=answer)
+    with nodes.backend() as backend:
+        result = backend.execute_blocking(REQUEST)
+        assert len(seen) == 2 and seen[0] != seen[1] == result.stdout
+        until(lambda: [node.id for node in backend.nodes()] == [seen[1]])
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_after_so_many_lost_nodes_it_is_the_hosts_fault(retries: int) -> None:
+    seen: list[str] = []
+
+    def answer(node: str, _: ExecRequest) -> Any:
+        seen.append(node)
+        nodes.kill(node)
+        return FakeGuest(seconds=15)
+
+    nodes = StandInNodes("a", "b", "c", "d", "e", answer=answer)
+    with nodes.backend(retries) as backend:
+        (outcome,) = backend.run_many_blocking([REQUEST], 1)
+        assert isinstance(outcome.error, NodeLost)
+        assert (outcome.error.fault, outcome.error.retryable, outcome.error.node) == ("host", True, seen[-1])
+        assert len(seen) == retries + 1
+
+
+def test_losing_nodes_in_the_middle_of_a_batch_loses_and_doubles_nothing() -> None:
+    count = Counter[str]()
+    lock = threading.Lock()
+
+    def answer(node: str, request: ExecRequest) -> Any:
+        with lock:
+            count[node] += 1
+            if count["a"] == 20 and "a" in nodes.nodes:
+                nodes.kill("a")
+            if count["b"] == 60:
+                nodes.kill("b", for_good=False)
+        return FakeGuest(stdout=str(request.stdin), seconds=0.002)
+
+    nodes = StandInNodes("a", "b", "c", answer=answer)
+    with nodes.backend() as backend:
+        requests = (ExecRequest("python", "x", 20, stdin=str(n)) for n in range(400))
+        outcomes = list(backend.run_many_blocking(requests))
+        assert sorted(outcome.index for outcome in outcomes) == list(range(400))
+        assert all(outcome.result and outcome.result.stdout == str(outcome.index) for outcome in outcomes)
+    assert count["a"] >= 20 and count["b"] >= 60 and sum(count.values()) >= 400
+
+
+def test_verdicts_are_those_of_one_host_though_a_node_is_lost() -> None:
+    def answer(node: str, request: ExecRequest) -> Any:
+        if request.stdin == "7" and node == "a":
+            nodes.kill("a")
+            return FakeGuest(seconds=15)
+        return str(request.stdin)
+
+    nodes = StandInNodes("a", "b", answer=answer)
+    cases = [Case(str(n), str(n if n % 3 else -1)) for n in range(30)]
+    with nodes.backend() as backend:
+        verdicts = judge(REQUEST, cases, backend=backend, clock="wall")
+    assert [verdict.status for verdict in verdicts] == ["accepted" if n % 3 else "wrong_answer" for n in range(30)]
+
+
+def test_a_node_that_joins_is_used_and_one_that_drains_is_emptied() -> None:
+    nodes = StandInNodes("a")
+    with nodes.backend() as backend:
+        assert backend.execute_blocking(REQUEST).stdout == "a"
+        nodes.nodes["b"] = NodeInfo("b", "127.0.0.1", 8, 0)
+        until(lambda: {node.id: node.reason for node in backend.nodes()} == {"a": "", "b": ""})
+        nodes.drain("a")
+        until(lambda: nodes.transports["a"].is_closed)
+        assert {backend.execute_blocking(REQUEST).stdout for _ in range(3)} == {"b"}
+        assert {node.id: node.reason for node in backend.nodes()} == {"a": "draining", "b": ""}
+
+
+async def test_a_run_on_a_draining_node_ends_by_itself() -> None:
+    nodes = StandInNodes("a", answer=lambda node, _: FakeGuest(stdout=node, seconds=2.5))
+    backend = nodes.backend()
+    run = asyncio.create_task(backend.execute(REQUEST))
+    await until_async(lambda: nodes.transports and nodes.transports["a"].backend.requests)
+    nodes.drain("a")
+    assert (await run).stdout == "a"
+    await until_async(lambda: nodes.transports["a"].is_closed)
+    await backend.aclose()
+
+
+def test_a_stream_that_was_heard_is_not_repeated() -> None:
+    seen: list[str] = []
+
+    def answer(node: str, _: ExecRequest) -> Any:
+        seen.append(node)
+        return FakeGuest(stdout="so far", seconds=15)
+
+    nodes = StandInNodes("a", "b", answer=answer)
+    with nodes.backend() as backend:
+        events = backend.stream_blocking(REQUEST)
+        assert next(events) == OutputEvent("stdout", b"so far")
+        nodes.kill(seen[0])
+        with pytest.raises(NodeLost):
+            next(events)
+        assert len(seen) == 1
+
+
+def test_a_node_that_cannot_enforce_gets_no_work_and_says_why() -> None:
+    nodes = StandInNodes("a", "b")
+    nodes.unfit["a"] = EnforcerUnavailable("native", "no user namespaces")
+    with nodes.backend() as backend:
+        assert {backend.execute_blocking(REQUEST).stdout for _ in range(4)} == {"b"}
+        found = {node.id: (node.isolation_class, node.reason) for node in backend.nodes()}
+        assert found == {"a": ("unavailable", "native: no user namespaces"), "b": ("fake", "")}
+    nodes = StandInNodes("a")
+    nodes.unfit["a"] = EnforcerUnavailable("native", "no user namespaces")
+    with nodes.backend() as backend, pytest.raises(EnforcerUnavailable, match="user namespaces"):
+        backend.execute_blocking(REQUEST)
+
+
+def test_a_node_with_another_version_gets_no_work() -> None:
+    nodes = StandInNodes("a")
+    nodes.facts = {"version": "0.0.1"}
+    with nodes.backend() as backend, pytest.raises(BackendUnavailable, match=r"has warmcell 0\.0\.1"):
+        backend.execute_blocking(REQUEST)
+
+
+def test_capabilities_are_what_all_nodes_enforce_and_any_node_can_run() -> None:
+    nodes = StandInNodes("a", "b")
+    with nodes.backend() as backend:
+        found = backend.capabilities()
+        assert Language.PYTHON in found.supported_languages
+        assert (found.isolation_class, found.enforced_limits) == ("fake", EnforcedLimits())
+
+
+async def test_cancelling_ends_the_run_on_its_node() -> None:
+    nodes = StandInNodes("a", answer=lambda node, _: FakeGuest(seconds=15))
+    backend = nodes.backend()
+    task = asyncio.create_task(backend.execute(REQUEST))
+    await until_async(lambda: nodes.transports and nodes.transports["a"].backend.requests)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not nodes.transports["a"].service._tasks
+    await backend.aclose()
+
+
+async def test_what_cannot_be_sent_is_refused_and_the_link_lives_on() -> None:
+    nodes = StandInNodes("a")
+    backend = nodes.backend()
+    assert (await backend.execute(REQUEST)).stdout == "a"
+    (link,) = backend._cluster.links.values()
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        await portal.reach(link.call, "sandbox", lambda: None)
+    assert (await backend.execute(REQUEST)).stdout == "a"
+    await backend.aclose()
+
+
+def test_a_fetch_policy_can_be_sent() -> None:
+    policy = FetchPolicy(allowed_domains=["example.org"])
+    assert pickle.loads(pickle.dumps(policy)) == policy

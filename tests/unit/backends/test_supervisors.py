@@ -1,0 +1,147 @@
+"""Runs that several processes of this program start: the same results, errors and cancellations as by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from tests.helpers import until
+
+from warmcell import Case, ExecRequest, ProcessBackend, WasmBackend, errors, judge
+from warmcell.backends.supervisors import Supervisors, choose_processes
+from warmcell.cage.linux.processes import children
+from warmcell.core import events
+
+pytestmark = pytest.mark.needs("linux", "user namespaces")
+SUM = "print(sum(map(int, input().split())))"
+
+
+@pytest.mark.parametrize(
+    ("processes", "work", "processors", "chosen"),
+    [
+        (None, range(10_000), 2, 1),
+        (None, range(10_000), 7, 1),
+        (None, range(199), 16, 1),
+        (None, range(400), 16, 2),
+        (None, range(10_000), 16, 8),
+        (None, iter(range(10_000)), 16, 1),
+        (3, range(1), 2, 3),
+        (1, range(10_000), 64, 1),
+    ],
+)
+def test_how_many_there_are(
+    processes: int | None, work: object, processors: int, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "listeners", ())  # of other tests
+    assert choose_processes(processes, work, processors) == chosen
+
+
+@pytest.mark.parametrize("processes", [0, -1, True, 1.5, "2", 65])
+def test_other_numbers_are_refused(processes: object) -> None:
+    with pytest.raises(errors.InvalidRequest, match="processes"):
+        choose_processes(processes, [])
+
+
+def test_listeners_hear_of_runs_in_this_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "listeners", (print,))
+    assert choose_processes(None, range(10_000), 16) == 1
+
+
+async def test_results_and_errors_are_those_of_one_process() -> None:
+    requests = [
+        ExecRequest("python", "print(6 * 7)", 30),
+        ExecRequest("python", "raise SystemExit(3)", 30),
+        ExecRequest("python", "while True: pass", 1),
+        ExecRequest("python", "b'x' * (1 << 28)", 30, memory_limit_mb=64),
+        ExecRequest("command", "cat", 30, stdin=b"\xff\x00"),
+    ]
+    found = []
+    for processes in (1, 2):
+        async with ProcessBackend() as backend:
+            outcomes = [outcome async for outcome in backend.run_many(requests, processes=processes)]
+        outcomes.sort(key=lambda outcome: outcome.index)
+        found.append(
+            [(o.index, o.result and (o.result.stdout_bytes, o.result.exit_code), type(o.error)) for o in outcomes]
+        )
+    assert found[0] == found[1]
+    assert found[0][2][2] is errors.ExecutionTimeout
+
+
+@pytest.mark.parametrize("language", ["python", pytest.param("c", marks=pytest.mark.needs("gcc"))])
+def test_verdicts_are_those_of_one_process(language: str) -> None:
+    source = '#include <stdio.h>\nint main(void){int a,b;scanf("%d %d",&a,&b);printf("%d",a+b);return 0;}'
+    request = ExecRequest(language, SUM if language == "python" else source, timeout=20)
+    cases = [Case(f"{number} 1", str(number + 1 + (number == 3))) for number in range(8)]
+    statuses = [[verdict.status for verdict in judge(request, cases, processes=many)] for many in (1, 2)]
+    assert statuses[0] == statuses[1] and statuses[0].count("wrong_answer") == 1
+
+
+@pytest.mark.needs("gcc")
+def test_a_program_that_does_not_compile_is_a_build_error() -> None:
+    verdicts = judge(ExecRequest("c", "int main(", timeout=20), [Case("", "")] * 3, processes=2)
+    assert [verdict.status for verdict in verdicts] == ["build_error"] * 3
+
+
+def _pids(supervisors: Supervisors) -> list[int]:
+    return [member._process.pid for member in supervisors._members if member._process is not None]
+
+
+@pytest.mark.parametrize("delay", [0, 0.5], ids=["before it started", "while it runs"])
+async def test_cancelling_ends_the_run_and_the_next_one_is_right(delay: float) -> None:
+    backend = ProcessBackend()
+    assert backend.recipe is not None
+    async with Supervisors(backend.recipe, 1) as supervisors:
+        slow = asyncio.create_task(supervisors.execute(ExecRequest("python", "import time; time.sleep(100)", 200)))
+        await asyncio.sleep(delay)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert (await supervisors.execute(ExecRequest("python", "print(1)", 30))).stdout == "1\n"
+        pids = _pids(supervisors)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    await backend.aclose()
+
+
+async def test_one_that_dies_is_a_failure_of_ours_for_its_runs_alone() -> None:
+    backend = ProcessBackend()
+    assert backend.recipe is not None
+    async with Supervisors(backend.recipe, 2) as supervisors:
+        requests = [ExecRequest("python", "import time; time.sleep(2); print(1)", 60) for _ in range(4)]
+        tasks = [asyncio.create_task(supervisors.execute(request)) for request in requests]
+        await asyncio.sleep(0.5)
+        os.kill(_pids(supervisors)[0], signal.SIGKILL)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, errors.SandboxError)]
+    assert len(failures) == 2 and all(failure.fault == "host" for failure in failures)
+    assert sum(getattr(outcome, "stdout", "") == "1\n" for outcome in outcomes) == 2
+    await backend.aclose()
+
+
+async def test_leaving_the_iteration_leaves_no_process() -> None:
+    others = set(children(os.getpid()))  # such as the manager of the default backend
+    async with ProcessBackend() as backend:
+        requests = [ExecRequest("python", "import time; time.sleep(0.2)", 60)] * 50
+        outcomes = backend.run_many(requests, concurrency=4, processes=2)
+        await anext(outcomes)
+        started = set(children(os.getpid())) - others
+        assert len(started) >= 2
+        await outcomes.aclose()
+    until(lambda: not started.intersection(children(os.getpid())))
+
+
+async def test_webassembly_has_them_too() -> None:
+    module = '(module (func (export "_start")))'
+    async with WasmBackend() as backend:
+        requests = [ExecRequest("wasm", module, 30)] * 6
+        outcomes = [outcome async for outcome in backend.run_many(requests, processes=2)]
+    assert sorted(outcome.index for outcome in outcomes) == list(range(6))
+    assert all(outcome.result is not None and outcome.result.ok for outcome in outcomes)
+
+
+def test_what_only_this_process_has_is_refused_or_kept_here() -> None:
+    with ProcessBackend(audit=lambda line: None) as backend:
+        assert backend.recipe is None
+        with pytest.raises(errors.InvalidRequest, match="only this process"):
+            backend.run_many([], processes=2)

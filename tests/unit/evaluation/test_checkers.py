@@ -1,0 +1,65 @@
+"""The checkers of the known formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from warmcell import Case, ExecResult
+from warmcell.evaluation.checkers import has_passed_tests, json_value, last_line, words
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "is_right"),
+    [
+        ("1.50 x\n", "1.5 x", True),
+        ("1", "1.0", True),
+        ("9007199254740993", "9007199254740992", False),
+        ("0.3333333", "0.3333334", False),
+        ("1 2", "1", False),
+        ("1", "1 2", False),
+        ("nan", "nan", True),
+        ("inf", "1e999999", False),
+        ("1e999999999", "2.5", False),
+        ("1_0", "10", False),
+        ("9" * 5000, "1", False),
+        ("é", "1", False),
+    ],
+)
+def test_words(printed: str, expected: str, is_right: bool) -> None:
+    assert words()(Case(expected=expected), ExecResult(printed)) is is_right
+
+
+def test_a_tolerance_is_for_fractions_only() -> None:
+    close = words("1e-6")
+    assert close(Case(expected="0.3333334"), ExecResult("0.3333333"))
+    assert not close(Case(expected="10000000"), ExecResult("10000001"))
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "is_right"),
+    [
+        ("noise\n[1, 2]\n", "[1, 2]", True),
+        ("[1, 2]\nnoise", "[1, 2]", False),
+        ("[1.0000001]", "[1.0]", True),
+        ("1", "true", False),
+        ("1" + "0" * 400, "1.5", False),
+        ('{"a": [1]}', '{"a": [1]}', True),
+        ('{"a": 1}', '{"b": 1}', False),
+        ("[" * 100_000, "[1]", False),
+        ("", "null", False),
+    ],
+)
+def test_json_value(printed: str, expected: str, is_right: bool) -> None:
+    assert json_value(Case(expected=expected), ExecResult(printed)) is is_right
+
+
+def test_the_last_line_decides() -> None:
+    assert last_line(Case(expected="word"), ExecResult("hello\nword\n\n"))
+    assert not last_line(Case(expected="word"), ExecResult("word\nhello"))
+    assert not last_line(Case(expected="word"), ExecResult(""))
+
+
+def test_every_named_test_must_pass() -> None:
+    report = "PASSED a.py::one\nFAILED a.py::two - assert 1\nXFAIL a.py::three - reason\n"
+    assert has_passed_tests(Case(expected="a.py::one\na.py::three"), ExecResult(report))
+    assert not has_passed_tests(Case(expected="a.py::one\na.py::two"), ExecResult(report))

@@ -1,0 +1,66 @@
+"""The file of verdicts after interruptions of every kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmcell import InvalidRequest
+from warmcell.evaluation.verdict_log import VerdictLog
+
+
+def row(task: str, status: str = "accepted") -> dict[str, Any]:
+    return {"task_id": task, "sample": 0, "status": status, "digest": "d"}
+
+
+def test_a_line_that_was_cut_off_anywhere_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    whole = json.dumps(row("a")) + "\n"
+    torn = json.dumps(row("b"))
+    for length in range(len(torn) + 1):
+        path.write_text(whole + torn[:length])
+        log = VerdictLog(str(path))
+        assert path.read_text() == whole
+        log.append(row("c"))
+        log.close()
+        assert [each["task_id"] for each in log.rows()] == ["a", "c"]
+
+
+def test_a_long_torn_line_is_removed_too(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text("x" * 200_000)
+    VerdictLog(str(path)).close()
+    assert path.read_text() == ""
+
+
+def test_what_was_not_judged_is_removed_for_another_try(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text(
+        "".join(json.dumps(row(task, status)) + "\n" for task, status in [("a", "host_error"), ("b", "accepted")])
+    )
+    log = VerdictLog(str(path))
+    log.append(row("c"))
+    with pytest.raises(InvalidRequest, match="another evaluation"):
+        VerdictLog(str(path))  # the lock is on the rewritten file
+    log.close()
+    assert [each["task_id"] for each in log.rows()] == ["b", "c"]
+    assert [each.name for each in tmp_path.iterdir()] == ["verdicts.jsonl"]
+
+
+@pytest.mark.parametrize("line", ["not JSON", "[]", '{"task_id": "a"}', json.dumps({**row("a"), "sample": "0"})])
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(line + "\n")
+    with pytest.raises(InvalidRequest, match=r"notes\.txt:1"):
+        VerdictLog(str(path))
+    assert path.read_text() == line + "\n"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"out: .*no such file"):
+        VerdictLog(str(tmp_path / "missing" / "x"))
+    with pytest.raises(InvalidRequest, match="out: "):
+        VerdictLog("/dev/null")

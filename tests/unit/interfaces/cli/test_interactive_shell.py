@@ -1,0 +1,71 @@
+"""`warmcell shell`, by a person at a terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.interfaces.cli.terminal import Terminal
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
+
+
+@pytest.fixture
+def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+    (tmp_path / "here.txt").write_text("of the host\n")
+    words = [str(tmp_path) if word == "DIR" else word for word in getattr(request, "param", "DIR").split()]
+    made = Terminal("shell", *words)
+    yield made
+    made.close()
+
+
+def test_a_shell_with_job_control_resizing_and_its_exit_status(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.until("$ ")
+    terminal.type("stty size; tty; id -un; cat here.txt; touch x || echo read''only\n")
+    shown = terminal.until("readonly")
+    assert "30 90" in shown and "/dev/pts/" in shown and "sandbox" in shown and "of the host" in shown
+    terminal.type("sleep 1000\n")
+    time.sleep(0.3)
+    terminal.type("\x03")
+    terminal.until("$ ")
+    terminal.resize(100, 40)
+    os.kill(terminal.process.pid, signal.SIGWINCH)
+    terminal.type("until [ \"$(stty size)\" = '40 100' ]; do sleep 0.1; done; echo re''sized\n")
+    terminal.until("resized")
+    terminal.type("exit 7\n")
+    assert terminal.wait() == 7
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    assert sorted(os.listdir(tmp_path)) == ["here.txt"]
+
+
+@pytest.mark.parametrize("terminal", ["--write DIR"], indirect=True)
+def test_a_directory_that_may_be_written(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.until("$ ")
+    terminal.type("pwd; echo mine > made; exit\n")
+    terminal.until("/work")
+    assert terminal.wait() == 0
+    assert (tmp_path / "made").read_text() == "mine\n"
+
+
+@pytest.mark.attack("S2-31")
+def test_what_a_guest_asks_of_the_terminal_is_not_typed_into_the_users_shell(terminal: Terminal) -> None:
+    terminal.until("$ ")
+    terminal.type("printf '\\033[c'; exit\n")
+    terminal.until("\x1b[5n")
+    terminal.type("\x1b[?1;2c; rm -rf canary\n\x1b[0n")
+    assert terminal.process.wait(30) == 0
+    os.set_blocking(terminal.theirs, False)
+    with pytest.raises(BlockingIOError):
+        os.read(terminal.theirs, 100)
+
+
+def test_without_a_terminal_it_says_so(warmcell: Any, stdin: Any) -> None:
+    stdin(b"")
+    ended = warmcell("shell")
+    assert ended.status == 2 and "needs a terminal" in ended.stderr and "warmcell run command" in ended.stderr

@@ -1,0 +1,58 @@
+"""MCP sessions that begin at the same time count towards the quota before the SDK knows them."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.helpers import require
+
+from warmcell.interfaces.serve.mcp_route import McpApp
+from warmcell.interfaces.serve.requests import BodyMemory
+from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import add_token
+
+
+@pytest.mark.attack("S3-20")
+async def test_sessions_that_begin_at_once_are_counted(tmp_path: Path) -> None:
+    require(find_spec("mcp"), "mcp is not installed")
+    file, statuses, is_answered = str(tmp_path / "tokens.json"), list[int](), asyncio.Event()
+    token = add_token(file, "one", sandboxes=2)[0]
+    service = Service(Settings(tokens=file))
+    app = McpApp(service)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await is_answered.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def start() -> Any:
+        return SimpleNamespace(_session_owners={}, asgi_app=answer)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    def ask() -> asyncio.Future[None]:
+        state = SimpleNamespace(state=SimpleNamespace(service=service, bodies=BodyMemory()))
+        scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "app": state}
+        return asyncio.ensure_future(app(scope | {"headers": [(b"x-api-key", token.encode())]}, receive, send))
+
+    app._starting = asyncio.ensure_future(start())
+    try:
+        asked = [ask() for _ in range(5)]
+        await asyncio.wait(asked, timeout=0.2)
+        is_answered.set()
+        await asyncio.gather(*asked)
+        assert sorted(statuses) == [200, 200, 429, 429, 429]
+        await ask()  # they have ended without a session, and hold nothing
+        assert statuses[-1] == 200
+    finally:
+        await service.aclose()

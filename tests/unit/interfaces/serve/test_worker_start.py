@@ -1,0 +1,62 @@
+"""A worker reports that it is ready when its application has started, not before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.front import worker
+from warmcell.interfaces.serve.front.connection_states import make_states_file
+from warmcell.interfaces.serve.front.shared_counts import make_counts_file
+from warmcell.interfaces.serve.settings import Settings
+
+
+def settings_for(usage: Path) -> dict[str, Any]:
+    settings = replace(Settings(), usage=str(usage))
+    return {name: getattr(settings, name) for name in Settings.__slots__}
+
+
+async def start_worker(place: Path, settings: dict[str, Any]) -> tuple[asyncio.subprocess.Process, Any]:
+    ours, theirs = socket.socketpair()
+    memory = (make_states_file(1), make_counts_file(1))
+    with socket.socket(socket.AF_UNIX) as listening, theirs, socket.socket(socket.AF_UNIX) as channel:
+        listening.bind(str(place / "0"))
+        listening.listen()
+        descriptors = (listening.fileno(), theirs.fileno(), channel.fileno(), *memory)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", worker.__name__, "0", *map(str, descriptors)),
+            pass_fds=descriptors,
+            stderr=subprocess.DEVNULL,
+        )
+    for descriptor in memory:
+        os.close(descriptor)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    writer.write(json.dumps(settings).encode() + b"\n")
+    return process, (reader, writer)
+
+
+@pytest.mark.parametrize("can_start", [True, False])
+async def test_a_worker_is_ready_when_its_application_has_started(tmp_path: Path, can_start: bool) -> None:
+    os.mkdir(tmp_path / "directory")
+    usage = tmp_path / ("usage.db" if can_start else "directory")  # a directory is no database
+    process, (reader, writer) = await start_worker(tmp_path, settings_for(usage))
+    try:
+        async with asyncio.timeout(60):
+            line = await reader.readline()
+            assert line == (b'{"ready": true}\n' if can_start else b"")
+            writer.close()
+            assert (await process.wait() == 0) is can_start
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

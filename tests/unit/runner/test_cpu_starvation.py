@@ -1,0 +1,141 @@
+"""A guest that waits for a processor has not used its time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.helpers import PATIENCE
+
+from warmcell import ExecRequest, ExecutionTimeout, Limits, ProcessBackend
+from warmcell.runner import pump
+from warmcell.runner.cell import Cell
+from warmcell.runner.pump import Pump
+from warmcell.runner.starvation import GuestTime, guest_time
+from warmcell.runner.streams import Capture
+
+_SPIN = "while True: pass"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "delay", "elapsed", "unused"),
+    [
+        (0.0, 0.0, 1.0, 0.0),  # it slept
+        (1.0, 0.0, 1.0, 0.0),  # it computed
+        (0.3, 0.7, 1.0, 0.7),  # it waited for a processor
+        (0.5, 0.1, 1.0, 0.0),  # it slept for the most part
+        (1.9, 0.9, 1.0, 0.0),  # its own threads delayed each other
+        (0.3, 5.0, 1.0, 1.0),  # a delay from before it started is not longer than its time
+        (0.95, 3.0, 4.0, 0.0),  # it was given time later
+    ],
+)
+def test_time_on_a_run_queue_is_not_used(cpu: float, delay: float, elapsed: float, unused: float) -> None:
+    assert GuestTime(cpu, delay).remaining_time(elapsed, 1.0) == pytest.approx(unused)
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Six busy processes that share one processor."""
+    processor = min(os.sched_getaffinity(0))
+    processes = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(6)]
+    for process in processes:
+        os.sched_setaffinity(process.pid, {processor})
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_delays_are_read_from_the_kernel(crowd: list[subprocess.Popen[bytes]]) -> None:
+    time.sleep(1.5)
+    found = guest_time([crowd[0].pid, 0])
+    assert found.delay > found.cpu > 0
+    assert found.remaining_time(1.5, 1.5) > 0
+
+
+def test_processes_below_count(crowd: list[subprocess.Popen[bytes]]) -> None:
+    everything = guest_time([os.getpid()])
+    assert everything.cpu >= guest_time([crowd[0].pid]).cpu
+    assert guest_time([2**22 + 1]) == GuestTime(0.0, 0.0)
+
+
+@pytest.mark.claim("WC-RX-8")
+@pytest.mark.needs("user namespaces")
+def test_a_crowd_does_not_make_a_program_late() -> None:
+    """Each needs a quarter of a second, and together they need several times their limit."""
+    code = "import time\nwhile time.process_time() < 0.25: pass\nprint('done')"
+    with ProcessBackend() as backend, ThreadPoolExecutor(24) as threads:
+        runs = [threads.submit(backend.execute_blocking, ExecRequest("python", code, timeout=0.75)) for _ in range(24)]
+        assert [run.result().stdout for run in runs] == ["done\n"] * 24
+
+
+def read_slowly(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Outputs are pipes of this size, which the supervisor reads ten times in a second."""
+    read, open_channels = Capture.read, Cell._open_channels
+
+    def slow(capture: Capture, descriptor: int) -> bool | None:
+        time.sleep(0.1)
+        return read(capture, descriptor)
+
+    def small(cell: Cell, stdin: int | None) -> None:
+        open_channels(cell, stdin)
+        fcntl.fcntl(cell.stdout, 1031, size)  # F_SETPIPE_SZ
+
+    monkeypatch.setattr(Cell, "_open_channels", small)
+    monkeypatch.setattr(Capture, "read", slow)
+
+
+@pytest.mark.claim("WC-RX-8")
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize("size", [1 << 16, 1 << 13], ids=["64 KB", "8 KB, for a user with many pipes"])
+def test_a_guest_does_not_pay_for_a_slow_reader(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """On an overloaded host it may be the supervisor that has no processor to read its output with."""
+    read_slowly(monkeypatch, size)
+    with ProcessBackend() as backend:
+        result = backend.execute_blocking(ExecRequest("python", f"print('x' * {14 * size})", timeout=0.7))
+    assert len(result.stdout) == 14 * size + 1 and result.duration > 1
+
+
+@pytest.mark.claim("WC-RX-8")
+@pytest.mark.needs("user namespaces")
+def test_a_guest_that_waits_for_us_at_its_deadline_has_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """We were away for longer than its whole time, and it could not print more than a pipe holds."""
+    begin = Pump._begin
+
+    def late(pump: Pump) -> None:
+        begin(pump)
+        time.sleep(1)
+
+    monkeypatch.setattr(Pump, "_begin", late)
+    with ProcessBackend() as backend:
+        result = backend.execute_blocking(ExecRequest("python", "print('x' * (900 << 10))", timeout=0.7))
+    assert len(result.stdout) == (900 << 10) + 1
+
+
+@pytest.mark.claim("WC-RX-1")
+@pytest.mark.needs("user namespaces")
+def test_an_endless_writer_with_a_slow_reader_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for us nearly all the time, and uses hardly any processor time."""
+    read_slowly(monkeypatch, 1 << 13)
+    monkeypatch.setattr(pump, "_STRETCH_SECONDS", 1.0)
+    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    request = ExecRequest("python", code, timeout=0.5, limits=Limits(output_bytes=1 << 14))
+    with ProcessBackend() as backend, pytest.raises(ExecutionTimeout):
+        backend.execute_blocking(request)
+
+
+@pytest.mark.claim("WC-RX-1")
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize(
+    "code", [_SPIN, "import time; time.sleep(300)", "import os; [os.fork() for _ in 'abc']\n" + _SPIN]
+)
+def test_time_that_was_used_is_over(code: str) -> None:
+    with ProcessBackend() as backend, pytest.raises(ExecutionTimeout) as raised:
+        backend.execute_blocking(ExecRequest("python", code, timeout=0.5))
+    assert raised.value.result is not None and raised.value.result.duration < PATIENCE
