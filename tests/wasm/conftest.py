@@ -1,4 +1,4 @@
-"""A backend for each test module, with a cache of its own."""
+"""A backend for each test module, with its own cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from warmcell.backends.wasm.module_source import ModuleSource
 from warmcell.backends.wasm.pool import WorkerPool, program_pool
 from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
-from warmcell.core.types import ExecRequest, ExecResult
+from warmcell.core.types import MIB, ExecRequest, ExecResult
+from warmcell.guest.wasm.protocol import RunLimits
 from warmcell.lifetime.run import Run as LifetimeRun
 
 Run = Callable[..., ExecResult]
@@ -57,7 +58,7 @@ def empty_cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_workers() -> WorkerPool:
-    """The program's pool, with nobody in it from the tests before."""
+    """The program's pool, without workers of earlier tests."""
     pool = program_pool()
     until = time.monotonic() + 30
     while pool._is_making_spare and time.monotonic() < until:
@@ -68,5 +69,13 @@ def no_workers() -> WorkerPool:
 
 
 def run_once(supervisor: Supervisor, source: ModuleSource, request: RunRequest, **options: Any) -> ExecResult:
-    """One run for a caller who never gives it up."""
+    """One run that is never cancelled."""
     return supervisor.run(source, request, LifetimeRun(), **options)
+
+
+def take_limits(fields: dict[str, Any], **defaults: Any) -> RunLimits:
+    """The limits among the keyword arguments of a test, which are removed from `fields`."""
+    names = ("memory_limit_mb", *RunLimits._fields)
+    given = {**defaults, **{name: fields.pop(name) for name in names if name in fields}}
+    memory = {"memory_bytes": given.pop("memory_limit_mb") * MIB} if "memory_limit_mb" in given else {}
+    return RunLimits(**memory, **given)

@@ -11,7 +11,7 @@ PRINT = """(func $print (param $stream i32) (param $at i32) (param $size i32)
 
 
 def prints(text: str, *, stream: int = 1, then: str = "") -> str:
-    """Writes a text and goes on."""
+    """Writes a text, then runs `then`."""
     data = "".join(f"\\{byte:02x}" for byte in text.encode())
     return f"""(module {WRITE} {EXIT} (memory (export "memory") 2) (data (i32.const 64) "{data}") {PRINT}
       (func (export "_start")
@@ -29,7 +29,7 @@ def body(code: str, fields: str = "") -> str:
 
 LOOP = body("(loop (br 0))")
 START_LOOP = '(module (func $start (loop (br 0))) (start $start) (func (export "_start")))'
-#: Ten nested loops of a hundred million turns: no back edge that never ends, only one that never ends in time.
+#: A loop that ends, but not within any timeout.
 HUGE_LOOP = body(
     """(local $i i64) (local.set $i (i64.const 0))
   (loop (local.set $i (i64.add (local.get $i) (i64.const 1)))
@@ -53,7 +53,7 @@ CAT = f"""(module {READ} {WRITE} (memory (export "memory") 2) {PRINT}
 
 
 def floods(stream: int, times: int | None) -> str:
-    """Writes 64 KiB of "x" again and again, for ever when `times` is None."""
+    """Writes 64 KiB of "x" repeatedly, forever if `times` is None."""
     again = (
         "(br $more)" if times is None else "(br_if $more (local.tee $left (i32.sub (local.get $left) (i32.const 1))))"
     )

@@ -1,4 +1,4 @@
-"""Builds guests that make WASI calls one after the other and report every errno. The tests judge from outside."""
+"""Builds guests that make WASI calls in sequence and print every errno."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NOTCAPABLE = 76
 
 @dataclass(frozen=True)
 class At:
-    """The i32 at an address, when the call is made: a descriptor that an earlier call opened."""
+    """The i32 at an address at the time of the call: a descriptor that an earlier call opened."""
 
     address: int
 
@@ -74,7 +74,7 @@ class Probe:
         return address, len(data)
 
     def call(self, name: str, *arguments: int | At) -> int:
-        """Adds a call; returns its place in the list of errnos."""
+        """Adds a call and returns its index in the list of errnos."""
         kinds = SIGNATURES[name]
         assert len(kinds) == len(arguments), name
         self._used.add(name)
@@ -95,7 +95,7 @@ class Probe:
         self.store(address + 4, length)
 
     def dump(self, address: int, length: int) -> None:
-        """This memory is printed after the errnos."""
+        """Prints this memory after the errnos."""
         self._dumps.append(length)
         self._steps.append(f"(call $print (i32.const {address}) (i32.const {length}))")
 
@@ -104,7 +104,7 @@ class Probe:
             f'(import "wasi_snapshot_preview1" "{name}" (func ${name} (param {_types(SIGNATURES[name])}) (result i32)))'
             for name in sorted(self._used)
         )
-        data = "\n".join(f'(data (i32.const {address}) "{_escaped(text)}")' for address, text in self._texts)
+        data = "\n".join(f'(data (i32.const {address}) "{_escape(text)}")' for address, text in self._texts)
         steps = [step for step in self._steps if "$print" not in step]
         dumps = [step for step in self._steps if "$print" in step]
         return f"""(module {imports}
@@ -134,5 +134,5 @@ def _types(signature: str) -> str:
     return " ".join("i64" if kind == "I" else "i32" for kind in signature)
 
 
-def _escaped(data: bytes) -> str:
+def _escape(data: bytes) -> str:
     return "".join(f"\\{byte:02x}" for byte in data)

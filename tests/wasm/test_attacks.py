@@ -29,7 +29,7 @@ from warmcell.core.types import ExecRequest, Limits
 HELLO = guests.prints("hello\n")
 
 
-def _timed_out(run: Run, code: str, timeout: float = 1.0) -> float:
+def _expect_timeout(run: Run, code: str, timeout: float = 1.0) -> float:
     started = time.monotonic()
     with pytest.raises(ExecutionTimeout) as caught:
         run(code, timeout)
@@ -41,14 +41,14 @@ def _timed_out(run: Run, code: str, timeout: float = 1.0) -> float:
 @pytest.mark.attack("WA-01")
 @pytest.mark.parametrize("guest", ["LOOP", "HUGE_LOOP", "START_LOOP"])
 def test_endless_code_ends_at_its_deadline(run: Run, guest: str) -> None:
-    run(HELLO)  # a warm worker: the figure is about the deadline, not about starting processes
-    assert 0.7 <= _timed_out(run, getattr(guests, guest)) <= 10
+    run(HELLO)  # a warm worker: the test is about the deadline, not about starting processes
+    assert 0.7 <= _expect_timeout(run, getattr(guests, guest)) <= 10
     assert run(HELLO).stdout == "hello\n"
 
 
 @pytest.mark.attack("WA-01")
 def test_endless_code_is_interrupted_before_its_worker_has_to_be_killed(run: Run) -> None:
-    """A killed worker could not tell how large the guest's memory was."""
+    """A killed worker could not report the guest's memory."""
     with pytest.raises(ExecutionTimeout) as caught:
         run(guests.body("(loop (br 0))", "(memory 3)"), 0.3)
     assert caught.value.result is not None
@@ -60,7 +60,7 @@ def test_endless_code_is_interrupted_before_its_worker_has_to_be_killed(run: Run
 def test_a_long_sleep_ends_at_the_deadline_and_leaves_no_thread(run: Run, clock: int) -> None:
     run(HELLO)
     threads = set(threading.enumerate())
-    assert 0.7 <= _timed_out(run, guests.sleeps(60_000_000_000, clock)) <= 10
+    assert 0.7 <= _expect_timeout(run, guests.sleeps(60_000_000_000, clock)) <= 10
     assert set(threading.enumerate()) <= threads
 
 
@@ -86,7 +86,7 @@ def test_initial_memory_over_the_limit_is_refused(run: Run) -> None:
 
 
 @pytest.mark.attack("WA-04")
-def test_a_guest_that_copes_with_refused_growth_ends_as_it_likes(run: Run) -> None:
+def test_a_guest_that_handles_refused_growth_continues(run: Run) -> None:
     refused = "(if (i32.eq (memory.grow (i32.const 30000)) (i32.const -1)) (then (call $proc_exit (i32.const 7))))"
     assert run(guests.prints("", then=refused), memory_limit_mb=64).exit_code == 7
 
@@ -147,11 +147,11 @@ def _compile_bomb(functions: int) -> str:
 @pytest.mark.attack("WA-09")
 def test_compiling_counts_against_the_deadline(run: Run) -> None:
     bomb = _compile_bomb(150)
-    assert _timed_out_compiling(run, bomb) <= 3
+    assert _expect_compile_timeout(run, bomb) <= 3
     assert run(HELLO).stdout == "hello\n"
 
 
-def _timed_out_compiling(run: Run, code: str) -> float:
+def _expect_compile_timeout(run: Run, code: str) -> float:
     started = time.monotonic()
     with pytest.raises(ExecutionTimeout):
         run(code, 0.05)
@@ -166,7 +166,7 @@ def test_modules_have_a_size_limit() -> None:
 
 @pytest.mark.attack("WA-09")
 def test_compiling_has_a_memory_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmcell.backends.wasm.module_loading.COMPILE_MEMORY_MB", 16)
+    monkeypatch.setattr("warmcell.backends.wasm.module_loader.COMPILE_MEMORY_MB", 16)
     with pytest.raises(MemoryExceeded) as caught:
         run(_compile_bomb(151), 60)
     assert caught.value.limit_mb == 16
@@ -184,11 +184,11 @@ def test_a_flood_is_capped_and_does_not_stall_the_guest(run: Run, stream: int) -
     assert result.exit_code == 0
     assert is_truncated
     assert data == b"x" * (1 << 20)
-    assert "... (truncated" in text
+    assert text == data.decode()
 
 
 @pytest.mark.attack("WA-11")
-def test_an_endless_flood_ends_at_the_deadline_with_what_was_written(run: Run) -> None:
+def test_an_endless_flood_ends_at_the_deadline_with_partial_output(run: Run) -> None:
     with pytest.raises(ExecutionTimeout) as caught:
         run(guests.floods(1, None), 1, limits=Limits(output_bytes=1000))
     assert caught.value.result is not None
@@ -262,7 +262,7 @@ async def test_a_crash_of_the_runtime_costs_one_run(
         await asyncio.sleep(0.3)
         neighbour = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.sleeps(600_000_000), 20)))
         await asyncio.sleep(0.1)
-        # wasmtime's own handler takes the first one for a fault that will come again.
+        # wasmtime's handler ignores the first one, expecting the fault to recur.
         while not doomed.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, death)
@@ -299,7 +299,7 @@ async def test_a_crash_of_the_runtime_costs_one_run(
         ("print('hello')", "base64"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(run: Run, code: str | bytes, named: str) -> None:
+def test_an_invalid_module_is_refused_with_the_reason(run: Run, code: str | bytes, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named) as caught:
         run(code)
     assert caught.value.field == "code"
@@ -321,7 +321,7 @@ def test_standard_input_ends(run: Run) -> None:
 
 
 @pytest.mark.attack("WA-01")
-def test_fuel_is_told_apart_from_time(tmp_path: Path) -> None:
+def test_fuel_and_time_are_different_errors(tmp_path: Path) -> None:
     backend = WasmBackend(fuel=1_000_000, cache_dir=tmp_path / "cache")
     try:
         with pytest.raises(FuelExhausted) as caught:

@@ -14,14 +14,14 @@ from tests.wasm import guests
 from tests.wasm.conftest import Run
 
 from warmcell.backends.wasm.backend import WasmBackend
-from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.cage.environment import CHILD_MARK
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest, Language, Limits
-from warmcell.pool.spawn import ENVIRONMENT
+from warmcell.pool.prestarted_manager import ENVIRONMENT
 
 HELLO = guests.prints("hello\n")
 
@@ -34,14 +34,14 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _gone(pids: list[int], seconds: float = 5.0) -> bool:
+def _have_ended(pids: list[int], seconds: float = 5.0) -> bool:
     until = time.monotonic() + seconds
     while any(map(_is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.02)
     return not any(map(_is_alive, pids))
 
 
-def test_it_is_a_backend_and_says_what_it_enforces(backend: WasmBackend) -> None:
+def test_it_is_a_backend_with_capabilities(backend: WasmBackend) -> None:
     assert isinstance(backend, SandboxBackend)
     capabilities = backend.capabilities()
     assert capabilities.supported_languages == (Language.WASM,)
@@ -66,7 +66,7 @@ def test_every_form_of_a_module_runs(run: Run, form: str) -> None:
     assert run(code[form]).stdout == "hello\n"
 
 
-def test_a_result_says_what_it_cost_and_what_held(run: Run) -> None:
+def test_a_result_has_usage_and_enforced_limits(run: Run) -> None:
     result = run(guests.prints("out", then="(call $print (i32.const 2) (i32.const 64) (i32.const 3))"))
     assert (result.stdout, result.stderr, result.exit_code, result.signal) == ("out", "out", 0, None)
     assert result.usage.peak_memory_bytes == 2 * 65536
@@ -82,7 +82,7 @@ def test_a_trap_is_exit_1_with_its_message(run: Run) -> None:
     assert result.stderr.encode() == result.stderr_bytes
 
 
-def test_who_listens_hears_the_message_of_a_trap_too(backend: WasmBackend) -> None:
+def test_a_listener_gets_the_message_of_a_trap(backend: WasmBackend) -> None:
     *pieces, last = backend.stream_blocking(ExecRequest("wasm", guests.prints("before", then="unreachable"), 20))
     assert isinstance(last, ResultEvent)
     heard = b"".join(piece.data for piece in pieces if isinstance(piece, OutputEvent) and piece.stream == "stderr")
@@ -105,7 +105,7 @@ def test_output_is_cut_at_a_character(run: Run) -> None:
     result = run(guests.prints("añb"), limits=Limits(output_bytes=2))
     assert result.stdout_bytes == b"a"
     assert result.stdout_truncated
-    assert result.stdout.startswith("a\n... (truncated")
+    assert result.stdout == "a"
 
 
 def test_exactly_the_limit_is_not_truncated(run: Run) -> None:
@@ -114,7 +114,7 @@ def test_exactly_the_limit_is_not_truncated(run: Run) -> None:
     assert not result.stdout_truncated
 
 
-def test_bytes_that_are_no_text_are_kept(run: Run) -> None:
+def test_bytes_that_are_not_text_are_kept(run: Run) -> None:
     result = run(guests.CAT, stdin=b"\xff\xfe!")
     assert result.stdout_bytes == b"\xff\xfe!"
     assert result.stdout == "��!"
@@ -150,7 +150,7 @@ def test_a_worker_is_reused_after_a_clean_run_and_not_after_a_timeout(tmp_path: 
         (first,) = backend.worker_pids()
         with pytest.raises(ExecutionTimeout):
             backend.execute_blocking(ExecRequest("wasm", guests.LOOP, 0.2))
-        assert _gone([first])
+        assert _have_ended([first])
         assert backend.execute_blocking(ExecRequest("wasm", HELLO, 9)).stdout == "hello\n"
     finally:
         backend.close()
@@ -186,7 +186,7 @@ async def test_cancelling_kills_the_run(tmp_path: Path, no_workers: WorkerPool) 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert _gone(workers)
+            assert _have_ended(workers)
         assert worker not in backend.worker_pids()
         assert (await backend.execute(ExecRequest("wasm", HELLO, 9))).stdout == "hello\n"
     finally:
@@ -223,7 +223,7 @@ async def test_closing_ends_everything_and_may_be_repeated(tmp_path: Path, no_wo
         await backend.execute(ExecRequest("wasm", HELLO, 9))
     with pytest.raises(BackendUnavailable):
         backend.execute_blocking(ExecRequest("wasm", HELLO, 9))
-    assert _gone(workers)
+    assert _have_ended(workers)
 
 
 def test_no_descriptor_is_left(tmp_path: Path, no_workers: WorkerPool) -> None:
@@ -240,7 +240,7 @@ def test_no_descriptor_is_left(tmp_path: Path, no_workers: WorkerPool) -> None:
 
 
 def test_a_killed_supervisor_leaves_no_worker(tmp_path: Path) -> None:
-    """The supervisor dies in the middle of a run of endless code; its worker notices and ends."""
+    """The supervisor dies during an endless run; its worker notices and exits."""
     script = f"""
 import sys, threading, time
 from warmcell.backends.wasm.backend import WasmBackend
@@ -258,10 +258,10 @@ time.sleep(60)
         pids = [int(word) for word in supervisor.stdout.readline().split()]
         assert pids and all(map(_is_alive, pids))
         supervisor.kill()
-    assert _gone(pids)
+    assert _have_ended(pids)
 
 
-def test_a_worker_has_nothing_of_ours(no_workers: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_inherits_nothing(no_workers: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMCELL_CANARY", "canary")
     with Path(os.devnull).open() as inherited:
         os.set_inheritable(inherited.fileno(), True)
@@ -269,7 +269,9 @@ def test_a_worker_has_nothing_of_ours(no_workers: WorkerPool, monkeypatch: pytes
         try:
             fresh.execute_blocking(ExecRequest("wasm", HELLO, 9))
             (pid,) = fresh.worker_pids()
-            given = "".join(f"{name}={value}\0" for name, value in ENVIRONMENT.items() if launcher().confines)
+            given = "".join(
+                f"{name}={value}\0" for name, value in ENVIRONMENT.items() if worker_launcher().is_confining
+            )
             assert Path(f"/proc/{pid}/environ").read_bytes() == (given or f"{CHILD_MARK}=1\0").encode()
             links = [os.readlink(f"/proc/{pid}/fd/{item}") for item in os.listdir(f"/proc/{pid}/fd")]
             known = ("/dev/null", "pipe:", "socket:", "anon_inode:", "/memfd:", "/proc/")
@@ -291,3 +293,11 @@ def test_bad_arguments_are_refused() -> None:
             WasmBackend(fuel=bad)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):
         WasmBackend(max_workers=0)
+
+
+async def test_it_is_a_context_manager_of_both_kinds(tmp_path: Path) -> None:
+    request = ExecRequest("wasm", guests.prints("x"), 20)
+    async with WasmBackend(cache_dir=tmp_path / "wasm") as backend:
+        assert (await backend.execute(request)).stdout == "x"
+    with pytest.raises(BackendUnavailable):
+        await backend.execute(request)

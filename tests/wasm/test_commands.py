@@ -1,4 +1,4 @@
-"""Commands of the toolbox as a caller of `ToolboxRunner` and `Sandbox(backend="wasm")` sees them."""
+"""Toolbox commands as a caller of `ToolboxRunner` and `Sandbox(backend="wasm")` sees them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import require
 from tests.wasm import guests
+from tests.wasm.conftest import take_limits
 
 from warmcell.backends.wasm.guest import WasmGuest
 from warmcell.backends.wasm.pool import WorkerPool
@@ -25,7 +27,8 @@ from warmcell.core.errors import (
     MemoryExceeded,
 )
 from warmcell.core.types import ExecResult, Language
-from warmcell.sandbox.guest_config import GuestConfig, Job
+from warmcell.sandbox.interface import RunOptions
+from warmcell.sandbox.local.guest_config import GuestConfig
 from warmcell.toolbox import loader
 
 Command = Callable[..., ExecResult]
@@ -47,10 +50,11 @@ def toolbox() -> Iterator[ToolboxRunner]:
 
 @pytest.fixture
 def command(toolbox: ToolboxRunner, tmp_path: Path) -> Command:
-    def command(*argv: str, **options: object) -> ExecResult:
+    def command(*argv: str, **options: Any) -> ExecResult:
         preopens = (Preopen(tmp_path, "/work", True),)
-        fields = {"timeout": 20, "preopens": preopens, "cwd": "/work", **options}
-        return toolbox.run_command(argv, **fields)  # type: ignore[arg-type]
+        limits = take_limits(options, timeout=20)
+        fields = {"preopens": preopens, "cwd": "/work", **options}
+        return toolbox.run_command(argv, limits, **fields)
 
     return command
 
@@ -124,7 +128,7 @@ class TestGit:
         assert (tmp_path / ".git" / "HEAD").exists()
 
 
-@pytest.mark.xdist_group("python component")  # one worker makes it, and the others go on
+@pytest.mark.xdist_group("python component")  # one test process builds it
 class TestPython:
     @pytest.fixture(autouse=True)
     def _module(self) -> None:
@@ -221,29 +225,29 @@ class TestGuest:
     async def test_wasm_code_sees_the_work_directory(self, work: Path) -> None:
         guest = WasmGuest(GuestConfig(str(work)))
         try:
-            result = await guest.code(guests.prints("ran\n"), Language.WASM, Job(timeout=20))
+            result = await guest.code(guests.prints("ran\n"), Language.WASM, RunOptions(timeout=20))
             assert result.stdout == "ran\n"
             assert result.enforced.filesystem_write == "wasi preopens"
         finally:
             await guest.aclose()
 
-    async def test_what_it_cannot_run_is_refused(self, work: Path) -> None:
+    async def test_a_language_that_it_does_not_run_is_refused(self, work: Path) -> None:
         guest = WasmGuest(GuestConfig(str(work)))
         try:
             for language in (Language.RUST, Language.TYPESCRIPT):
                 with pytest.raises(InvalidRequest, match="language"):
-                    await guest.code("x", language, Job())
+                    await guest.code("x", language, RunOptions())
         finally:
             await guest.aclose()
 
     async def test_a_guest_takes_the_workers_of_its_directories_along(self, work: Path, no_workers: WorkerPool) -> None:
         first, second = WasmGuest(GuestConfig(str(work))), WasmGuest(GuestConfig(str(work)))
         for guest in (first, second):
-            await guest.code(guests.prints("x"), Language.WASM, Job(timeout=20))
+            await guest.code(guests.prints("x"), Language.WASM, RunOptions(timeout=20))
         pids = no_workers.pids
         await first.aclose()
         await first.aclose()
-        assert (await second.code(guests.prints("y"), Language.WASM, Job(timeout=20))).stdout == "y"
+        assert (await second.code(guests.prints("y"), Language.WASM, RunOptions(timeout=20))).stdout == "y"
         temporary = second._temporary.path
         await second.aclose()
         assert not os.path.exists(temporary)
@@ -259,6 +263,6 @@ class TestGuest:
         guest = WasmGuest(GuestConfig(str(work), fetch=fetch))
         try:
             code = "fetch('https://example.org/').catch(error => console.log(String(error.message ?? error)))"
-            assert "from the loop" in (await guest.command(("node", "-e", code), Job(timeout=20))).stdout
+            assert "from the loop" in (await guest.command(("node", "-e", code), RunOptions(timeout=20))).stdout
         finally:
             await guest.aclose()

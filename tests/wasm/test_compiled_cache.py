@@ -1,4 +1,4 @@
-"""Compiled modules on disk: used again, never when somebody touched them, never from a worker that ran a guest."""
+"""The cache of compiled modules: reused, never if a file was changed, never filled by a worker that ran a guest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELLO = guests.prints("hello\n")
 
 
 def _run_once(directory: Path, code: str = HELLO) -> ExecResult:
-    """In a worker that nobody used: what another test's backend keeps waiting would compile for itself alone."""
+    """In an unused worker: an idle worker of another test is not clean, so its code would not be cached."""
     program_pool().shed()
     backend = WasmBackend(cache_dir=directory)
     try:
@@ -37,7 +37,7 @@ def test_a_module_is_compiled_once(empty_cache: Path) -> None:
     assert [item.stat().st_ino for item in _artefacts(empty_cache)] == [inode]
 
 
-def test_nobody_else_can_read_or_write_it(empty_cache: Path) -> None:
+def test_only_the_owner_can_read_or_write_it(empty_cache: Path) -> None:
     _run_once(empty_cache)
     assert empty_cache.stat().st_mode & 0o777 == 0o700
     assert (empty_cache / "secret").stat().st_mode & 0o777 == 0o600
@@ -46,7 +46,7 @@ def test_nobody_else_can_read_or_write_it(empty_cache: Path) -> None:
 
 @pytest.mark.attack("WA-17")
 def test_other_code_in_its_place_is_never_run(empty_cache: Path) -> None:
-    """A compiled module is swapped for another valid one: without the MAC it would print something else."""
+    """Replaces a compiled module by another valid one: without the MAC it would print something else."""
     _run_once(empty_cache)
     (hello,) = _artefacts(empty_cache)
     _run_once(empty_cache, guests.prints("EVIL\n"))
@@ -82,7 +82,7 @@ def test_a_link_in_place_of_the_directory_is_not_used(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
-def test_a_readable_secret_is_no_secret(empty_cache: Path) -> None:
+def test_a_secret_that_others_can_read_is_refused(empty_cache: Path) -> None:
     _run_once(empty_cache)
     os.chmod(empty_cache / "secret", 0o644)
     before = {item: item.stat().st_mtime_ns for item in empty_cache.iterdir()}
@@ -90,7 +90,7 @@ def test_a_readable_secret_is_no_secret(empty_cache: Path) -> None:
     assert {item: item.stat().st_mtime_ns for item in empty_cache.iterdir()} == before
 
 
-def test_what_was_checked_cannot_change_any_more(empty_cache: Path) -> None:
+def test_verified_content_cannot_change(empty_cache: Path) -> None:
     from warmcell.backends.wasm.module_cache import ModuleCache
 
     _run_once(empty_cache)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.helpers import PATIENCE
 from tests.wasm import guests
-from tests.wasm.conftest import run_once
+from tests.wasm.conftest import run_once, take_limits
+from tests.wasm.host_calls import CALLS, asks, own
 
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
@@ -20,34 +22,8 @@ from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.run_request import RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
-from warmcell.core.types import ExecResult
-
-CALLS = "\n".join(
-    f"""(import "sandbox" "__sandbox_{what}" (func ${what} (param i32 i32) (result i32)))
-    (import "sandbox" "__sandbox_{what}_response_len" (func ${what}_len (result i32)))
-    (import "sandbox" "__sandbox_{what}_response_read" (func ${what}_read (param i32 i32) (result i32)))"""
-    for what in ("fetch", "exec")
-)
-
-
-def own(wat: str) -> ModuleSource:
-    """A module as if Warmcell shipped it."""
-    return ModuleSource("wat", wat.encode, f"own:{hashlib.sha256(wat.encode()).hexdigest()}", "run", is_own=True)
-
-
-def asks(what: str, request: object) -> str:
-    """Sends one request, prints the response, and returns the code plus ten."""
-    raw = request if isinstance(request, bytes) else json.dumps(request).encode()
-    data = "".join(f"\\{byte:02x}" for byte in raw)
-    return f"""(module {guests.WRITE} {CALLS} (memory (export "memory") 40) {guests.PRINT}
-      (data (i32.const 1024) "{data}")
-      (func (export "run") (result i32) (local $code i32) (local $size i32)
-        (local.set $code (call ${what} (i32.const 1024) (i32.const {len(raw)})))
-        (local.set $size (call ${what}_len))
-        (if (i32.gt_s (local.get $size) (i32.const 0)) (then
-          (local.set $size (call ${what}_read (i32.const 65536) (local.get $size)))
-          (call $print (i32.const 1) (i32.const 65536) (local.get $size))))
-        (i32.add (local.get $code) (i32.const 10))))"""
+from warmcell.core.types import MIB, ExecResult
+from warmcell.guest.wasm.protocol import RunLimits
 
 
 def returns(expression: str) -> str:
@@ -84,9 +60,10 @@ Ask = Callable[..., ExecResult]
 @pytest.fixture
 def ask(supervisor: Supervisor) -> Ask:
     def ask(
-        wat: str, *, fetch: Callable[[bytes], bytes] | None = None, timeout: float = 20, **fields: object
+        wat: str, *, fetch: Callable[[bytes], bytes] | None = None, timeout: float = 20, **fields: Any
     ) -> ExecResult:
-        request = RunRequest(("guest",), timeout, 64, fetch=fetch, **fields)  # type: ignore[arg-type]
+        limits = take_limits(fields, timeout=timeout, memory_limit_mb=64)
+        request = RunRequest(("guest",), limits, fetch=fetch, **fields)
         return run_once(supervisor, own(wat), request, commands=COMMANDS.get)
 
     return ask
@@ -110,20 +87,20 @@ def test_fetch_goes_to_the_host_and_back(ask: Ask) -> None:
     assert len(result.stdout) == 500_014
 
 
-def test_without_fetch_the_answer_says_how_to_enable_it(ask: Ask) -> None:
+def test_without_fetch_the_response_says_how_to_enable_it(ask: Ask) -> None:
     result = ask(asks("fetch", {"url": "https://example.org/"}))
     assert result.exit_code == 8
     assert "FetchPolicy" in json.loads(result.stdout)["error"]["message"]
 
 
 def test_an_error_of_fetch_is_a_response(ask: Ask) -> None:
-    def refused(_raw: bytes) -> bytes:
+    def refuse(_raw: bytes) -> bytes:
         raise NetworkingDisabled
 
     def broken(_raw: bytes) -> bytes:
         raise ZeroDivisionError("a secret of the host")
 
-    assert _response(ask(asks("fetch", {"url": "x"}), fetch=refused))["error"]["code"] == "sandbox.networking_disabled"  # type: ignore[index]
+    assert _response(ask(asks("fetch", {"url": "x"}), fetch=refuse))["error"]["code"] == "sandbox.networking_disabled"  # type: ignore[index]
     assert "secret" not in ask(asks("fetch", {"url": "x"}), fetch=broken).stdout
 
 
@@ -131,21 +108,21 @@ def test_a_fetch_that_hangs_does_not_outlive_the_deadline(ask: Ask) -> None:
     release = threading.Event()
 
     def hang(_raw: bytes) -> bytes:
-        release.wait(20)
+        release.wait(300)
         return b"{}"
 
     started = time.monotonic()
     with pytest.raises(ExecutionTimeout):
         ask(asks("fetch", {"url": "x"}), fetch=hang, timeout=0.5)
     release.set()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.parametrize("what", ["fetch", "exec"])
 @pytest.mark.parametrize(
     "raw", [b"{", b"[]", b"1", b"\xff", b"null", b"[" * 100_000], ids=["cut", "list", "number", "bytes", "null", "deep"]
 )
-def test_what_is_not_a_json_object_is_malformed(ask: Ask, what: str, raw: bytes) -> None:
+def test_a_request_that_is_not_a_json_object_is_malformed(ask: Ask, what: str, raw: bytes) -> None:
     assert ask(asks(what, raw), fetch=lambda _raw: b"{}").exit_code == 9
 
 
@@ -171,7 +148,7 @@ def test_a_response_is_not_written_outside_of_memory(ask: Ask) -> None:
     assert ask(wat, fetch=lambda _raw: b"x" * 100).exit_code == 9
 
 
-def test_exec_runs_another_module_with_its_own_streams(ask: Ask) -> None:
+def test_exec_runs_another_module_with_separate_streams(ask: Ask) -> None:
     stdin = base64.b64encode(b"to the inner one").decode()
     response = _response(ask(asks("exec", {"argv": ["inner", "x"], "cwd": "/", "env": {"A": "b"}, "stdin": stdin})))
     assert response["exit_code"] == 5
@@ -179,7 +156,7 @@ def test_exec_runs_another_module_with_its_own_streams(ask: Ask) -> None:
     assert base64.b64decode(str(response["stderr"])) == b"to the inner one"
 
 
-def test_exec_of_an_unknown_command_says_so(ask: Ask) -> None:
+def test_exec_of_an_unknown_command_is_an_error(ask: Ask) -> None:
     response = _response(ask(asks("exec", {"argv": ["nosuch"]})))
     assert response["error"]["code"] == "command_not_found"  # type: ignore[index]
 
@@ -215,7 +192,7 @@ def test_an_inner_run_shares_the_deadline(ask: Ask) -> None:
     started = time.monotonic()
     with pytest.raises(ExecutionTimeout):
         ask(asks("exec", {"argv": ["loop"]}), timeout=1)
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < PATIENCE
 
 
 def test_an_inner_run_shares_the_fuel(ask: Ask) -> None:
@@ -228,7 +205,7 @@ def test_an_inner_run_shares_the_memory(ask: Ask) -> None:
     assert response["exit_code"] == 137
 
 
-def test_what_the_outer_run_holds_is_not_there_for_the_inner_one(ask: Ask) -> None:
+def test_a_nested_run_gets_only_the_memory_that_is_left(ask: Ask) -> None:
     request = asks("exec", {"argv": ["hungry"]})
     assert _response(ask(request))["exit_code"] == 0
     assert (
@@ -257,18 +234,23 @@ def test_exec_works_where_one_worker_is_all_there_is(empty_cache: Path) -> None:
     supervisor = Supervisor(cache=ModuleCache(empty_cache), pool=WorkerPool(1))
     try:
         result = run_once(
-            supervisor, own(asks("exec", {"argv": ["inner"]})), RunRequest(("x",), 20, 64), commands=COMMANDS.get
+            supervisor,
+            own(asks("exec", {"argv": ["inner"]})),
+            RunRequest(("x",), RunLimits(20, 64 * MIB)),
+            commands=COMMANDS.get,
         )
         assert _response(result)["exit_code"] == 5
     finally:
         supervisor.close()
 
 
-def test_a_command_that_cannot_be_had_says_why(supervisor: Supervisor) -> None:
+def test_an_unavailable_command_gives_the_reason(supervisor: Supervisor) -> None:
     def commands(_name: str) -> ModuleSource:
         raise BackendUnavailable("it is an extra", hint="pip install it")
 
-    result = run_once(supervisor, own(asks("exec", {"argv": ["x"]})), RunRequest(("x",), 20, 64), commands=commands)
+    result = run_once(
+        supervisor, own(asks("exec", {"argv": ["x"]})), RunRequest(("x",), RunLimits(20, 64 * MIB)), commands=commands
+    )
     assert "pip install it" in result.stdout
 
 
@@ -277,7 +259,7 @@ def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
         time.sleep(1.2)
         return COMMANDS.get(name)
 
-    request = RunRequest(("x",), 1, 64)
+    request = RunRequest(("x",), RunLimits(1, 64 * MIB))
     supervisor = Supervisor(cache=ModuleCache(empty_cache))
     try:
         result = run_once(supervisor, own(asks("exec", {"argv": ["inner"]})), request, commands=slow)
@@ -289,7 +271,7 @@ def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
 
 
 def test_exec_is_off_for_runs_without_commands(supervisor: Supervisor) -> None:
-    request = RunRequest(("guest",), 20, 64)
+    request = RunRequest(("guest",), RunLimits(20, 64 * MIB))
     assert run_once(supervisor, own(asks("exec", {"argv": ["inner"]})), request).exit_code == 8
 
 
@@ -300,4 +282,4 @@ def test_guests_of_callers_have_no_host_calls(supervisor: Supervisor) -> None:
         .replace("(i32.add (local.get $code) (i32.const 10))", "")
     )
     with pytest.raises(InvalidRequest, match="sandbox"):
-        run_once(supervisor, source_from_code(wat), RunRequest(("guest",), 20, 64))
+        run_once(supervisor, source_from_code(wat), RunRequest(("guest",), RunLimits(20, 64 * MIB)))

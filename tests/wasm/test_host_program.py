@@ -1,4 +1,4 @@
-"""What the program around a backend does to it: forks, cancels, closes, runs out of descriptors, kills workers."""
+"""What a host program may do to a backend: fork, cancel, close, run out of descriptors, kill workers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.wasm import guests
@@ -21,6 +22,7 @@ from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult
+from warmcell.lifetime import descriptor_pressure, descriptors
 
 HELLO = guests.prints("hello\n")
 FOREVER = guests.sleeps(600_000_000_000)
@@ -71,7 +73,7 @@ print(result.stdout.strip(), backend.worker_pids() == before, all(os.path.exists
         assert in_another_program(script) == "hello True True\n"
 
     @pytest.mark.parametrize("how", ["execute_blocking(r)", "execute(r)"])
-    def test_a_child_has_workers_of_its_own(self, tmp_path: Path, how: str) -> None:
+    def test_a_child_starts_its_own_workers(self, tmp_path: Path, how: str) -> None:
         call = f"asyncio.run(backend.{how})" if how.startswith("execute(") else f"backend.{how}"
         script = f"""
 backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
@@ -91,7 +93,7 @@ print("both")
         assert in_another_program(script) == "both\n"
 
     def test_a_fork_in_the_middle_of_a_run(self, tmp_path: Path) -> None:
-        """The child finds nothing locked and nothing under way; the parent's run goes on and can be ended."""
+        """The child finds no held lock and no run in progress; the parent's run continues and can be cancelled."""
         script = f"""
 backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
 backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
@@ -118,7 +120,7 @@ print(thread.is_alive())
         assert in_another_program(script) == "BackendUnavailable\nFalse\n"
 
     def test_a_child_holds_nothing_of_a_worker(self, tmp_path: Path) -> None:
-        """Otherwise a worker whose supervisor is gone would wait for the end of the child, too."""
+        """Otherwise a worker whose supervisor is gone would live until the child exits."""
         script = f"""
 backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
 backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
@@ -132,10 +134,10 @@ os.kill(os.getpid(), 9)
 """
         pids = [int(word) for word in in_another_program(script, status=-signal.SIGKILL).split()]
         assert pids
-        assert _gone(pids)
+        assert _have_ended(pids)
 
 
-def _gone(pids: list[int], seconds: float = 5.0) -> bool:
+def _have_ended(pids: list[int], seconds: float = 5.0) -> bool:
     until = time.monotonic() + seconds
     while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
         time.sleep(0.02)
@@ -143,34 +145,34 @@ def _gone(pids: list[int], seconds: float = 5.0) -> bool:
 
 
 class TestWorkersThatDie:
-    def test_one_that_died_while_it_waited_is_replaced(self, alone: WasmBackend) -> None:
+    def test_a_worker_that_died_while_idle_is_replaced(self, alone: WasmBackend) -> None:
         for death in (signal.SIGKILL, signal.SIGTERM):
             run(alone)
             (pid,) = alone.worker_pids()
             os.kill(pid, death)
-            assert _gone([pid])
+            assert _have_ended([pid])
             assert run(alone).stdout == "hello\n"
 
-    def test_one_that_dies_when_it_is_given_something_is_replaced(
+    def test_a_worker_that_dies_before_it_reads_the_run_is_replaced(
         self, alone: WasmBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It was there when it was looked at, and gone when it was to be used."""
-        from warmcell.backends.wasm.worker import Worker
+        """It was alive when checked, and dead when used."""
+        from warmcell.backends.wasm.worker_handle import WorkerHandle
 
         run(alone)
         (pid,) = alone.worker_pids()
-        look = Worker.is_waiting
+        look = WorkerHandle.is_waiting
 
-        def look_and_kill(worker: Worker) -> bool:
+        def look_and_kill(worker: WorkerHandle) -> bool:
             was_waiting = look(worker)
             os.kill(pid, signal.SIGKILL)
-            _gone([pid])
+            _have_ended([pid])
             return was_waiting
 
-        monkeypatch.setattr(Worker, "is_waiting", look_and_kill)
+        monkeypatch.setattr(WorkerHandle, "is_waiting", look_and_kill)
         assert run(alone).stdout == "hello\n"
 
-    def test_one_that_is_killed_in_the_middle_is_our_fault(self, alone: WasmBackend) -> None:
+    def test_a_worker_killed_during_a_run_is_the_hosts_fault(self, alone: WasmBackend) -> None:
         run(alone)
         (pid,) = alone.worker_pids()
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
@@ -181,17 +183,17 @@ class TestWorkersThatDie:
 
 class TestCancelling:
     async def test_a_late_cancellation_never_hits_the_next_run(self, alone: WasmBackend) -> None:
-        """Cancelled just when it ends: the worker then belongs to somebody else."""
+        """Cancelled just when it ends: the worker then belongs to another run."""
         await alone.execute(ExecRequest("wasm", HELLO, 20))
 
-        async def cancelled_after(delay: float) -> None:
+        async def cancel_after(delay: float) -> None:
             task = asyncio.create_task(alone.execute(ExecRequest("wasm", HELLO, 20)))
             await asyncio.sleep(delay)
             task.cancel()
             await asyncio.wait([task])
 
         for step in range(40):
-            await cancelled_after(step * 0.0001)
+            await cancel_after(step * 0.0001)
             assert (await alone.execute(ExecRequest("wasm", HELLO, 20))).stdout == "hello\n"
 
     async def test_a_second_cancel_waits_as_well(self, alone: WasmBackend) -> None:
@@ -199,7 +201,7 @@ class TestCancelling:
         task = asyncio.create_task(alone.execute(ExecRequest("wasm", FOREVER, 60)))
         await asyncio.sleep(0.3)
         (pid,) = alone.worker_pids()
-        os.kill(pid, signal.SIGSTOP)  # its end takes a while now
+        os.kill(pid, signal.SIGSTOP)  # its end now takes a while
         task.cancel()
         await asyncio.sleep(0)
         while not task.done():
@@ -240,11 +242,11 @@ print(*backend.worker_pids())
 """
         pids = [int(word) for word in in_another_program(script).split()]
         assert pids
-        assert _gone(pids)
+        assert _have_ended(pids)
 
 
 class TestWaiting:
-    async def test_nobody_waits_longer_than_the_queue_allows(self, tmp_path: Path) -> None:
+    async def test_waiting_longer_than_queue_timeout_is_an_error(self, tmp_path: Path) -> None:
         with WasmBackend(cache_dir=tmp_path / "cache", max_workers=1, queue_timeout=0.3) as backend:
             busy = asyncio.create_task(backend.execute(ExecRequest("wasm", FOREVER, 60)))
             await asyncio.sleep(0.1)
@@ -274,24 +276,31 @@ class TestWaiting:
 
 @contextmanager
 def only_so_many_descriptors(left: int) -> Iterator[None]:
-    """Below the limit there are `left` numbers that are not taken."""
+    """Sets the limit so that `left` descriptor numbers are free, and keeps Warmcell from raising it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir("/proc/self/fd")}
     limit, free = 0, 0
     while free < left:
         free += limit not in taken
         limit += 1
+    raised = descriptors.raise_limit
+    descriptors.raise_limit = descriptor_pressure.raise_limit = lambda: False  # as where the hard limit is as low
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 3), hard))
     try:
-        yield
+        with (
+            mock.patch("warmcell.lifetime.descriptors.raise_limit", lambda: False),
+            mock.patch("warmcell.lifetime.descriptor_pressure.raise_limit", lambda: False),
+        ):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        descriptors.raise_limit = descriptor_pressure.raise_limit = raised
 
 
 @pytest.mark.attack("S2-27")
 class TestDescriptors:
     def _survives(self, backend: WasmBackend, left: int) -> bool:
-        """Whether a run succeeded with so few descriptors; if not, the error must be a typed one of the host's."""
+        """Whether a run succeeded with so few descriptors; a failure must be a typed host error."""
         with only_so_many_descriptors(left):
             try:
                 return run(backend).stdout == "hello\n"
@@ -330,12 +339,12 @@ class TestDescriptors:
 
 
 def _is_no_more_than(before: tuple[list[str], list[str]]) -> bool:
-    """Fewer is fine: who runs out of descriptors makes others give up what they keep for later."""
+    """Fewer is fine: descriptor pressure makes other parts release what they keep for later."""
     now = _own_state()
     return all(len(ours) <= len(theirs) for ours, theirs in zip(now, before, strict=True))
 
 
 def _own_state() -> tuple[list[str], list[str]]:
-    """Descriptors, and child processes that are not one of the workers' zygotes."""
+    """Descriptors, and child processes other than the workers' zygotes."""
     own = Path("/proc/self/task") / str(threading.get_native_id()) / "children"
     return sorted(os.listdir("/proc/self/fd")), sorted(own.read_text().split())[1:]

@@ -1,4 +1,4 @@
-"""Modules that came compiled with the wheel: used when they were made for this very runtime, and only then."""
+"""Compiled modules of a wheel: used only if they were built for exactly this runtime."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from warmcell.backends.wasm import module_loading, worker
+from warmcell.backends.wasm import module_loader, worker_handle
 from warmcell.backends.wasm.module_cache import ModuleCache
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
+from warmcell.guest.wasm.protocol import RunLimits
 from warmcell.toolbox import ready_made
 from warmcell.toolbox.loader import find_artefact
 from warmcell.toolbox.python_component import ComponentUnavailable
@@ -36,14 +37,14 @@ def load_script(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
 def precompile() -> Iterator[Any]:
-    """The script that the build of a wheel uses, for the smallest module."""
+    """The script of the wheel build, limited to the smallest module."""
     before = list(sys.path)
     script: Any = load_script(ROOT / "modules" / "precompile.py")
     require(script.target() is not None, "wheels for this platform bring nothing compiled")
@@ -53,19 +54,19 @@ def precompile() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def built(precompile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the build of a wheel makes."""
+def wheel_build(precompile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of the wheel build."""
     directory = tmp_path_factory.mktemp("ready_made")
     precompile.precompile(directory, False, lambda _text: None)
     return directory
 
 
 @pytest.fixture
-def installed(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy in the place where an installation has it, for a user without any cache."""
-    directory = tmp_path / "installed"
-    shutil.copytree(built, directory)
-    monkeypatch.setattr(ready_made, "DIRECTORY", directory)
+def installation(wheel_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy at its place in an installation, for a user without a cache."""
+    directory = tmp_path / "installation"
+    shutil.copytree(wheel_build, directory)
+    monkeypatch.setattr(ready_made, "ready_made_directory", lambda: directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ready_made._modules.cache_clear()
     yield directory
@@ -79,21 +80,21 @@ def change_manifest(directory: Path, **fields: Any) -> None:
 
 
 def is_found() -> bool:
-    found = ready_made.find_ready_made(DIGEST, "run")
+    found = ready_made.open_shipped_module(DIGEST, "run")
     if found is not None:
         found.close()
     return found is not None
 
 
 def test_an_interpreter_that_cannot_be_built_is_left_out_and_named(
-    precompile: Any, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precompile: Any, wheel_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
         raise ComponentUnavailable("there is no builder")
 
     monkeypatch.setattr(precompile.python_component, "require_builder", refuse)
     directory, told = tmp_path / "wheel", []
-    shutil.copytree(built, directory)
+    shutil.copytree(wheel_build, directory)
     made = precompile.precompile(directory, True, told.append)
     assert [path.name for path in made] == ["manifest.json", "node.cwasm"]
     assert told[-1].startswith("python is left out") and told[-1].endswith("there is no builder")
@@ -101,13 +102,13 @@ def test_an_interpreter_that_cannot_be_built_is_left_out_and_named(
 
 
 def test_the_first_command_of_a_new_user_compiles_nothing(
-    installed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    installation: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "warmcell")
     cache = tmp_path / "modules"
     runner = ToolboxRunner(Supervisor(cache=ModuleCache(cache)))
     try:
-        assert runner.run_command(["node", "-p", "6*7"], timeout=60).stdout == "42\n"
+        assert runner.run_command(["node", "-p", "6*7"], RunLimits(60)).stdout == "42\n"
     finally:
         runner.close()
     assert not cache.exists()
@@ -115,67 +116,65 @@ def test_the_first_command_of_a_new_user_compiles_nothing(
 
 
 def test_workers_use_the_file_itself_and_nothing_is_copied(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise AssertionError("it was copied")
 
     monkeypatch.setattr(ready_made, "sealed_copy", refuse)
-    monkeypatch.setattr(worker, "READY_MADE", str(installed))
+    monkeypatch.setattr(worker_handle, "ready_made_directory", lambda: str(installation))
     pool = WorkerPool()
     runner = ToolboxRunner(Supervisor(ModuleCache(tmp_path / "modules"), pool))
     try:
-        assert runner.run_command(["node", "-p", "6*7"], timeout=60).stdout == "42\n"
+        assert runner.run_command(["node", "-p", "6*7"], RunLimits(60)).stdout == "42\n"
     finally:
         runner.close()
         pool.close()
 
 
-def test_what_is_shipped_is_used_before_what_was_compiled_here_which_has_to_be_checked(
-    installed: Path, tmp_path: Path
-) -> None:
-    """As on an account that once had an installation without. Both stay, whatever a worker makes of either."""
+def test_shipped_modules_take_precedence_over_cached_ones(installation: Path, tmp_path: Path) -> None:
+    """As on an account with an older installation. Both files stay, even if a worker rejects one."""
     artefact = os.memfd_create("module")
     os.write(artefact, b"compiled here")
     cache = ModuleCache(tmp_path / "modules")
     cache.store("key", artefact, {})
     os.close(artefact)
 
-    def shipped() -> SignedFile | None:
-        return ready_made.find_ready_made(DIGEST, "run")
+    def open_shipped() -> SignedFile | None:
+        return ready_made.open_shipped_module(DIGEST, "run")
 
-    def found(way: Callable[[], SignedFile | None]) -> bool:
+    def find(way: Callable[[], SignedFile | None]) -> bool:
         compiled = cache.find("key", way)
         assert compiled is not None
         compiled.close()
         return compiled.is_shipped
 
-    assert found(shipped)
+    assert find(open_shipped)
     cache.forget("key")
-    assert found(shipped)
+    assert find(open_shipped)
     cache.forget("key")
-    assert not found(lambda: None)
+    assert not find(lambda: None)
     cache.forget("key")
     assert cache.find("key") is None
     cache.close()
 
 
-def test_a_worker_that_can_use_no_file_of_the_installation_gets_what_was_compiled_here(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_worker_that_cannot_use_shipped_modules_gets_locally_compiled_ones(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: the next process finds it."""
+    """Compiled once: the next process finds it in the cache."""
     caplog.set_level(logging.INFO, "warmcell")
     damaged = os.memfd_create("damaged")
     os.write(damaged, b"no machine code")
-    whole = ready_made.find_ready_made(DIGEST, "run")
+    whole = ready_made.open_shipped_module(DIGEST, "run")
     assert whole is not None
     whole.close()
     found = SignedFile(damaged, whole.facts, is_shipped=True)
-    monkeypatch.setattr(module_loading, "find_ready_made", lambda *_, **__: found.copy())
+    monkeypatch.setattr(module_loader, "open_shipped_module", lambda *_, **__: found.copy())
     for _ in range(2):
         runner = ToolboxRunner(Supervisor(cache=ModuleCache(tmp_path / "modules")))
         try:
-            assert runner.run_command(["node", "-p", "6*7"], timeout=120).stdout == "42\n"
+            assert runner.run_command(["node", "-p", "6*7"], RunLimits(120)).stdout == "42\n"
         finally:
             runner.close()
     found.close()
@@ -183,25 +182,25 @@ def test_a_worker_that_can_use_no_file_of_the_installation_gets_what_was_compile
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o646, 0o664])
-def test_what_others_can_change_or_workers_cannot_read_is_copied(installed: Path, mode: int) -> None:
-    path = installed / "node.cwasm"
-    assert shown_path() == str(path)
+def test_a_file_with_unsuitable_permissions_is_copied(installation: Path, mode: int) -> None:
+    path = installation / "node.cwasm"
+    assert module_path() == str(path)
     path.chmod(mode)
-    assert shown_path().startswith("/memfd:")
+    assert module_path().startswith("/memfd:")
 
 
-def shown_path() -> str:
-    found = ready_made.find_ready_made(DIGEST, "run")
+def module_path() -> str:
+    found = ready_made.open_shipped_module(DIGEST, "run")
     assert found is not None
     with contextlib.closing(found):
         return os.readlink(f"/proc/self/fd/{found.descriptor}")
 
 
-def test_runs_that_count_fuel_need_other_code(installed: Path, tmp_path: Path) -> None:
+def test_runs_that_count_fuel_need_other_code(installation: Path, tmp_path: Path) -> None:
     cache = tmp_path / "modules"
     runner = ToolboxRunner(Supervisor(cache=ModuleCache(cache)))
     try:
-        result = runner.run_command(["node", "-p", "6*7"], timeout=60, fuel=10**9)
+        result = runner.run_command(["node", "-p", "6*7"], RunLimits(60, fuel=10**9))
     finally:
         runner.close()
     assert result.stdout == "42\n"
@@ -219,23 +218,23 @@ def test_runs_that_count_fuel_need_other_code(installed: Path, tmp_path: Path) -
     ],
     ids=lambda difference: next(iter(difference)),
 )
-def test_made_for_something_else(installed: Path, difference: dict[str, Any]) -> None:
-    assert is_found() and ready_made.has_ready_made(DIGEST)
-    change_manifest(installed, **difference)
-    assert not is_found() and not ready_made.has_ready_made(DIGEST)
+def test_modules_for_another_runtime_are_ignored(installation: Path, difference: dict[str, Any]) -> None:
+    assert is_found() and ready_made.has_shipped_module(DIGEST)
+    change_manifest(installation, **difference)
+    assert not is_found() and not ready_made.has_shipped_module(DIGEST)
 
 
-def test_a_pure_installation_has_none(installed: Path) -> None:
-    shutil.rmtree(installed)
+def test_a_pure_installation_has_no_compiled_modules(installation: Path) -> None:
+    shutil.rmtree(installation)
     assert not is_found()
 
 
-def test_another_entry_is_another_module(installed: Path) -> None:
-    assert ready_made.find_ready_made(DIGEST, "other") is None
+def test_another_entry_is_another_module(installation: Path) -> None:
+    assert ready_made.open_shipped_module(DIGEST, "other") is None
 
 
-def test_what_is_not_what_was_built_is_not_run(installed: Path) -> None:
-    path = installed / "node.cwasm"
+def test_a_changed_module_is_not_run(installation: Path) -> None:
+    path = installation / "node.cwasm"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert not is_found()
@@ -244,12 +243,12 @@ def test_what_is_not_what_was_built_is_not_run(installed: Path) -> None:
 
 
 def test_the_content_is_compared_once_and_whenever_the_file_was_touched(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
+    installation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []
     digest = ready_made.content_digest
     monkeypatch.setattr(ready_made, "content_digest", lambda file: compared.append(file) or digest(file))
-    path = installed / "node.cwasm"
+    path = installation / "node.cwasm"
     assert is_found() and is_found() and len(compared) == 1
     os.utime(path)
     assert is_found() and is_found() and len(compared) == 2
@@ -262,14 +261,14 @@ def test_the_content_is_compared_once_and_whenever_the_file_was_touched(
 
 
 def test_an_account_that_cannot_keep_notes_compares_every_time(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
+    installation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     assert is_found() and is_found()
 
 
-def test_what_travels_needs_no_more_of_a_processor_than_the_manifest_says(built: Path) -> None:
-    """The flags that the compiler was given, and the kernel's names for them, are two lists of the same."""
+def test_portable_code_uses_only_the_features_in_the_manifest(wheel_build: Path) -> None:
+    """The compiler's flags and the kernel's names list the same features."""
     sys.path.insert(0, str(ROOT / "src" / "warmcell" / "guest"))
     try:
         from wasm.engine import PORTABLE_FLAGS
@@ -279,12 +278,12 @@ def test_what_travels_needs_no_more_of_a_processor_than_the_manifest_says(built:
     for machine, flags in PORTABLE_FLAGS.items():
         named = {kernel_names.get(flag, flag.removeprefix("has_")) for flag in flags}
         assert named == set(ready_made.FEATURES[machine])
-    manifest = json.loads((built / ready_made.MANIFEST).read_text())
+    manifest = json.loads((wheel_build / ready_made.MANIFEST).read_text())
     assert manifest["features"] == ready_made.FEATURES.get(platform.machine(), [])
 
 
-def test_what_an_earlier_build_made_is_kept(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_build_is_reused(wheel_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precompile = sys.modules["script_precompile"]
     monkeypatch.setattr(precompile, "compile_one", lambda *_: pytest.fail("it was compiled again"))
-    files = precompile.precompile(built, False, lambda _text: None)
+    files = precompile.precompile(wheel_build, False, lambda _text: None)
     assert sorted(path.name for path in files) == ["manifest.json", "node.cwasm"]

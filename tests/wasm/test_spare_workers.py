@@ -1,4 +1,4 @@
-"""Workers that nobody has used yet: what a new sandbox finds ready, and what it can and cannot reach in there."""
+"""Spare workers: a new sandbox gets one, with exactly its own directories mounted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import require
+from tests.helpers import require, until
 
 from warmcell import MountPoint, Sandbox
 from warmcell.backends.wasm import pool as pool_module
 from warmcell.backends.wasm.caged_launcher import CagedLauncher
-from warmcell.backends.wasm.launcher import launcher
+from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.pool import WorkerPool
-from warmcell.backends.wasm.worker import USUAL_PLACES, Worker
+from warmcell.backends.wasm.worker_handle import USUAL_SLOTS, WorkerHandle
 from warmcell.core.errors import ExecutionFailed, SandboxError
 from warmcell.runner.cell import Cell
 from warmcell.toolbox.runtime import wasmtime_directory
@@ -27,12 +27,12 @@ from warmcell.toolbox.runtime import wasmtime_directory
 
 @pytest.fixture
 def pool(no_workers: WorkerPool) -> Iterator[WorkerPool]:
-    require(launcher().confines, "workers are not confined here")
+    require(worker_launcher().is_confining, "workers are not confined here")
     yield no_workers
     no_workers.close()
 
 
-def spare_of(pool: WorkerPool) -> Worker:
+def spare_of(pool: WorkerPool) -> WorkerHandle:
     until = time.monotonic() + 30
     while time.monotonic() < until:
         for worker in list(pool._idle):
@@ -42,14 +42,14 @@ def spare_of(pool: WorkerPool) -> Worker:
     raise AssertionError("no spare worker was made")
 
 
-def mounts_of(worker: Worker) -> dict[str, str]:
-    """What the worker sees of the host below /mnt, by place: the options of each mount."""
+def mounts_of(worker: WorkerHandle) -> dict[str, str]:
+    """The worker's mounts below /mnt: options by path."""
     lines = Path(f"/proc/{worker.pid}/mountinfo").read_text().splitlines()
     fields = [line.split(" ") for line in lines]
     return {item[4]: item[5] for item in fields if item[4].startswith("/mnt/")}
 
 
-def test_a_new_sandbox_gets_the_worker_that_was_made_ahead(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_new_sandbox_gets_the_spare_worker(pool: WorkerPool, tmp_path: Path) -> None:
     with Sandbox(backend="wasm") as first:
         first.sh("true")
         spare = spare_of(pool)
@@ -59,9 +59,9 @@ def test_a_new_sandbox_gets_the_worker_that_was_made_ahead(pool: WorkerPool, tmp
             result = second.sh("cat file; echo written > here")
             assert result.stdout == "second's own"
             assert second.read_file("here") == b"written\n"
-            assert spare.directories and not spare.is_spare
+            assert spare.mounts and not spare.is_spare
             assert {place.rpartition("/")[0] for place in mounts_of(spare)} == {"/mnt/write"}
-            # What the guest did shows in the second sandbox and nowhere else.
+            # The guest's change is visible in the second sandbox only.
             assert first.sh("ls").stdout == ""
         assert spare.pid not in pool.pids
 
@@ -70,7 +70,7 @@ def test_it_is_never_shown_anything_else(pool: WorkerPool, tmp_path: Path) -> No
     with Sandbox(backend="wasm") as first, Sandbox(backend="wasm") as second:
         for sandbox in (first, second, first, second):
             assert sandbox.sh("pwd").stdout == "/work\n"
-        shown = [worker.directories for worker in pool._idle if worker.directories]
+        shown = [worker.mounts for worker in pool._idle if worker.mounts]
         assert len(shown) == len(set(shown)) == 2
 
 
@@ -78,7 +78,7 @@ def test_read_only_directories_stay_so_outside_of_the_runtime_too(pool: WorkerPo
     (tmp_path / "given").write_text("x")
     with Sandbox(backend="wasm", mounts=[MountPoint(str(tmp_path), "/given")]) as sandbox:
         assert sandbox.sh("cat /given/given; echo y > /given/new").stdout == "x"
-        (worker,) = [worker for worker in pool._idle if worker.directories]
+        (worker,) = [worker for worker in pool._idle if worker.mounts]
         options = {place: text.split(",") for place, text in mounts_of(worker).items()}
         assert "ro" in options["/mnt/read/0"]
         assert all("nosuid" in words and "nodev" in words for words in options.values())
@@ -87,32 +87,32 @@ def test_read_only_directories_stay_so_outside_of_the_runtime_too(pool: WorkerPo
 
 def test_more_directories_than_usual(pool: WorkerPool, tmp_path: Path) -> None:
     mounts = []
-    for number in range(USUAL_PLACES + 3):
+    for number in range(USUAL_SLOTS + 3):
         directory = tmp_path / str(number)
         directory.mkdir()
         (directory / "name").write_text(f"{number} ")
         mounts.append(MountPoint(str(directory), f"/m{number}", writable=number % 2 == 0))
-    mounts += [MountPoint(str(tmp_path), f"/again{number}") for number in range(USUAL_PLACES)]
+    mounts += [MountPoint(str(tmp_path), f"/again{number}") for number in range(USUAL_SLOTS)]
     with Sandbox(backend="wasm", mounts=mounts) as sandbox:
-        names = " ".join(f"/m{number}/name" for number in range(USUAL_PLACES + 3))
-        assert sandbox.sh(f"cat {names}").stdout == "".join(f"{number} " for number in range(USUAL_PLACES + 3))
+        names = " ".join(f"/m{number}/name" for number in range(USUAL_SLOTS + 3))
+        assert sandbox.sh(f"cat {names}").stdout == "".join(f"{number} " for number in range(USUAL_SLOTS + 3))
         assert sandbox.sh("echo w > /m2/name; cat /m2/name; echo w > /m1/name").exit_code != 0
     assert (tmp_path / "1" / "name").read_text() == "1 "
     assert (tmp_path / "2" / "name").read_text() == "w\n"
 
 
 def test_a_directory_that_was_swapped_is_not_shown(pool: WorkerPool, tmp_path: Path) -> None:
-    from warmcell.backends.wasm.run_request import Preopen, look_at_directories
+    from warmcell.backends.wasm.run_request import Preopen, resolve_preopens
 
     (tmp_path / "work").mkdir()
-    (directory,) = look_at_directories([Preopen(tmp_path / "work", "/work", True)], {})
+    (directory,) = resolve_preopens([Preopen(tmp_path / "work", "/work", True)], {})
     (tmp_path / "work").rename(tmp_path / "was work")
     (tmp_path / "work").mkdir()
-    worker = Worker()
+    worker = WorkerHandle()
     try:
-        worker.begin()
+        worker.start()
         with pytest.raises(SandboxError, match="not what it was"):
-            worker.show((directory,))
+            worker.mount((directory,))
         assert mounts_of(worker) == {}
     finally:
         worker.dispose()
@@ -131,10 +131,8 @@ def spare_makers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "warmcell-wasm-spare"]
 
 
-def test_closing_does_not_leave_a_worker_that_is_just_being_made(
-    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its cage would have waited seconds for it, in every program that ends right after a run."""
+def test_closing_ends_a_worker_that_is_still_starting(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its cage would delay the exit of a program by seconds."""
     monkeypatch.setattr(pool_module, "_SPARE_DELAY_SECONDS", 0.0)
     with Sandbox(backend="wasm") as sandbox:
         sandbox.sh("true")
@@ -151,10 +149,10 @@ def test_a_program_that_runs_one_command_and_ends_makes_no_spare(pool: WorkerPoo
     assert len(worker) == 1 and not spare_makers() and pool.pids == []
 
 
-def test_what_is_written_to_a_shown_directory_is_watched(
+def test_writes_to_a_mounted_directory_are_watched(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ceiling of a worker's life, made small: many files, each within the limit of a single one."""
+    """The worker's total disk limit, made small: many files, each within the per-file limit."""
     from dataclasses import replace
 
     from warmcell.backends.wasm import caged_launcher
@@ -169,7 +167,7 @@ def test_what_is_written_to_a_shown_directory_is_watched(
 def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
     pool.start_ahead()
     (ahead,) = pool._idle
-    assert not ahead.has_begun and pool.pids == []  # nobody waited for it
+    assert not ahead.is_started and pool.pids == []  # not awaited yet
     with Sandbox(backend="wasm") as sandbox:
         assert sandbox.sh("echo hi").stdout == "hi\n"
         assert ahead.pid in pool.pids
@@ -178,47 +176,75 @@ def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
     assert pool.pids == []
 
 
-def test_a_worker_that_is_being_made_keeps_its_zygote(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever disposes of the last worker meanwhile has no use for a zygote any more. One that fails keeps none."""
+def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disposing of the last worker meanwhile must not end the zygote. A launch that fails keeps none."""
     caged = CagedLauncher()
     begin = Cell.start
 
     def begin_while_another_ends(cell: Cell, *words: Any) -> None:
         begin(cell, *words)
-        caged.rest()
+        caged.release_idle()
 
     ours, theirs = socket.socketpair()
     waiting = [os.path.dirname(wasmtime_directory())]
     with ours, theirs, monkeypatch.context() as patched:
         patched.setattr(Cell, "start", begin_while_another_ends)
-        process = caged(waiting, theirs.fileno(), [], 1)
-        process.begin()
-        assert not process._cell.await_gone(0.3)
-        caged.rest()
+        process = caged.launch(waiting, theirs.fileno(), [], 1)
+        process.start()
+        assert not process._cell.await_end(0.3)
+        caged.release_idle()
         assert caged._zygote is not None
         process.kill()
         assert process.wait(10) == -signal.SIGKILL
         patched.setattr(Cell, "start", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            caged(waiting, theirs.fileno(), [], 1).begin()
-    caged.rest()
+            caged.launch(waiting, theirs.fileno(), [], 1).start()
+    caged.release_idle()
     assert caged._zygote is None
 
 
-def test_a_worker_that_cannot_be_loaded_says_why(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_worker_that_fails_to_load_reports_the_reason(pool: WorkerPool, tmp_path: Path) -> None:
     caged = CagedLauncher()
     ours, theirs = socket.socketpair()
     why = "not load worker: ModuleNotFoundError: No module named 'wasmtime'"
     with ours, theirs, pytest.raises(SandboxError, match=why):
-        caged([str(tmp_path)], theirs.fileno(), [], 1)
+        caged.launch([str(tmp_path)], theirs.fileno(), [], 1)
     assert caged._zygote is None
 
 
-def test_a_worker_that_nobody_waited_for_is_ended_like_any_other(pool: WorkerPool) -> None:
-    worker = Worker()
+def test_a_worker_that_was_never_awaited_can_be_disposed_of(pool: WorkerPool) -> None:
+    worker = WorkerHandle()
     worker.kill()
-    assert worker.dispose() == -signal.SIGKILL and not worker.has_begun
-    killed = Worker()
-    killed.kill()  # when it is not known yet whom to kill
-    killed.begin()
+    assert worker.dispose() == -signal.SIGKILL and not worker.is_started
+    killed = WorkerHandle()
+    killed.kill()  # before its process exists
+    killed.start()
     assert killed.dispose() == -signal.SIGKILL
+
+
+def test_many_sandboxes_find_their_own_workers_without_waiting_for_each_other(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking whether a worker is alive lets other threads run, and they would wait for the pool's lock."""
+    with Sandbox(backend="wasm") as first, Sandbox(backend="wasm") as second:
+        for sandbox in (first, second):
+            assert sandbox.sh("echo 1").stdout == "1\n"
+        before, is_waiting = set(pool.pids), WorkerHandle.is_waiting
+        free: list[bool] = []
+
+        def is_waiting_and_look(worker: WorkerHandle) -> bool:
+            free.append(pool._lock.acquire(timeout=20))
+            if free[-1]:
+                pool._lock.release()
+            return is_waiting(worker)
+
+        monkeypatch.setattr(WorkerHandle, "is_waiting", is_waiting_and_look)
+        monkeypatch.setattr(WorkerPool, "_take_idle", None)  # the slow path
+        for sandbox in (first, second, first):  # the worker of the last run is another one's
+            assert sandbox.sh("echo 2").stdout == "2\n"
+        assert free == [True] * 3 and set(pool.pids) >= before
+        monkeypatch.undo()
+        worker = pool._idle[-1]
+        os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: not worker.is_waiting())
+        assert first.sh("echo 3").stdout == "3\n"

@@ -1,4 +1,4 @@
-"""WASI preview 1: what a guest sees of the directories it was given, and that it sees nothing else."""
+"""WASI preview 1: a guest sees its own directories and nothing else."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.wasm import guests
-from tests.wasm.conftest import run_once
+from tests.wasm.conftest import run_once, take_limits
 from tests.wasm.probe import (
     BADF,
     CREATE,
@@ -31,20 +32,21 @@ from tests.wasm.probe import (
 )
 
 from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_request import Directory, Preopen, RunRequest, look_at_directories
+from warmcell.backends.wasm.run_request import HostDirectory, Preopen, RunRequest, resolve_preopens
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import EnforcerFailed, ExecutionFailed, InvalidRequest
-from warmcell.core.types import ExecResult
+from warmcell.core.types import MIB, ExecResult
+from warmcell.guest.wasm.protocol import RunLimits
 
 CANARY = b"canary of the test, outside of every preopen"
-#: Where a probe keeps the descriptor that a call opened.
+#: The address of a descriptor that a call opened.
 OPENED = 1024
 Execute = Callable[..., tuple[list[int], list[bytes]]]
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """A host directory with one preopen-to-be `in`, a read-only one `ro`, and a canary beside them."""
+    """A host directory with a writable preopen `in`, a read-only one `ro`, and a canary beside them."""
     for name in ("in", "ro", "in/sub"):
         (tmp_path / name).mkdir()
     (tmp_path / "canary").write_bytes(CANARY)
@@ -53,9 +55,10 @@ def world(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _run(supervisor: Supervisor, world: Path, code: str, **fields: object) -> ExecResult:
+def _run(supervisor: Supervisor, world: Path, code: str, **fields: Any) -> ExecResult:
     preopens = (Preopen(world / "in", "/in", True), Preopen(world / "ro", "/ro", False))
-    request = RunRequest(("probe",), 20, 64, preopens=preopens, **fields)  # type: ignore[arg-type]
+    limits = take_limits(fields, timeout=20, memory_limit_mb=64)
+    request = RunRequest(("probe",), limits, preopens=preopens, **fields)
     return run_once(supervisor, source_from_code(code), request)
 
 
@@ -173,7 +176,7 @@ def test_a_read_only_preopen_is_read_only(execute: Execute, world: Path) -> None
     assert os.listdir(world / "ro") == ["file"]
 
 
-def test_files_are_read_sought_and_told(execute: Execute) -> None:
+def test_reading_seeking_and_telling(execute: Execute) -> None:
     probe = Probe()
     probe.open(3, "file", OPENED)
     probe.call("fd_seek", At(OPENED), 3, 0, 1104)
@@ -287,7 +290,7 @@ def test_a_file_can_not_outgrow_its_limit(supervisor: Supervisor, world: Path) -
 
 def test_a_preopen_must_be_a_directory(supervisor: Supervisor, world: Path) -> None:
     for path in (world / "canary", world / "missing"):
-        request = RunRequest(("x",), 5, 64, preopens=(Preopen(path, "/x"),))
+        request = RunRequest(("x",), RunLimits(5, 64 * MIB), preopens=(Preopen(path, "/x"),))
         with pytest.raises(InvalidRequest, match="preopens"):
             run_once(supervisor, source_from_code(guests.TRAP), request)
 
@@ -298,7 +301,7 @@ def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
 ) -> None:
     from warmcell.backends.wasm import supervisor as module
 
-    real = module.look_at_directories
+    real = module.resolve_preopens
 
     def swap(preopens: object, known: object) -> object:
         opened = real(preopens, known)  # type: ignore[arg-type]
@@ -306,30 +309,30 @@ def test_a_preopen_that_is_swapped_while_the_run_starts_is_refused(
         (world / "in").mkdir()
         return opened
 
-    monkeypatch.setattr(module, "look_at_directories", swap)
+    monkeypatch.setattr(module, "resolve_preopens", swap)
     with pytest.raises((ExecutionFailed, EnforcerFailed), match=r"replaced|not what it was"):
         _run(supervisor, world, guests.TRAP)
 
 
 @pytest.mark.attack("WA-10")
 def test_a_directory_that_is_known_is_compared_every_time(tmp_path: Path) -> None:
-    known: dict[Preopen, Directory] = {}
+    known: dict[Preopen, HostDirectory] = {}
     work = tmp_path / "work"
     work.mkdir()
     preopen = Preopen(work, "/work")
-    first = look_at_directories([preopen], known)
-    assert look_at_directories([preopen], known) == first
+    first = resolve_preopens([preopen], known)
+    assert resolve_preopens([preopen], known) == first
     work.rename(tmp_path / "was work")
     with pytest.raises(InvalidRequest, match="preopens"):
-        look_at_directories([preopen], known)
+        resolve_preopens([preopen], known)
     work.symlink_to(tmp_path / "was work")
-    assert look_at_directories([preopen], known)[0].host_path == str(tmp_path / "was work")
+    assert resolve_preopens([preopen], known)[0].host_path == str(tmp_path / "was work")
     work.unlink()
     work.mkdir()
-    assert look_at_directories([preopen], known)[0].inode == work.stat().st_ino != first[0].inode
+    assert resolve_preopens([preopen], known)[0].inode == work.stat().st_ino != first[0].inode
 
 
 @pytest.mark.parametrize("bad", [("a\0b",), ("",)[:0]], ids=["NUL", "empty"])
 def test_argv_is_checked(bad: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest, match="argv"):
-        RunRequest(bad, 5, 64)
+        RunRequest(bad, RunLimits(5))

@@ -1,4 +1,4 @@
-"""Attacks of the second siege on the WASM room: what a guest does to its worker, and what of that anybody else notices."""
+"""Attacks on WASM workers: what a guest does to its worker must not affect other runs or the host."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 from tests.wasm import guests
 from tests.wasm.conftest import run_once
-from tests.wasm.test_host_calls import asks, own
+from tests.wasm.host_calls import asks, own
 
 from warmcell import Sandbox
 from warmcell.backends.wasm.module_cache import ModuleCache
-from warmcell.backends.wasm.module_loading import Load, Loader
+from warmcell.backends.wasm.module_loader import LoadRequest, ModuleLoader
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
-from warmcell.core.types import ExecResult
+from warmcell.core.types import MIB, ExecResult
+from warmcell.guest.wasm.protocol import RunLimits
 from warmcell.toolbox.signed_directory import SignedFile
 
-#: More than the host may grow by while a guest sends it something large.
+#: The host must not grow by this much while a guest sends something large.
 _MUCH_MEMORY = 150 << 20
 
 
@@ -39,7 +40,7 @@ def node(toolbox: ToolboxRunner, code: str, asked: list[bytes]) -> ExecResult:
         asked.append(raw)
         return b'{"status": 200, "headers": {}, "body": "", "url": "x"}'
 
-    return toolbox.run_command(("node", "-e", code), timeout=60, fetch=fetch)
+    return toolbox.run_command(("node", "-e", code), RunLimits(60), fetch=fetch)
 
 
 def peak_memory() -> int:
@@ -49,8 +50,8 @@ def peak_memory() -> int:
 @pytest.mark.attack("S2-34")
 class TestMessages:
     @pytest.mark.parametrize("place", ["whole", "url", "headers", "unknown"])
-    def test_the_host_never_parses_what_a_guest_wrote(self, toolbox: ToolboxRunner, place: str) -> None:
-        """node's own `JSON.stringify` is the guest's to replace: what it sends is millions of empty lists."""
+    def test_the_host_never_parses_json_of_a_guest(self, toolbox: ToolboxRunner, place: str) -> None:
+        """A guest can replace node's `JSON.stringify`, and sends millions of empty lists."""
         asked: list[bytes] = []
         node(toolbox, "fetch('http://127.0.0.1/')", asked)
         lists = "'[' + '[],'.repeat(5_000_000) + '[]]'"
@@ -66,13 +67,13 @@ class TestMessages:
         assert peak_memory() - before < _MUCH_MEMORY
         assert len(asked) == 1
 
-    def test_what_is_too_long_is_refused_to_the_guest_and_ends_nothing(self, toolbox: ToolboxRunner) -> None:
+    def test_a_too_long_request_is_refused_and_the_run_continues(self, toolbox: ToolboxRunner) -> None:
         asked: list[bytes] = []
         code = "fetch('http://127.0.0.1/' + 'x'.repeat(100_000)).catch(error => console.log('refused'))"
         assert node(toolbox, code, asked).stdout == "refused\n"
         assert asked == []
 
-    def test_a_body_arrives_as_it_was_sent(self, toolbox: ToolboxRunner) -> None:
+    def test_body_arrives_unchanged(self, toolbox: ToolboxRunner) -> None:
         asked: list[bytes] = []
         code = "fetch('http://127.0.0.1/', {method: 'POST', body: 'x'.repeat(1_000_000), headers: {A: 'b'}})"
         node(toolbox, code, asked)
@@ -98,25 +99,25 @@ class TestExhaustion:
         preopens = [Preopen(tmp_path, "/work", True)]
         code = "const fs = require('fs'); try { for (;;) fs.openSync('f') } catch (error) { console.log('full') }"
         for _ in range(3):
-            result = toolbox.run_command(("node", "-e", code), timeout=30, cwd="/work", preopens=preopens)
+            result = toolbox.run_command(("node", "-e", code), RunLimits(30), cwd="/work", preopens=preopens)
             assert result.stdout == "full\n"
-        assert toolbox.run_command(("cat", "f"), timeout=30, cwd="/work", preopens=preopens).stdout == "content"
+        assert toolbox.run_command(("cat", "f"), RunLimits(30), cwd="/work", preopens=preopens).stdout == "content"
 
 
 @pytest.mark.attack("S2-37")
 class TestDisagreement:
     INNER = own(guests.prints("inner ran\n").replace('(export "_start")', '(export "run")'))
 
-    def test_what_a_worker_could_not_load_is_loaded_when_it_is_needed(
+    def test_a_module_that_failed_to_load_is_loaded_on_the_next_use(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The worker is offered damaged code in the middle of a run; its next run is of that very module."""
+        """The worker gets damaged code during a run; its next run is of the same module."""
         pool = WorkerPool(1)
         supervisor = Supervisor(ModuleCache(tmp_path / "cache" / "wasm"), pool)
-        request = RunRequest(("guest",), 20, 64)
+        request = RunRequest(("guest",), RunLimits(20, 64 * MIB))
         try:
             with monkeypatch.context() as patch:
-                patch.setattr(Loader, "find_compiled", damaged)
+                patch.setattr(ModuleLoader, "find_compiled", find_damaged)
                 asked = run_once(
                     supervisor, own(asks("exec", {"argv": ["inner"]})), request, commands=lambda _: self.INNER
                 )
@@ -130,19 +131,19 @@ class TestDisagreement:
     def test_a_worker_that_forgot_a_module_gets_it_again(self, tmp_path: Path) -> None:
         pool = WorkerPool(1)
         supervisor = Supervisor(ModuleCache(tmp_path / "cache" / "wasm"), pool)
-        request = RunRequest(("guest",), 20, 64)
+        request = RunRequest(("guest",), RunLimits(20, 64 * MIB))
         try:
             run_once(supervisor, own(guests.LOOP.replace("_start", "run").replace("(loop", "(block")), request)
             (worker,) = pool._idle
-            worker.loaded[Load(self.INNER, False).key] = None
+            worker.loaded[LoadRequest(self.INNER, False).key] = None
             assert run_once(supervisor, self.INNER, request).stdout == "inner ran\n"
             assert pool.pids == [worker.pid]
         finally:
             supervisor.close()
 
 
-def damaged(_loader: Loader, load: Load) -> SignedFile | None:
-    """For the inner module only: what the outer one needs is compiled as ever."""
+def find_damaged(_loader: ModuleLoader, load: LoadRequest) -> SignedFile | None:
+    """Only for the inner module; the outer one is compiled as usual."""
     if load.source is not TestDisagreement.INNER:
         return None
     descriptor = os.memfd_create("damaged")

@@ -1,27 +1,29 @@
-"""Instances that are made before there is a run for them: nobody can tell, and nothing of a run is left in them."""
+"""Instances made in advance: runs cannot notice, and nothing of an earlier run is left in them."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import require
-from tests.wasm.conftest import Run, run_once
+from tests.wasm.conftest import Run, run_once, take_limits
 from tests.wasm.guests import EXIT, PRINT, WRITE
 
 from warmcell.backends.wasm import launcher as launchers
 from warmcell.backends.wasm import pool as pools
-from warmcell.backends.wasm import worker as workers
+from warmcell.backends.wasm import worker_handle as workers
 from warmcell.backends.wasm.launcher import PlainLauncher
 from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import MemoryExceeded
-from warmcell.core.types import ExecResult
+from warmcell.core.types import MIB, ExecResult
+from warmcell.guest.wasm.protocol import RunLimits
 
-#: Exits with how often it was run in this memory and with this global, and fills its memory with marks.
+#: Exits with the number of runs in this memory and with this global, and fills its memory.
 COUNTER = f"""(module {EXIT} (memory (export "memory") 4) (global $runs (mut i32) (i32.const 0)) (data (i32.const 0) "\\00")
   (func (export "_start")
     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (i32.const 1)))
@@ -31,12 +33,12 @@ COUNTER = f"""(module {EXIT} (memory (export "memory") 4) (global $runs (mut i32
 STARTS_ALONE = f"""(module {WRITE} (memory (export "memory") 1) (data (i32.const 64) "started\\n") {PRINT}
   (func $begin (call $print (i32.const 1) (i32.const 64) (i32.const 8))) (start $begin)
   (func (export "_start")))"""
-#: Exits with 0 when it could grow to 64 MiB.
+#: Exits with 0 if it could grow to 64 MiB.
 GROWS = f"""(module {EXIT} (memory (export "memory") 1)
   (func (export "_start")
     (if (i32.eq (memory.grow (i32.const 1023)) (i32.const -1)) (then unreachable))
     (call $proc_exit (i32.const 0))))"""
-#: Exits with 1 when `fill_table` was called before it.
+#: Exits with 1 if `fill_table` was called before it.
 FILLS_ITS_TABLE = """(module (memory (export "memory") 1) (global $filled (mut i32) (i32.const 0))
   (func (export "fill_table") (global.set $filled (i32.const 1)))
   (func (export "_start") (result i32) (global.get $filled)))"""
@@ -53,26 +55,26 @@ NAMES_ITS_DIRECTORY = f"""(module {WRITE}
 
 
 def settle() -> None:
-    """Long enough for a worker to have its next instance ready."""
+    """Waits until a worker has made its next instance."""
     time.sleep(0.05)
 
 
 def exit_codes(supervisor: Supervisor, source: ModuleSource) -> list[int]:
     found = []
     for _ in range(3):
-        found.append(run_once(supervisor, source, RunRequest(("x",), 20, 64)).exit_code)
+        found.append(run_once(supervisor, source, RunRequest(("x",), RunLimits(20, 64 * MIB))).exit_code)
         settle()
     return found
 
 
-def test_only_modules_of_ours_fill_their_table_ahead(supervisor: Supervisor) -> None:
+def test_only_shipped_modules_fill_their_table_in_advance(supervisor: Supervisor) -> None:
     callers = source_from_code(FILLS_ITS_TABLE)
     own = ModuleSource("wat", FILLS_ITS_TABLE.encode, "own:fills-its-table", "_start", is_own=True)
     assert exit_codes(supervisor, callers) == [0, 0, 0]
     assert exit_codes(supervisor, own) == [0, 1, 1]
 
 
-def test_every_run_finds_memory_and_globals_as_the_module_says(run: Run) -> None:
+def test_every_run_starts_with_the_modules_memory_and_globals(run: Run) -> None:
     for _ in range(4):
         assert run(COUNTER).exit_code == 11
         settle()
@@ -115,7 +117,7 @@ def test_a_worker_without_a_cage_opens_no_directory_ahead(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (launchers, pools, workers):
-        monkeypatch.setattr(module, "launcher", PlainLauncher)
+        monkeypatch.setattr(module, "worker_launcher", PlainLauncher)
     pool = pools.WorkerPool()
     plain = Supervisor(supervisor._cache, pool)
     try:
@@ -127,7 +129,7 @@ def test_a_worker_without_a_cage_opens_no_directory_ahead(
         pool.close()
 
 
-def test_what_was_opened_ahead_is_used_for_the_same_directories_only(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_directories_opened_in_advance_serve_only_equal_setups(supervisor: Supervisor, tmp_path: Path) -> None:
     places = [Preopen(tmp_path, "/work", True), Preopen(tmp_path, "/other", True), Preopen(tmp_path, "/work", False)]
     for place in (*places, *places):
         result = run_in(supervisor, NAMES_ITS_DIRECTORY, preopens=[place])
@@ -135,8 +137,9 @@ def test_what_was_opened_ahead_is_used_for_the_same_directories_only(supervisor:
         settle()
 
 
-def run_in(supervisor: Supervisor, code: str, **fields: object) -> ExecResult:
-    request = RunRequest(("main.wasm",), 10, 64, **fields)  # type: ignore[arg-type]
+def run_in(supervisor: Supervisor, code: str, **fields: Any) -> ExecResult:
+    limits = take_limits(fields, timeout=10, memory_limit_mb=64)
+    request = RunRequest(("main.wasm",), limits, **fields)
     return run_once(supervisor, source_from_code(code), request)
 
 
@@ -156,7 +159,7 @@ def open_paths(supervisor: Supervisor) -> set[str]:
 
 
 def test_more_kinds_of_runs_than_a_worker_remembers(run: Run) -> None:
-    for timeout in range(10, 80):  # each is something else that the worker is told
+    for timeout in range(10, 80):  # each is a new spec for the worker
         assert run(COUNTER, timeout=timeout).exit_code == 11
     with pytest.raises(MemoryExceeded):
         run(GROWS, timeout=10, memory_limit_mb=32)
