@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warmcell.core.errors import PathTraversal
 from warmcell.workspace.errors import PatchRejected
-from warmcell.workspace.patch.parse import parse_patch
+from warmcell.workspace.patch.apply import parse_patch
 from warmcell.workspace.workspace import Workspace
 
 TEXT = "import os\n\n\nclass A:\n    def f(self):\n        return 1\n\n\nclass B:\n    def f(self):\n        return 1\n"
@@ -33,23 +33,23 @@ def agent_patch(*lines: str) -> str:
     return "\n".join(("*** Begin Patch", *lines, "*** End Patch"))
 
 
-def unified(body: str, name: str = "n.txt") -> str:
+def make_diff(body: str, name: str = "n.txt") -> str:
     return f"--- a/{name}\n+++ b/{name}\n{body}"
 
 
 TWO = "one\nTWO\nthree\n"
 COUNTS = {
-    "too high": unified("@@ -1,9 +1,7 @@\n one\n-two\n+TWO\n three\n"),
-    "too low": unified("@@ -1,1 +1,1 @@\n one\n-two\n+TWO\n three\n"),
-    "huge": unified("@@ -1,999999999 +1,999999999 @@\n one\n-two\n+TWO\n three\n"),
-    "none": unified("@@\n one\n-two\n+TWO\n three\n"),
-    "a word": unified("@@ def f(): @@\n one\n-two\n+TWO\n three\n"),
-    "malformed": unified("@@ -1,3 @@\n one\n-two\n+TWO\n three\n"),
-    "wrong line": unified("@@ -70,3 +70,3 @@\n one\n-two\n+TWO\n three\n"),
-    "no last line end": unified("@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three"),
-    "empty lines at the end": unified("@@ -1,2 +1,2 @@\n one\n-two\n+TWO\n three\n\n\n"),
-    "a fence": f"```diff\n{unified('@@ -1,3 +1,3 @@')}\n one\n-two\n+TWO\n three\n```\n",
-    "blanks at the ends of lines": unified("@@ -1,3 +1,3 @@\n one  \n-two\t\n+TWO\n three \n"),
+    "too high": make_diff("@@ -1,9 +1,7 @@\n one\n-two\n+TWO\n three\n"),
+    "too low": make_diff("@@ -1,1 +1,1 @@\n one\n-two\n+TWO\n three\n"),
+    "huge": make_diff("@@ -1,999999999 +1,999999999 @@\n one\n-two\n+TWO\n three\n"),
+    "none": make_diff("@@\n one\n-two\n+TWO\n three\n"),
+    "a word": make_diff("@@ def f(): @@\n one\n-two\n+TWO\n three\n"),
+    "malformed": make_diff("@@ -1,3 @@\n one\n-two\n+TWO\n three\n"),
+    "wrong line": make_diff("@@ -70,3 +70,3 @@\n one\n-two\n+TWO\n three\n"),
+    "no last line end": make_diff("@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three"),
+    "empty lines at the end": make_diff("@@ -1,2 +1,2 @@\n one\n-two\n+TWO\n three\n\n\n"),
+    "a fence": f"```diff\n{make_diff('@@ -1,3 +1,3 @@')}\n one\n-two\n+TWO\n three\n```\n",
+    "blanks at the ends of lines": make_diff("@@ -1,3 +1,3 @@\n one  \n-two\t\n+TWO\n three \n"),
 }
 
 
@@ -60,23 +60,23 @@ def test_a_header_that_is_wrong_does_no_harm(workspace: Workspace, patch: str) -
 
 
 def test_wrong_counts_do_not_swallow_the_next_file_or_hunk(workspace: Workspace) -> None:
-    first = unified("@@ -1,4 +1,4 @@\n-one\n+1\n two\n\n@@ -3,4 +3,5 @@\n-three\n+3\n")
-    workspace.apply_patch(first + unified("@@ -1,9 +1,9 @@\n-import os\n+import sys\n", "m.py"))
+    first = make_diff("@@ -1,4 +1,4 @@\n-one\n+1\n two\n\n@@ -3,4 +3,5 @@\n-three\n+3\n")
+    workspace.apply_patch(first + make_diff("@@ -1,9 +1,9 @@\n-import os\n+import sys\n", "m.py"))
     assert workspace.read_text("n.txt") == "1\ntwo\n3\n"
     assert workspace.read_text("m.py").startswith("import sys\n")
 
 
 def test_lines_that_look_like_headers_are_content_where_the_counts_say_so(workspace: Workspace) -> None:
     workspace.write_file("q.sql", "-- a note\nselect 1\n")
-    workspace.apply_patch(unified("@@ -1,2 +1,2 @@\n--- a note\n+++ b note\n select 1\n", "q.sql"))
+    workspace.apply_patch(make_diff("@@ -1,2 +1,2 @@\n--- a note\n+++ b note\n select 1\n", "q.sql"))
     assert workspace.read_text("q.sql") == "++ b note\nselect 1\n"
 
 
 def test_carriage_returns_of_the_file_are_kept_when_the_patch_has_none(workspace: Workspace) -> None:
     workspace.write_file("n.txt", b"one\r\ntwo\r\nthree\r\n")
-    workspace.apply_patch(unified("@@ -1,3 +1,4 @@\n one\n-two\n+TWO\n+2.5\n three\n"))
+    workspace.apply_patch(make_diff("@@ -1,3 +1,4 @@\n one\n-two\n+TWO\n+2.5\n three\n"))
     assert workspace.read_file("n.txt") == b"one\r\nTWO\r\n2.5\r\nthree\r\n"
-    workspace.apply_patch(unified("@@ -1,4 +1,4 @@\n one\r\n-TWO\r\n+two\n 2.5\r\n three\r\n"))
+    workspace.apply_patch(make_diff("@@ -1,4 +1,4 @@\n one\r\n-TWO\r\n+two\n 2.5\r\n three\r\n"))
     assert workspace.read_file("n.txt") == b"one\r\ntwo\n2.5\r\nthree\r\n"
 
 
@@ -176,11 +176,11 @@ def test_all_that_does_not_fit_is_told_and_nothing_is_changed(workspace: Workspa
     ]
     told = str(caught.value)
     for words in (
-        "the line 'nowhere' that its '@@' names is not there after line 1",
-        "it fits from line 2 on, but then line 3 is 'three' and not 'four'",
-        "but then the file ends and not 'four'",
-        "'none': is to be patched and does not exist",
-        "'m.py': is to be created and exists already",
+        "the '@@' line 'nowhere' was not found after line 1",
+        "it matches from line 2, but then line 3 is 'three', not 'four'",
+        "but then the file ends, not 'four'",
+        "'none': does not exist",
+        "'m.py': already exists and would be created",
     ):
         assert words in told
     assert "/ws" not in told
@@ -243,8 +243,8 @@ def test_links_lead_nowhere(workspace: Workspace, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "patch",
     [
-        unified("@@ -1,3 +1,3 @@\n one\n" * 100_000 + "-x\n"),
-        unified("@@ -1,999999999 +1,999999999 @@\n-x\n" + "\n" * 100_000 + "@@\n-x\n"),
+        make_diff("@@ -1,3 +1,3 @@\n one\n" * 100_000 + "-x\n"),
+        make_diff("@@ -1,999999999 +1,999999999 @@\n-x\n" + "\n" * 100_000 + "@@\n-x\n"),
         "*** Begin Patch\n*** Update File: big\n" + "@@ nowhere\n" * 20_000 + "-x\n*** End Patch",
         "*** Begin Patch\n*** Update File: big\n" + "@@\n-nowhere\n" * 20_000 + "*** End Patch",
         "*** Begin Patch\n" + "\n" * 500_000,

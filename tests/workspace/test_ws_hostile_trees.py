@@ -37,7 +37,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def count_system_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many calls of the system the body makes."""
     total = [0]
 
@@ -111,7 +111,7 @@ def test_twice_the_depth_and_twice_the_files_cost_twice(
         workspace = Workspace(base)
         try:
             workspace.begin()
-            with counted(monkeypatch) as total:
+            with count_system_calls(monkeypatch) as total:
                 OPERATIONS[name](workspace, 40 * factor, 200 * factor)
             return total[0]
         finally:
@@ -135,7 +135,7 @@ def test_a_long_way_back_up_is_not_walked_again_for_each_level(tmp_path: Path, m
             (here / "b").mkdir()
             here /= "a"
         root = Root(base)
-        with counted(monkeypatch) as total:
+        with count_system_calls(monkeypatch) as total:
             assert len(list(walk(root))) == 2 * levels
         root.close()
         return total[0]
@@ -158,7 +158,7 @@ def test_a_tree_whose_paths_are_too_much_together_is_refused(tmp_path: Path) -> 
     make_deep(tmp_path, 300, 50)
     root = Root(tmp_path)
     assert len(list(walk(root, (), TreeLimits(path_bytes=200_000)))) == 350
-    with pytest.raises(LimitExceeded, match="too long paths"):
+    with pytest.raises(LimitExceeded, match="too many bytes of paths"):
         list(walk(root, (), TreeLimits(path_bytes=100_000)))
     with pytest.raises(LimitExceeded, match="takes too long"):
         list(walk(root, (), TreeLimits(seconds=-1.0)))

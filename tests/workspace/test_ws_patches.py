@@ -18,8 +18,8 @@ from warmcell.core.errors import PathTraversal, SandboxError
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.errors import PatchRejected, WorkspaceError
 from warmcell.workspace.patch import apply as patching
+from warmcell.workspace.patch.apply import parse_patch
 from warmcell.workspace.patch.hunks import apply_hunks
-from warmcell.workspace.patch.parse import parse_patch
 from warmcell.workspace.workspace import Workspace
 
 
@@ -75,7 +75,7 @@ def test_a_hunk_that_moved_is_found_and_one_that_does_not_match_is_not(workspace
     workspace.write_file("a.txt", "0\n" * 40 + "one\ntwo\nthree\n")
     workspace.apply_patch(CHANGE)
     assert workspace.read_text("a.txt").endswith("one\nTWO\nthree\n")
-    with pytest.raises(PatchRejected, match="but then line 42 is 'TWO' and not 'two'"):
+    with pytest.raises(PatchRejected, match="but then line 42 is 'TWO', not 'two'"):
         workspace.apply_patch(CHANGE)
 
 
@@ -149,7 +149,7 @@ BAD = {
     "carriage return in a new name": new_file("b/x\r"),
     "binary": "diff --git a/a.txt b/a.txt\nindex 1..2 100644\nGIT binary patch\nliteral 1\nIcmZQz\n\n",
     "two names": "--- a/a.txt\n+++ b/b.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three\n",
-    "exists already": new_file("b/a.txt"),
+    "already exists": new_file("b/a.txt"),
     "missing": "--- a/none\n+++ b/none\n@@ -1 +1 @@\n-x\n+y\n",
     "delete a part": "--- a/a.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-one\n",
     "the same file twice": CHANGE + CHANGE,
