@@ -1,0 +1,142 @@
+"""Stores that somebody edited: what is not as it was written is refused, and nothing is written outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.workspaces.trees import directory_of, list_objects
+
+from warmcell import SnapshotInvalid
+from warmcell.workspace.root import Root
+from warmcell.workspaces import Manifest, WorkspaceStore
+from warmcell.workspaces.snapshots.packs import read_index
+from warmcell.workspaces.snapshots.restore import TreeWriter
+from warmcell.workspaces.snapshots.tree import Entry, from_plain, read_piece, write_line, write_pieces
+
+
+def _flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["packs", "snapshots"])
+@pytest.mark.parametrize("offset", [0, 1, 40, 200, -1])
+def test_every_changed_byte_is_noticed(kind: str, offset: int, store: WorkspaceStore) -> None:
+    """By the program that reads it, or, if only the index of a pack changed, by the next one that has no catalogue."""
+    taken = store.snapshot(store.provision(Manifest(files={"a": os.urandom(1000)})))
+    _flip(list_objects(store, kind)[0], offset)
+    Path(store.path, "catalogue.db").unlink()
+    with pytest.raises(SnapshotInvalid):
+        WorkspaceStore(store.path).resume(taken)
+    assert list_objects(store, "work") != []
+
+
+def test_a_changed_index_of_a_pack_is_refused(store: WorkspaceStore) -> None:
+    store.snapshot(store.provision(Manifest(files={"a": "A"})))
+    (pack,) = list_objects(store, "packs")
+    assert read_index(str(pack), pack.name).chunks
+    _flip(pack, -45)  # the last row, before a footer of 40 bytes
+    with pytest.raises(SnapshotInvalid, match="index"):
+        read_index(str(pack), pack.name)
+
+
+def test_a_store_without_its_catalogue(store: WorkspaceStore) -> None:
+    made = store.provision(Manifest(files={"a": os.urandom(600_000)}))
+    taken = store.snapshot(made, name="kept")
+    Path(store.path, "catalogue.db").unlink()
+    again = WorkspaceStore(store.path)
+    back = again.resume("kept")
+    assert (directory_of(again, back) / "a").read_bytes() == (directory_of(store, made) / "a").read_bytes()
+    assert again.snapshots()[0].id == taken
+
+
+def test_a_missing_or_swapped_object(store: WorkspaceStore) -> None:
+    made = store.provision(Manifest(files={"a": "A"}))
+    first = store.snapshot(made)
+    (directory_of(store, made) / "a").write_text("B")
+    second = store.snapshot(made)
+    shutil.copy(Path(store.path, "snapshots", first), Path(store.path, "snapshots", second))
+    Path(store.path, "catalogue.db").unlink()
+    with pytest.raises(SnapshotInvalid, match="another snapshot"):
+        WorkspaceStore(store.path).resume(second)
+    for pack in list_objects(store, "packs"):
+        pack.unlink()
+    with pytest.raises(SnapshotInvalid, match="missing"):
+        WorkspaceStore(store.path).resume(first)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Entry("file", "../canary", 0o644), "plain name"),
+        (Entry("file", "a/b", 0o644), "plain name"),
+        (Entry("directory", "..", 0o755), "plain name"),
+        (Entry("file", "", 0o644), "plain name"),
+        (Entry("file", "x" * 300, 0o644), "plain name"),
+        (Entry("hardlink", "link", target="../canary"), "hard link"),
+        (Entry("hardlink", "link", target="/etc/hostname"), "hard link"),
+        (Entry("hardlink", "link", target="out/canary"), "hard link"),
+        (Entry("hardlink", "link", target="missing"), "hard link"),
+        (Entry("file", "big", 0o644, 0, 1 << 30, ()), "add up"),
+        (Entry("file", "big", 0o644, 0, 1 << 50, (1,)), "out of range"),
+        (Entry("symlink", "link", target=""), "no target"),
+    ],
+)
+def test_a_hostile_tree_is_refused(entry: Entry, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "canary").write_text("untouched")
+    (tmp_path / "work").mkdir()
+    tree = [Entry("symlink", "out", target=str(tmp_path)), entry]
+    with pytest.raises(SnapshotInvalid, match=reason):
+        _write(tmp_path / "work", tree)
+    assert (tmp_path / "canary").read_text() == "untouched"
+    assert (tmp_path / "canary").stat().st_nlink == 1
+
+
+def test_a_directory_behind_a_link_is_refused(tmp_path: Path) -> None:
+    """Two entries of one name: a link that leads out, and a directory that would be written through it."""
+    (tmp_path / "work").mkdir()
+    tree = [Entry("symlink", "d", target=str(tmp_path)), Entry("directory", "d", 0o755)]
+    with pytest.raises(SnapshotInvalid, match="twice"):
+        _write(tmp_path / "work", tree)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        None,
+        [],
+        ["f"],
+        ["x", "a", 0, 0, 0, [], ""],
+        ["f", 1, 0, 0, 0, [], ""],
+        ["f", "a", "0", 0, 0, [], ""],
+        ["f", "a", 0, 0, -1, [], ""],
+        ["f", "a", 0, 0, 0, ["zz"], ""],
+        ["f", "a", 0, 0, 0, [-1], ""],
+        ["f", "a", 0, 0, 0, [True], ""],
+        ["f", "a\ud800", 0, 0, 0, [], ""],
+        ["l", "a", 0, 0, 0, [], "a\0b"],
+        [["f"], "a", 0, 0, 0, [], ""],
+    ],
+)
+def test_a_malformed_entry_is_refused(plain: object) -> None:
+    with pytest.raises(SnapshotInvalid):
+        from_plain(plain)
+    with pytest.raises(SnapshotInvalid):
+        list(read_piece(b"{"))
+
+
+def _write(directory: Path, entries: list[Entry]) -> None:
+    chunks: dict[str, bytes] = {}
+    for number, piece in enumerate(write_pieces([write_line(entry) for entry in entries])):
+        chunks[f"{number:048x}"] = piece
+    read: Callable[[str], bytes] = chunks.__getitem__
+    root = Root(directory)
+    try:
+        TreeWriter(read, root).write(Entry("directory", "", 0o755, 0, 0, tuple(chunks)))
+    finally:
+        root.close()

@@ -1,0 +1,286 @@
+"""Workspaces: made, started, stopped, kept as snapshots and brought back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.helpers import until
+from tests.workspaces.trees import directory_of, list_objects, look
+
+from warmcell import InvalidRequest, ProvisionFailed, SessionBusy, SnapshotNotFound, WorkspaceNotFound
+from warmcell.workspace.root import Root
+from warmcell.workspaces import GitRepo, Manifest, WorkspaceStore
+from warmcell.workspaces.snapshots import take
+from warmcell.workspaces.snapshots.take import DirectoryReader
+
+
+def test_a_manifest_becomes_a_workspace(store: WorkspaceStore, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("1,2\n")
+    repository = _make_repository(tmp_path / "repository")
+    manifest = Manifest(
+        files={"src/main.py": "print(6*7)\n", "raw.bin": b"\0\xff"},
+        directories=["empty/inside"],
+        git=[GitRepo(str(repository), "first", "checkout")],
+        uploads={"data": str(tmp_path / "data")},
+        env={"COLOUR": "red"},
+    )
+    made = store.provision(manifest, name="demo")
+    assert made.state == "new"
+    place = directory_of(store, made)
+    assert (place / "src/main.py").read_text() == "print(6*7)\n"
+    assert (place / "raw.bin").read_bytes() == b"\0\xff"
+    assert (place / "empty/inside").is_dir()
+    assert (place / "checkout/file.txt").read_text() == "one\n"
+    assert (place / "data/a.csv").read_text() == "1,2\n"
+    assert [found.name for found in store.list()] == ["demo"]
+
+
+def _make_repository(path: Path) -> Path:
+    path.mkdir()
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com", "-C", str(path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for text in ("one\n", "two\n"):
+        (path / "file.txt").write_text(text)
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", text], check=True)
+        subprocess.run([*git, "tag", "first" if text == "one\n" else "second"], check=True)
+    return path
+
+
+def test_a_manifest_from_toml(tmp_path: Path) -> None:
+    path = tmp_path / "workspace.toml"
+    path.write_text(
+        'directories = ["out"]\nports = [8000]\npackages = ["six"]\n'
+        '[files]\n"main.py" = "print(1)"\n[uploads]\n"in" = "data"\n[env]\nA = "b"\n[[git]]\nurl = "./repo"\ninto = "r"\n'
+    )
+    manifest = Manifest.from_file(path)
+    assert manifest.files == {"main.py": "print(1)"} and manifest.ports == [8000]
+    assert manifest.uploads == {"in": str(tmp_path / "data")}
+    assert manifest.git[0] == GitRepo(f"{tmp_path}/./repo", None, "r")
+    path.write_text("port = [1]\n")
+    with pytest.raises(InvalidRequest, match="unknown key"):
+        Manifest.from_file(path)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        lambda: Manifest(files={"../out": "x"}),
+        lambda: Manifest(directories=["/etc"]),
+        lambda: Manifest(uploads={"a/../../b": "/etc/hosts"}),
+        lambda: Manifest(ports=[0]),
+        lambda: Manifest(git=[GitRepo("--upload-pack=touch /tmp/x")]),
+        lambda: Manifest(git=[GitRepo("ext::sh -c true")]),
+    ],
+)
+def test_a_manifest_that_leads_out_is_refused(manifest: object) -> None:
+    with pytest.raises(Exception, match=r"must|absolute|contains"):
+        manifest()  # type: ignore[operator]
+
+
+def test_a_failed_provision_leaves_nothing(store: WorkspaceStore, tmp_path: Path) -> None:
+    with pytest.raises(ProvisionFailed, match="missing"):
+        store.provision(Manifest(uploads={"a": str(tmp_path / "missing")}), name="bad")
+    assert store.list() == [] and list_objects(store, "work") == []
+
+
+def test_a_sandbox_on_a_workspace(store: WorkspaceStore) -> None:
+    made = store.provision(Manifest(files={"a.txt": "A"}, env={"COLOUR": "red"}))
+    with store.start(made) as sandbox:
+        assert sandbox.sh("cat a.txt; echo $COLOUR; echo B > b.txt").stdout == "Ared\n"
+        assert store.get(made).state == "running"
+        with pytest.raises(SessionBusy):
+            WorkspaceStore(store.path).start(made)
+    assert store.get(made).state == "stopped"
+    assert (directory_of(store, made) / "b.txt").read_text() == "B\n"
+
+
+def test_a_snapshot_on_stop(tmp_path: Path) -> None:
+    store = WorkspaceStore(tmp_path / "store", snapshot_on_stop=True)
+    made = store.provision(Manifest(files={"a.txt": "A"}))
+    with store.start(made) as sandbox:
+        sandbox.write_file("b.txt", b"B")
+    (taken,) = store.snapshots(made)
+    assert look(directory_of(store, store.resume(taken.id))) == look(directory_of(store, made))
+    store.start(made)
+    assert store.stop(made, snapshot=False) is None
+    assert store.stop(made, snapshot=True) == store.snapshots(made)[-1].id
+
+
+def test_everything_that_a_tree_can_have_comes_back(store: WorkspaceStore) -> None:
+    made = store.provision(name="odd")
+    place = directory_of(store, made)
+    (place / "plain.txt").write_bytes(os.urandom(700_000))
+    (place / "run.sh").write_text("#!/bin/sh\n")
+    (place / "run.sh").chmod(0o751)
+    os.utime(place / "run.sh", ns=(1, 1_234_567_890_123_456_789))
+    (place / "deep/er").mkdir(parents=True)
+    (place / "deep").chmod(0o750)
+    (place / "deep/er/secret").write_text("x")
+    (place / "deep/er/secret").chmod(0o400)
+    os.link(place / "plain.txt", place / "deep/er/same.bin")
+    os.symlink("/etc/passwd", place / "out")
+    os.symlink("nowhere", place / "deep/dangling")
+    (Path(os.fsdecode(os.fsencode(place) + b"/caf\xe9"))).write_text("not UTF-8")
+    with open(place / "sparse", "wb") as file:
+        file.write(b"begin" * 20)
+        file.seek(2 << 30)
+        file.write(b"middle")
+        file.truncate(4 << 30)
+    os.mkfifo(place / "fifo")
+    taken = store.snapshot(made)
+    assert taken.skipped == ("fifo",)
+    back = directory_of(store, store.resume(taken))
+    (place / "fifo").unlink()
+    assert look(back) == look(place)
+    assert (back / "sparse").stat().st_blocks * 512 < 4 << 20
+    assert (back / "plain.txt").stat().st_ino == (back / "deep/er/same.bin").stat().st_ino
+
+
+def test_a_second_snapshot_stores_only_what_changed(store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"d{number % 20}/{number}": os.urandom(500) for number in range(400)}
+    made = store.provision(Manifest(files=files))
+    place = directory_of(store, made)
+    long_ago = 1_000_000_000
+    monkeypatch.setattr("warmcell.workspaces.snapshots.take._TICK_NS", -(10**12))  # no file counts as just written
+    store.snapshot(made)
+    opened: list[str] = []
+    real = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *rest, **named: (opened.append(str(path)), real(path, *rest, **named))[1]
+    )
+    for number in range(10):
+        (place / f"d{number}/{number}").write_bytes(os.urandom(600))
+    os.utime(place / "d15/15", (long_ago, long_ago))  # the time alone: read again, stored once
+    taken = store.snapshot(made)
+    monkeypatch.undo()
+    assert {name for name in opened if name.isdecimal()} == {*map(str, range(10)), "15"}
+    first, second = store.snapshots(made)
+    assert second.id == taken and second.files == 400
+    assert first.stored_bytes > 400 * 500 and second.stored_bytes < 10 * 600 + 30_000
+
+
+def test_a_file_that_was_just_written_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may change again without a new time, so the next snapshot must not rely on the one that it has."""
+    root = Root(tmp_path)
+    (tmp_path / "a").write_text("old")
+    try:
+        monkeypatch.setattr(take, "_TICK_NS", 10**12)
+        assert DirectoryReader(lambda data: "0" * 48, None).read(root).scan == b"{}"
+        monkeypatch.setattr(take, "_TICK_NS", -(10**12))
+        assert b'"a":' in DirectoryReader(lambda data: "0" * 48, None).read(root).scan
+    finally:
+        root.close()
+
+
+def test_a_file_with_its_old_time_is_read_again(store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(take, "_TICK_NS", -(10**12))
+    made = store.provision(Manifest(files={"a": "old"}))
+    path = directory_of(store, made) / "a"
+    state = path.stat()
+    store.snapshot(made)
+    until(lambda: _write_again(path, state) != state.st_ctime_ns)
+    assert (directory_of(store, store.resume(store.snapshot(made))) / "a").read_text() == "new"
+
+
+def _write_again(path: Path, state: os.stat_result) -> int:
+    with open(path, "r+b") as file:
+        file.write(b"new")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return path.stat().st_ctime_ns
+
+
+def test_removal_and_compaction(store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.workspaces.snapshots.take._TICK_NS", -(10**12))  # unchanged files are not read
+    made = store.provision(Manifest(files={"shared": os.urandom(300_000), "old": os.urandom(300_000)}))
+    first = store.snapshot(made, name="first")
+    (directory_of(store, made) / "old").unlink()
+    (directory_of(store, made) / "new").write_bytes(b"new")
+    second = store.snapshot(made)
+    before = look(directory_of(store, made))
+    store.remove("first")
+    assert store.compact() >= 300_000
+    with pytest.raises(SnapshotNotFound):
+        store.resume(first)
+    assert look(directory_of(store, store.resume(second))) == before
+    # What the last scan knew may be gone: the next snapshot is whole nevertheless.
+    store.remove(second)
+    store.compact()
+    assert list_objects(store, "packs") == []
+    assert look(directory_of(store, store.resume(store.snapshot(made)))) == before
+
+
+def test_names_and_removal_of_workspaces(store: WorkspaceStore) -> None:
+    made = store.provision(name="one")
+    with pytest.raises(InvalidRequest, match="exists"):
+        store.provision(name="one")
+    with pytest.raises(InvalidRequest, match="name"):
+        store.provision(name="../one")
+    taken = store.snapshot(made)
+    store.remove("one")
+    with pytest.raises(WorkspaceNotFound):
+        store.start(made)
+    assert store.resume(taken, name="two").name == "two"
+    assert [info.id for info in store.snapshots(made.id)] == [taken]
+
+
+def test_export_to_a_directory_and_a_tar_file(store: WorkspaceStore, tmp_path: Path) -> None:
+    made = store.provision(Manifest(files={"a/b.txt": "B"}))
+    taken = store.snapshot(made)
+    store.export(taken, tmp_path / "copy")
+    store.export(made, tmp_path / "copy.tar.gz")
+    store.export(taken, tmp_path / "taken.tar")
+    assert (tmp_path / "copy/a/b.txt").read_text() == "B"
+    for name in ("copy.tar.gz", "taken.tar"):
+        with tarfile.open(tmp_path / name) as archive:
+            assert "a/b.txt" in archive.getnames()
+    with pytest.raises(InvalidRequest, match="exists"):
+        store.export(taken, tmp_path / "copy")
+    assert [path.name for path in list_objects(store, "work")] == [made.id]
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_snapshots_at_a_url(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "here"))
+    url = f"{scheme}://{tmp_path}/bucket"
+    store = WorkspaceStore(url)
+    made = store.provision(Manifest(files={"a": os.urandom(600_000), "b/c": "text"}))
+    taken = store.snapshot(made, name="kept")
+    (directory_of(store, made) / "d").write_text("more")
+    later = store.snapshot(made)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
+    other = WorkspaceStore(url)
+    assert look(directory_of(other, other.resume(later))) == look(directory_of(store, made))
+    other.remove(later)
+    other.compact()
+    assert (directory_of(other, other.resume("kept")) / "b/c").read_text() == "text"
+    with pytest.raises(SnapshotNotFound):
+        WorkspaceStore(url).resume(later)
+    assert taken == other.snapshots()[0].id
+    other.remove(taken)
+    other.compact()  # the first machine's index names packs that are gone now
+    again = store.snapshot(made)
+    assert look(directory_of(other, other.resume(again))) == look(directory_of(store, made))
+
+
+def test_encrypted_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("WARMCELL_STORE_KEY", "11" * 32)
+    store = WorkspaceStore(tmp_path / "store")
+    made = store.provision(Manifest(files={"canary-name": "canary-content"}, env={"A": "canary-secret"}))
+    taken = store.snapshot(made)
+    assert look(directory_of(store, store.resume(taken))) == look(directory_of(store, made))
+    kept = [path for kind in ("packs", "snapshots") for path in list_objects(store, kind)]
+    for path in [*kept, Path(store.path, "catalogue.db")]:
+        assert b"canary" not in path.read_bytes(), path
+    with pytest.raises(Exception, match="decrypted"):
+        WorkspaceStore(store.path, key=bytes(32)).resume(taken)
+    monkeypatch.setenv("WARMCELL_STORE_KEY", "short")
+    with pytest.raises(InvalidRequest, match="64 hexadecimal digits"):
+        WorkspaceStore(store.path)
