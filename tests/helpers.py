@@ -1,10 +1,12 @@
-"""What several test modules share."""
+"""Helpers for all tests: features of the host, forks, waiting, cancellation."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -12,18 +14,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import NoReturn
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 MUST_WORK = os.environ.get("WARMCELL_MUST_WORK") == "1"
+#: Seconds. The upper bound for what must not wait: no machine is so loaded that a step which works takes this long, and
+#: what the bound excludes (a sleep, a hang) takes at least five times as long.
+PATIENCE = 60.0
 
 
 def require(condition: object, reason: str) -> None:
-    """Skips when this host lacks something; fails instead where everything must work (CI)."""
+    """Skips the test if this host lacks something; fails it where everything must work (CI)."""
     if condition:
         return
     if MUST_WORK:
@@ -37,7 +45,7 @@ def _on_path(program: str) -> Callable[[], bool]:
 
 @cache
 def has_user_namespaces() -> bool:
-    """By trying: a child that unshares its user namespace."""
+    """Tries to unshare a user namespace in a child."""
     command = ["unshare", "--user", "--map-root-user", "true"]
     return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
 
@@ -66,49 +74,128 @@ FEATURES: dict[str, Callable[[], bool]] = {
 }
 
 
-def in_a_fork(action: Callable[[], object], seconds: float = 60, *, ends: str = "at once") -> object:
-    """What `action` returns in a forked copy of this process, which then ends at once or through `sys.exit`.
+def eventually(condition: Callable[[], object], seconds: float = 30) -> bool:
+    """Polls until `condition` is true; False if it is not within `seconds`, which a loaded machine must not reach."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return bool(condition())
+        time.sleep(0.01)
+    return True
 
-    A copy that raises gives its exception's text; one that hangs fails the test after `seconds`.
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Polls until `condition` is true; fails the test after `seconds`."""
+    __tracebackhide__ = True  # the report shows the caller's line
+    if not eventually(condition, seconds):
+        pytest.fail(f"not within {seconds:g} s")
+
+
+async def until_async(condition: Callable[[], object], seconds: float = 60) -> None:
+    """`until` for tests that run in an event loop."""
+    __tracebackhide__ = True
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:g} s")
+        await asyncio.sleep(0.01)
+
+
+def fork_child(action: Callable[[], object]) -> int:
+    """Forks a child that calls `action` and exits; returns the child's pid, which the caller must reap.
+
+    The child never returns into pytest. It exits with status 0, with the status of a SystemExit, or with 70 and a
+    traceback on stderr if `action` raised.
+    """
+    child = os.fork()
+    if child:
+        return child
+    status = 70
+    try:
+        action()
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def restore_signals() -> None:
+    """Undoes what a shell does to its background jobs: it starts them with SIGINT and SIGQUIT ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def in_a_fork(action: Callable[[], object], seconds: float = 60, *, ends: str = "at once") -> object:
+    """Returns what `action` returns in a forked child, which then exits at once or, with `ends="sys.exit"`, as a program.
+
+    An action that raises returns its exception's text; one that hangs fails the test after `seconds`.
     """
     reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        _be_the_fork(action, writer, ends)
+    child = fork_child(lambda: _report(action, writer, ends))
     os.close(writer)
-    deadline = time.monotonic() + seconds
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reader)
-            pytest.fail(f"a forked copy hung for {seconds:g} s")
-        time.sleep(0.01)
+    try:
+        reap(child, seconds)
+    except BaseException:
+        os.close(reader)
+        raise
     with open(reader) as pipe:
         return json.loads(pipe.read())
 
 
-def _be_the_fork(action: Callable[[], object], writer: int, ends: str) -> NoReturn:
+def _report(action: Callable[[], object], writer: int, ends: str) -> None:
     try:
         answer = action()
     except BaseException as error:
         answer = f"{type(error).__name__}: {error}"
     os.write(writer, json.dumps(answer).encode())
-    if ends == "sys.exit":  # as a program of its own would: handlers, then the end, and nothing of pytest's
+    if ends == "sys.exit":  # what sys.exit would run, without unwinding into pytest
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
-    os._exit(0)
+
+
+def reap(child: int, seconds: float = 60) -> int:
+    """Waits for a forked child and returns its exit code (negative: the signal); kills it and fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail(f"a forked child was still running after {seconds:g} s")
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
 def one_worker(factory: pytest.TempPathFactory, making: str) -> Iterator[None]:
-    """For what all workers need and a cache keeps: the first makes it with all processors, the others wait for that."""
+    """Holds a lock that all pytest workers share, so that the first fills a cache and the others wait for it."""
     with (factory.getbasetemp().parent / f"{making}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-#: First of all in payloads that try addresses beyond loopback: where the guest is not alone, nothing is tried.
+def naming(name: str) -> str:
+    """Python for a guest that renames its process, so that `is_process_named` tells from outside that it has begun."""
+    set_name = 15  # PR_SET_NAME
+    return f"import ctypes; assert ctypes.CDLL(None).prctl({set_name}, {name.encode()!r}, 0, 0, 0) == 0\n"
+
+
+def is_process_named(name: str) -> bool:
+    """True if a process of this host has the name, of which the kernel keeps 15 characters."""
+    for entry in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if entry.read_text().strip() == name[:15]:
+                return True
+    return False
+
+
+#: Stands first in payloads that try addresses beyond loopback; ends the payload if the guest has a real interface.
 ALONE = """
 import contextlib
 routes = {line.split()[0] for line in open("/proc/net/route").readlines()[1:]}
@@ -121,8 +208,77 @@ ALONE_IN_SHELL = "[ $(wc -l < /proc/net/route) = 1 ] && ! grep -qv ' lo$' /proc/
 
 
 def share_no_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, backends of this test start zygotes of their own, whatever others of the program have open."""
+    """Makes the backends of this test start zygotes of their own instead of sharing those of other tests."""
     from warmcell.pool import pool
     from warmcell.pool.shared_zygotes import SharedZygotes
 
     monkeypatch.setattr(pool, "shared_zygotes", SharedZygotes())
+
+
+class _CountSteps:
+    """Drives a coroutine and cancels its task at the given suspension."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], cancel_at: int) -> None:
+        self._coroutine = coroutine
+        self._cancel_at = cancel_at
+        self.suspensions = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        send: Callable[[], Any] = lambda: self._coroutine.send(None)  # noqa: E731
+        while True:
+            try:
+                awaited = send()
+            except StopIteration as done:
+                return done.value
+            self.suspensions += 1
+            if self.suspensions == self._cancel_at:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                value = yield awaited
+            except BaseException as error:
+                send = functools.partial(self._coroutine.throw, error)
+            else:
+                send = functools.partial(self._coroutine.send, value)
+
+
+@dataclass
+class Cancelled:
+    """One run of `cancel_at_every_await`: where it was cancelled, and how it ended."""
+
+    at: int  #: the suspension, counted from 1, at which the task was cancelled
+    is_complete: bool  #: True for the last run, which ended before that suspension
+    result: Any = None
+    error: BaseException | None = None  #: what the coroutine raised, a CancelledError included
+
+
+async def cancel_at_every_await(
+    make_coroutine: Callable[[], Coroutine[Any, Any, Any]], *, most: int = 500, seconds: float = 60
+) -> AsyncIterator[Cancelled]:
+    """Runs a coroutine again and again, cancelled at its 1st, 2nd, 3rd ... suspension, until one run is not reached.
+
+    Yields after each run, for the caller's checks; the last run was not cancelled at all. A run that does not end within
+    `seconds` of being cancelled fails the test. Suspensions are those of the coroutine's own task: every `await` that
+    really waits, at any depth.
+
+        async for run in cancel_at_every_await(lambda: server.open_sandbox("a")):
+            assert server.sandboxes == ({"a"} if run.is_complete else set())
+    """
+    for at in range(1, most + 1):
+        steps = _CountSteps(make_coroutine(), at)
+
+        async def drive(steps: _CountSteps = steps) -> Any:
+            return await steps
+
+        task = asyncio.ensure_future(drive())
+        _, pending = await asyncio.wait([task], timeout=seconds)
+        assert not pending, f"cancelled at suspension {at}, and still running after {seconds:g} s"
+        is_complete = steps.suspensions < at
+        error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if is_complete and error is not None:
+            raise error
+        yield Cancelled(at, is_complete, None if error else task.result(), error)
+        if is_complete:
+            return
+    raise AssertionError(f"still suspending after {most} suspensions")

@@ -291,12 +291,12 @@ if (word == "crash") stop(word)
         complaint="syntax error",
         reads="select readfile(cast(readfile('/dev/stdin') as text));",
         obeys="""
-create table told as select trim(cast(readfile('/dev/stdin') as text)) as word;
-with recursive n(i) as (select 1 from told where word = 'spin' union all select i + 1 from n) select i from n where i < 0;
-create table held as with recursive n(i) as (select 1 from told where word = 'grow' union all select i + 1 from n)
+create table argument as select trim(cast(readfile('/dev/stdin') as text)) as word;
+with recursive n(i) as (select 1 from argument where word = 'spin' union all select i + 1 from n) select i from n where i < 0;
+create table held as with recursive n(i) as (select 1 from argument where word = 'grow' union all select i + 1 from n)
     select randomblob(1 << 20) from n;
-select hex(zeroblob(1500000)) from told where word = 'flood';
-select abs(-9223372036854775808) from told where word = 'crash';
+select hex(zeroblob(1500000)) from argument where word = 'flood';
+select abs(-9223372036854775808) from argument where word = 'crash';
 """,
         status=0,
     ),

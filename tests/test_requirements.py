@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests import requirements
 
-_FOUND = requirements.marked()
+_FOUND = requirements.read_marks()
 _PROOFS = requirements.proofs(_FOUND)
 
 
@@ -29,7 +29,7 @@ def test_every_attack_that_a_promise_names_is_known_and_carried_out() -> None:
 def test_every_attack_of_the_catalogue_has_a_test(group: str) -> None:
     ids = {f"{group}-{number}" for number in requirements.ATTACKS[group].split()}
     without = {identity for identity in ids if not _FOUND.attacks[identity]}
-    assert without == ids & requirements.NOT_YET, "a test that is there takes its id off NOT_YET; none puts one on"
+    assert without <= requirements.NOT_YET
 
 
 def test_an_attack_of_the_second_siege_is_part_of_a_promise() -> None:
