@@ -1,17 +1,15 @@
-# Shared by the scripts in this directory; sourced, never run. The caller makes the directory $logs.
+# Shared by the scripts in this directory; sourced, not run. The caller creates the directory $logs.
 # shellcheck disable=SC2154
 export PATH="$PATH:/usr/local/go/bin"
-# What pytest makes of the tests is kept from one run to the next.
+# Keep pytest's compiled test modules from one run to the next.
 unset PYTHONDONTWRITEBYTECODE
-# What is editable has nothing compiled, so what compiles need not be fetched for its build.
-export WARMCELL_NO_PRECOMPILE=1
 
 is_root() { [ "$(id -u)" = 0 ]; }
 
-# CI sets this: what a laptop may go without is a failure there.
+# CI sets WARMCELL_MUST_WORK: what a laptop may lack is an error there.
 must_work() { [ "${WARMCELL_MUST_WORK:-}" = 1 ]; }
 
-# step NAME COMMAND...: one line when it works, everything that it printed when it does not.
+# step NAME COMMAND...: prints one line if the command succeeds, and its whole output if it fails.
 step() {
     name=$1
     shift
@@ -30,20 +28,20 @@ step() {
     return "$status"
 }
 
-# check NAME COMMAND...: a step after which the others still run; `finish` then fails for all of them together.
+# check NAME COMMAND...: a step whose failure does not stop the following ones; `finish` reports all failures.
 failed=''
 check() {
     step "$@" || failed="$failed '$1'"
 }
 
-# beside NAME COMMAND...: a check while the next ones go on already; `finish` waits for it.
+# beside NAME COMMAND...: a check in the background; `finish` waits for it, or `await_background` before that.
 waited_for=''
 beside() {
     step "$@" &
     waited_for="$waited_for $!"
 }
 
-# lane NAME COMMAND...: a script of several steps, which prints its own lines.
+# lane NAME COMMAND...: a script that prints its own steps.
 lane() {
     name=$1
     shift
@@ -51,10 +49,16 @@ lane() {
     "$@" || failed="$failed '$name'"
 }
 
-finish() {
+# await_background: waits for what `beside` started.
+await_background() {
     for process in $waited_for; do
-        wait "$process" || failed="$failed 'what ran beside them'"
+        wait "$process" || failed="$failed 'a background check'"
     done
+    waited_for=''
+}
+
+finish() {
+    await_background
     if [ -n "$failed" ]; then
         echo "failed:$failed" >&2
         exit 1
@@ -62,7 +66,7 @@ finish() {
     echo "all checks passed"
 }
 
-# A Python that is new enough and can make virtual environments.
+# True for a Python that is new enough and can create virtual environments.
 is_usable_python() {
     "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
@@ -79,22 +83,22 @@ find_python() {
     exit 1
 }
 
-# make_venv PYTHON DIRECTORY: the package and its test extra (or another one: WARMCELL_TEST_EXTRA), editable. Needs uv.sh.
+# make_venv PYTHON DIRECTORY: installs the package, editable, with its test extra (or WARMCELL_TEST_EXTRA). Needs uv.sh.
 make_venv() {
-    # A venv whose interpreter is gone or older (a moved checkout, an upgraded Python) is made anew.
+    # Recreate a venv whose interpreter is missing or too old (a moved checkout, an upgraded Python).
     is_usable_python "$2/bin/python" || "$1" -m venv --clear "$2"
     install_fast "$2" -e ".[${WARMCELL_TEST_EXTRA:-test}]"
 }
 
-# pip_settings [PYTHON]: how pip is set up here, by files and by the environment, as a file for somebody else: where the
-# index is differs from host to host, and is nothing to be written down in a repository.
+# pip_settings [PYTHON]: prints pip's configuration, from files and environment, as a configuration file for another
+# user or system. The address of the package index belongs to the host, not to the repository.
 pip_settings() {
     echo '[global]'
     "${1:-$(find_python)}" -m pip config list | sed -nE "s/^[a-z:]+\.([a-z-]+)='(.*)'\$/\1 = \2/p" |
         awk '!seen[$1]++' | sed 's/\\n/\n    /g'
 }
 
-# Two for each processor: many tests wait for something most of their time.
+# Two for each processor, at most six: most tests wait most of the time.
 workers() {
     count=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
     [ "$count" -gt 3 ] && count=3
@@ -102,33 +106,17 @@ workers() {
 }
 
 run_tests() {
-    steadily -q -n "$(workers)" --dist loadgroup "$@"
+    run_pytest -q -n "$(workers)" --dist loadgroup "$@"
 }
 
-# steadily ARGUMENT...: pytest of $venv, or of .venv, with these. Where a few fail they are tried once more, one after
-# another. Who then passes is unsteady: that is printed, and something to mend, but does not keep a change from landing.
-# When the host stands still, that meets the tests of all workers at once.
-most_unsteady=6
-steadily() {
-    ended=0
-    "${venv:-.venv}/bin/python" -m pytest --cache-clear "$@" || ended=$?
-    [ "$ended" = 1 ] || return "$ended"
-    names=$(last_failed)
-    [ "$(echo "$names" | wc -l)" -le $most_unsteady ] || return 1
-    "${venv:-.venv}/bin/python" -m pytest "$@" --lf --lfnf=none -n 0 || return 1
-    # Who was not found, and so not tried, is still among them.
-    [ -z "$(last_failed)" ] || return 1
+# run_pytest ARGUMENT...: pytest of $venv, or of .venv. A failure is red, unless every failed test is listed in
+# tests/unsteady.toml: then those are tried once more, one after another, and reported.
+run_pytest() {
+    python="${venv:-.venv}/bin/python"
+    result=0 # not `status`: that is the variable of `step`, which calls this function in the same shell
+    "$python" -m pytest --cache-clear "$@" || result=$?
+    [ "$result" = 1 ] || return "$result"
+    names=$("$python" scripts/known-unsteady) || return 1
+    echo "$names" | xargs -d '\n' "$python" -m pytest -q -n 0 -p no:cacheprovider || return 1
     echo "$names" | sed 's/^/unsteady: /'
-}
-
-# The names that pytest remembers, one a line. Its workers write a test's group behind its name, by which nobody who runs
-# the tests without workers would find it.
-last_failed() {
-    "${venv:-.venv}/bin/python" - <<'END'
-import json, pathlib, re
-file = pathlib.Path(".pytest_cache/v/cache/lastfailed")
-names = {re.sub(r"@[^]@]*$", "", name): True for name in (json.loads(file.read_text()) if file.exists() else {})}
-file.write_text(json.dumps(names))
-print(*names, sep="\n")
-END
 }

@@ -1,6 +1,6 @@
-# What the tests compare with and run; sourced, never run. Only root installs it; others skip what needs it.
+# Debian packages that the tests need; sourced, not run. Only root installs them; tests that lack one are skipped.
 
-# Each line: how to see that it is there (a program or a file), and Debian's package.
+# Each line: a program or file that shows that the package is installed, and the package.
 tools() {
     cat <<END
 bwrap bubblewrap
@@ -16,10 +16,13 @@ fish fish
 qemu-system-x86_64 qemu-system-x86
 busybox busybox-static
 gcc gcc
+ps procps
+zip zip
+unzip unzip
 END
 }
 
-# Large ones: installed where everything must work, never on somebody's laptop.
+# Large ones, installed only where everything must work (CI).
 toolchains() {
     cat <<END
 g++ g++
@@ -28,15 +31,22 @@ javac default-jdk-headless
 chromium chromium
 lua5.4 lua5.4
 mmdebstrap mmdebstrap
+/usr/sbin/nginx nginx-light
 perl perl
 php php-cli
 Rscript r-base-core
 ruby ruby
+skopeo skopeo
+umoci umoci
+rustc rustc
+node nodejs
+npm npm
+/usr/lib/systemd/systemd systemd
 $(cpython_suite)
 END
 }
 
-# CPython's own tests, for the Python that every user of this host has.
+# CPython's own tests, for the system's Python.
 cpython_suite() {
     version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     echo "/usr/lib/python$version/test/test_os.py libpython$version-testsuite"
@@ -48,7 +58,7 @@ missing_packages() {
     done
 }
 
-# An ordinary user cannot fetch the lists of packages, and one test asks them for an older kernel.
+# The old-kernel lane downloads a kernel package, which needs apt's lists; only root can fetch those.
 fetch_package_lists() {
     [ -n "$(apt-cache search --names-only '^linux-image-cloud-amd64$')" ] || apt-get update -q
 }

@@ -1,8 +1,8 @@
-# An ordinary user who owns a copy of this checkout; sourced, never run. The caller has sourced lib.sh and is root.
+# An ordinary user who owns a copy of this checkout; sourced after lib.sh, not run. The caller is root.
 #
-# Isolation must not depend on being root, and root's settings and toolchains may lie where nobody else can read them.
+# Isolation must not depend on being root, and root's settings and toolchains may not be readable for others.
 
-# make_user NAME: with a new home, $place/home. Whatever happens, this script's end removes both.
+# make_user NAME: creates a user with the home $place/home. Both are removed when the script exits.
 make_user() {
     user=$1
     mkdir -p /home
@@ -10,10 +10,10 @@ make_user() {
     chmod 755 "$place"
     trap remove_user EXIT
     trap 'exit 130' INT TERM
-    # One that a killed script left behind goes first; if it is at work, userdel refuses, and so do we.
+    # Remove the user that a killed script left behind; userdel refuses if it still has processes.
     ! id "$user" >/dev/null 2>&1 || userdel "$user"
     useradd --create-home --home-dir "$place/home" --shell /bin/sh "$user"
-    # Temporary files go where we clean up: the next user of this name could not use what this one left in /tmp.
+    # A temporary directory that is removed with the user: the next user of this name could not reuse files in /tmp.
     mkdir -p "$place/tmp"
     mkdir -p "$place/home/.config/pip"
     pip_settings >"$place/home/.config/pip/pip.conf"
@@ -25,17 +25,17 @@ remove_user() {
     rm -rf "${logs:-}" "$place"
 }
 
-# Whatever still runs for the user has been left behind: it is shown, ended, and a failure.
+# Processes that the user left behind are printed, killed, and a failure.
 check_nothing_runs() {
     sleep 2
-    left=$(ps -u "$user" -o stat=,pid=,args= | sed -n '/^Z/!s/^[^ ]* *//p') # the dead are the system's to reap
+    left=$(ps -u "$user" -o stat=,pid=,args= | sed -n '/^Z/!s/^[^ ]* *//p') # zombies are init's to reap
     [ -n "$left" ] || return 0
     printf 'left behind by %s:\n%s\n' "$user" "$left" >&2
     echo "$left" | while read -r pid _; do kill -9 "$pid" || true; done
     return 1
 }
 
-# Nothing of root's environment, for some of it names root's own directories.
+# A clean environment: root's names root's own directories.
 as_user() {
     setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups --inh-caps=-all env -i \
         PATH="$place/rust/bin:/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
@@ -43,7 +43,7 @@ as_user() {
         CI="${CI:-}" WARMCELL_MUST_WORK="${WARMCELL_MUST_WORK:-}" "$@"
 }
 
-# in_users_copy COMMAND...: as the user, in a copy of this checkout. What is left running is a failure too.
+# in_users_copy COMMAND...: runs it as the user in a copy of this checkout. A process left behind is a failure.
 in_users_copy() {
     copy_checkout "$place/warmcell" && chown -R "$user" "$place/warmcell" && cd "$place/warmcell" || return
     ended=0
@@ -52,7 +52,7 @@ in_users_copy() {
     return "$ended"
 }
 
-# rustup puts compilers into its owner's home. What rustc needs to run is copied where the user can read it.
+# rustup installs into its owner's home: copy what rustc needs to where the user can read it.
 copy_rust() {
     command -v rustc >/dev/null 2>&1 || return 0
     as_user sh -c 'command -v rustc' >/dev/null 2>&1 && return 0
@@ -62,7 +62,7 @@ copy_rust() {
     cp -r "$sysroot"/lib/*.so* "$sysroot/lib/rustlib" "$place/rust/lib/"
 }
 
-# copy_checkout DIRECTORY: the files as they are now, committed or not, and the suites of others that lie beside it.
+# copy_checkout DIRECTORY: copies the working tree, committed or not, and the third-party suites beside it.
 copy_checkout() {
     mkdir -p "$1"
     tar -cf - --exclude=./.git --exclude=./.venv --exclude=node_modules --exclude=__pycache__ --exclude='./.*_cache' \
