@@ -1,4 +1,4 @@
-.PHONY: test quick bench format clean
+.PHONY: test quick bench docs docs-serve format clean
 
 test:
 	./scripts/test
@@ -8,6 +8,12 @@ quick:
 
 bench:
 	.venv/bin/python benchmarks/process.py
+
+docs:
+	./scripts/site
+
+docs-serve:
+	./scripts/site --serve
 
 format:
 	.venv/bin/ruff check --fix .
