@@ -1,24 +1,23 @@
-"""The wheel brings what would otherwise be made at the first use, or at each.
+"""Builds into the wheel what would otherwise be made at every use.
 
-Our own Python modules, compiled by the interpreter that builds, in the one file that commands load them from
-(`cage/bundle.py`): other interpreters pass it by. Where there is a C compiler, the small program in front of the
-command (`bin/front.c`). And the modules of the toolbox, so that nobody's first command waits for a compiler: they are
-used with the very wasmtime that compiled them only. With them goes what commands load of that wasmtime in place of its
-own declarations. A wheel with either of the latter two is for one platform.
+- The Python modules of common commands, compiled by the building interpreter, in one file (`cage/bundle.py`) that other
+  interpreters ignore.
+- With a C compiler, the small program in front of the command (`bin/front.c`). The wheel is then for one processor; the
+  program is static, so that the C library does not matter.
+- The manual page and completions for shells.
 
-Editable installs have none of it. WARMCELL_NO_PRECOMPILE=1 leaves the modules of the toolbox out, which are compiled
-when they are first used then; WARMCELL_NO_PRECOMPILE_PYTHON=1 its Python alone. WARMCELL_PURE=1 gives a wheel for every
-platform.
+Editable installs have none of these. WARMCELL_PURE=1 leaves the program out, for a wheel for every platform. The
+modules of the toolbox are a package of their own, in `packages/toolbox`. WARMCELL_MACHINE names another processor, if
+CC compiles for it.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import platform
+import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -27,17 +26,18 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
-INTO = "warmcell/toolbox/ready_made"
-ELSEWHERE = ("guest/", "toolbox/python_app/")
 SCRIPT, BEHIND = "bin/warmcell", "warmcell-python"
+#: Where shells and `man` look, below the prefix of an installation.
+DOCUMENTS = {
+    "man": "share/man/man1/warmcell.1",
+    "bash": "share/bash-completion/completions/warmcell",
+    "zsh": "share/zsh/site-functions/_warmcell",
+    "fish": "share/fish/vendor_completions.d/warmcell.fish",
+}
 
 
 def is_set(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
-
-
-def leaves_modules_out() -> bool:
-    return is_set("WARMCELL_NO_PRECOMPILE") or is_set("WARMCELL_PURE")
 
 
 def from_modules(name: str) -> ModuleType:
@@ -45,12 +45,8 @@ def from_modules(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def precompiler() -> ModuleType:
-    return from_modules("precompile")
-
-
 def scratch_directory(name: str) -> Path:
-    """Beside the sources, so that the next build finds what this one made, or for this build alone."""
+    """Beside the sources, so that the next build can use it again, or else temporary."""
     kept = ROOT / "build" / name
     try:
         kept.mkdir(parents=True, exist_ok=True)
@@ -59,66 +55,42 @@ def scratch_directory(name: str) -> Path:
     return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="warmcell-build-"))
 
 
-def write_bundle() -> Path:
-    """The file of our own modules, but for those that run elsewhere: in guests, and in WebAssembly."""
-    package = ROOT / "src/warmcell"
-    spec = importlib.util.spec_from_file_location("bundle", package / "cage/bundle.py")
-    assert spec is not None and spec.loader is not None
-    bundle = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bundle)
-    path = scratch_directory("bundle") / bundle.NAME
-    bundle.write(str(path), str(package), ELSEWHERE)
-    return path
+def make_documents(directory: Path) -> dict[str, Path]:
+    """The bundle of modules, the manual page and the completions, by the name of their kind.
+
+    In an interpreter of its own with a fixed hash seed: the order of sets in compiled code depends on it. Without the
+    columns of each instruction, which only underline parts of lines in tracebacks: they are a quarter of the bundle.
+    """
+    command = [sys.executable, "-B", str(ROOT / "modules/documents.py"), str(directory)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONNODEBUGRANGES": "1"})
+    return {path.stem: path for path in sorted(directory.iterdir())}
 
 
-def compiled_front() -> Path | None:
+def build_front() -> Path | None:
     made: Path | None = from_modules("front").compile_front(scratch_directory("front"))
     return made
 
 
-def wants_python() -> bool:
-    """Not where its builder would have to be built first: there are wheels of componentize-py for glibc alone."""
-    return platform.libc_ver()[0] == "glibc" and not is_set("WARMCELL_NO_PRECOMPILE_PYTHON")
+def platform_tag() -> str:
+    machine = os.environ.get("WARMCELL_MACHINE") or platform.machine()
+    return f"py3-none-manylinux_2_17_{machine}.manylinux2014_{machine}.musllinux_1_1_{machine}"
 
 
-class CompileModules(BuildHookInterface):
-    """Hatchling makes one for each build."""
-
-    def dependencies(self) -> list[str]:
-        if leaves_modules_out() or precompiler().target() is None:
-            return []
-        return self.metadata.core.optional_dependencies["wasm-python" if wants_python() else "wasm"]
+class BuildCommand(BuildHookInterface):
+    """Hatchling's build hook."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version != "editable":
-            bundle = write_bundle()
-            build_data["force_include"][str(bundle)] = f"warmcell/{bundle.name}"
-        front = None if version == "editable" or is_set("WARMCELL_PURE") else compiled_front()
-        if front is None:
-            self.app.display_info("the command is its script alone: editable, pure, or no C compiler that works here")
-        build_data["shared_scripts"] = (
-            {SCRIPT: "warmcell"} if front is None else {SCRIPT: BEHIND, str(front): "warmcell"}
-        )
-        reason = self.why_not(version)
-        if reason:
-            self.app.display_info(f"no compiled modules: {reason}")
-        else:
-            made = precompiler().precompile(scratch_directory("ready_made"), wants_python(), self.app.display_info)
-            bindings = from_modules("bindings").write_bindings(scratch_directory("bindings"))
-            made += [bindings] if bindings is not None else []
-            build_data["force_include"] |= {str(path): f"{INTO}/{path.name}" for path in made}
-        if front is not None or not reason:
-            build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-
-    def why_not(self, version: str) -> str:
-        """Why this build has no compiled modules, or an empty text."""
+        build_data["shared_scripts"] = {SCRIPT: "warmcell"}
         if version == "editable":
-            return "the sources may change"
-        if leaves_modules_out():
-            return "the environment says so"
-        if importlib.util.find_spec("wasmtime") is None:
-            return "wasmtime is not installed"
-        if precompiler().target() is None:
-            return "there is no target for this platform"
-        return ""
+            return
+        made = make_documents(Path(tempfile.mkdtemp(prefix="warmcell-build-")))
+        bundle = made.pop("bundle")
+        build_data["force_include"][str(bundle)] = f"warmcell/modules.{sys.implementation.cache_tag}.bin"
+        build_data["shared_data"] = {str(path): DOCUMENTS[kind] for kind, path in made.items()}
+        front = None if is_set("WARMCELL_PURE") else build_front()
+        if front is None:
+            self.app.display_warning("no front program, commands start slower: pure build, or no working C compiler")
+            return
+        build_data["shared_scripts"] = {SCRIPT: BEHIND, str(front): "warmcell"}
+        build_data["pure_python"] = False
+        build_data["tag"] = platform_tag()
