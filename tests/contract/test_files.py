@@ -32,7 +32,7 @@ def test_files_are_there_and_those_asked_for_come_back(run: Run) -> None:
 def test_files_are_fetched_however_the_program_ended(run: Run) -> None:
     assert run(Save("out.txt", "failed"), Exit(3), fetch_files=["out.txt"]).files == {"out.txt": b"failed"}
     with pytest.raises(ExecutionTimeout) as caught:
-        run(Save("out.txt", "so far"), Spin(), fetch_files=["out.txt"], timeout=1)
+        run(Save("out.txt", "so far"), Spin(), fetch_files=["out.txt"], timeout=2)
     assert caught.value.result is not None
     assert caught.value.result.files == {"out.txt": b"so far"}
 

@@ -99,7 +99,7 @@ def test_cancelling_the_reader_ends_the_run(kind: Kind, frugal: Any) -> None:
 
 
 def test_what_a_limit_ended_raises_when_all_before_was_delivered(kind: Kind, backend: Any) -> None:
-    out, err, end = collect_output(backend, kind.request(Say("so far"), Say("and", stream=2), Sleep(60), timeout=1))
+    out, err, end = collect_output(backend, kind.request(Say("so far"), Say("and", stream=2), Sleep(60), timeout=2))
     assert isinstance(end, ExecutionTimeout) and end.result is not None
     assert (out, err) == (b"so far", b"and") == (end.result.stdout_bytes, end.result.stderr_bytes)
 
