@@ -85,13 +85,20 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @contextmanager
 def start_tenants(start_server: Callable[..., Any], factory: pytest.TempPathFactory) -> Iterator[list[Tenant]]:
+    store = make_store(factory)
+    file = store.parent / "tokens.json"
+    tokens = [make_token(file, name, "--templates", "4", "--disk-mb", "64") for name in ("one", "two")]
+    with start_server("--tokens", str(file), "--images", str(store)) as server:
+        yield [Tenant(server, token, store) for token in tokens]
+
+
+def make_store(factory: pytest.TempPathFactory) -> Path:
+    """A store of its own, with the base image."""
     place, own = shared_place(factory), factory.mktemp("templates")
     shared_debian_like(place)
     ImageStore(place / "store").export(BASE, own / "base")
     ImageStore(own / "store").import_(own / "base", BASE)
-    tokens = [make_token(own / "tokens.json", name, "--templates", "4", "--disk-mb", "64") for name in ("one", "two")]
-    with start_server("--tokens", str(own / "tokens.json"), "--images", str(own / "store")) as server:
-        yield [Tenant(server, token, own / "store") for token in tokens]
+    return own / "store"
 
 
 def step(kind: str, *args: str, **more: Any) -> dict[str, Any]:
@@ -298,6 +305,27 @@ def test_a_build_of_a_server_that_ended_has_failed(
         with start_server("--tokens", str(tokens), "--images", str(one.store)) as again:
             ended = Tenant(again, one.key, one.store).status(template, build)
     assert (ended["status"], ended["reason"]["message"]) == ("error", "the server ended during the build")
+
+
+def test_a_template_that_one_worker_built_is_used_by_the_others(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Without a token file, sandboxes are spread over the workers. Builds are carried out by one of them."""
+    store = make_store(tmp_path_factory)
+    with start_server("--workers", "2", "--images", str(store)) as server:
+        one = Tenant(server, "any", store)
+        assert one.build("shared", step("RUN", "echo 1 > /number", "root"))["status"] == "ready"
+        boxes = [Box(one.client, one.key, templateID="shared") for _ in range(2)]
+        assert {box.id[-2:] for box in boxes} == {"00", "01"}
+        assert [box.run("cat /number") for box in boxes] == [(0, "1\n", "")] * 2
+        assert one.build("shared", step("RUN", "echo 2 > /number", "root"))["status"] == "ready"
+        boxes += [Box(one.client, one.key, templateID="shared") for _ in range(2)]
+        assert [box.run("cat /number")[1] for box in boxes] == ["1\n", "1\n", "2\n", "2\n"]
+        assert [template["names"] for template in one.client.get("/templates").json()] == [["shared"]]
+        assert one.client.delete("/templates/shared").status_code == 204
+        assert one.client.post("/v2/sandboxes", json={"templateID": "shared"}).status_code == 404
+        assert [box.run("cat /number")[1] for box in boxes] == ["1\n", "1\n", "2\n", "2\n"]
+        assert [box.kill() for box in boxes] == [204] * 4
 
 
 def _is_running(mark: str) -> bool:
