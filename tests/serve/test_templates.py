@@ -328,6 +328,40 @@ def test_a_template_that_one_worker_built_is_used_by_the_others(
         assert [box.kill() for box in boxes] == [204] * 4
 
 
+def test_sandboxes_of_templates_survive_a_restart(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With `--state`: their home, their image and its start command. A template that was removed takes them with it."""
+    store = make_store(tmp_path_factory)
+    options = ("--images", str(store), "--state", str(store.parent / "state"))
+    with start_server(*options) as server:
+        one = Tenant(server, "any", store)
+        start = "echo $N; cat /home/user/file > /tmp/began; sleep 600"
+        assert one.build("kept", step("ENV", "N", "1"), startCmd=start)["status"] == "ready"
+        for name in ("moved", "gone"):
+            assert one.build(name, step("ENV", "N", "1"))["status"] == "ready"
+        kept, paused, moved, gone = (Box(one.client, templateID=name) for name in ("kept", "kept", "moved", "gone"))
+        for box in (kept, paused, moved):
+            assert box.run("echo $N > file; cp file /outside; cat file")[1] == "1\n"
+        assert one.client.post(f"/sandboxes/{paused.id}/pause", json={}).status_code == 204
+        assert one.build("moved", step("ENV", "N", "2"))["status"] == "ready"
+        assert one.client.delete("/templates/gone").status_code == 204
+        assert server.stop()[0] == 0
+    with start_server(*options) as server:
+        for box in (kept, paused, moved):
+            box.client = server.client
+        assert server.client.post(f"/sandboxes/{paused.id}/connect", json={"timeout": 60}).status_code == 201
+        for box, number in ((kept, "1"), (paused, "1"), (moved, "2")):
+            assert box.run("cat file; echo $N; ls /outside")[:2] == (2, f"1\n{number}\n")
+        for box in (kept, paused):
+            until(lambda box=box: box.run("cat /tmp/began")[1] == "1\n")
+        assert server.client.get(f"/sandboxes/{gone.id}").status_code == 404
+        assert [box.kill() for box in (kept, paused, moved)] == [204] * 3
+        log = server.stop()[1]
+    assert f"sandbox {kept.id} is back; lost: nothing; files outside of /home/user" in log
+    assert f"sandbox {gone.id} does not come back: its template 'gone' was removed" in log
+
+
 def _is_running(mark: str) -> bool:
     """Whether some process of this host sleeps for so long."""
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout

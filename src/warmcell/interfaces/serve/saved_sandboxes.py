@@ -24,10 +24,10 @@ Restore = Callable[[Service, Tenant, dict[str, Any], StateHome], Awaitable["Rest
 
 
 class RestoredSandbox:
-    """`attach` is called with its entry."""
+    """`attach` is called with its entry. `lost` names files that cannot come back, if there may be some."""
 
-    def __init__(self, sandbox: AsyncSandbox, attach: Callable[[SandboxEntry], object]) -> None:
-        self.sandbox, self.attach = sandbox, attach
+    def __init__(self, sandbox: AsyncSandbox, attach: Callable[[SandboxEntry], object], lost: str = "") -> None:
+        self.sandbox, self.attach, self.lost = sandbox, attach, lost
 
 
 class SavedSandbox:
@@ -141,8 +141,8 @@ async def _restore(
         await made.sandbox.use_packages(source)
     entry.state.put(saved)
     made.attach(entry)
-    lost = document.get("lost") or "what ran in it, if anything"
-    _log.warning("sandbox %s is back; lost: %s", entry.id, lost)
+    lost = [document.get("lost") or "what ran in it, if anything", *([made.lost] if made.lost else [])]
+    _log.warning("sandbox %s is back; lost: %s", entry.id, "; ".join(lost))
     keep_sandbox(service, entry, saved)
     return None
 

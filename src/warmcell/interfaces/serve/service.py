@@ -215,7 +215,7 @@ class Service:
         if image is not None:
             backend, displaced = await self.images.backend(server_policy(self.policy), gpus, image)
             for retired in displaced:
-                self._run_in_background(self._retire(retired))
+                self.run_in_background(self._retire(retired))
             return backend
         return self.backend if gpus is None else self.gpus.backend(server_policy(self.policy), gpus)
 
@@ -273,12 +273,13 @@ class Service:
             self.policy_version = self.sandboxes.policy_version = self.policy_version + 1
             self.backend = self._make_backend()
             for retired in (old, *self._take_others()):
-                self._run_in_background(self._retire(retired))
+                self.run_in_background(self._retire(retired))
         if not self.settings.is_open:
-            self._run_in_background(self._end_revoked({tenant.id for tenant in tenants}))
+            self.run_in_background(self._end_revoked({tenant.id for tenant in tenants}))
         _log.warning("reloaded")
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """It is cancelled when the service closes."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -64,6 +64,10 @@ class Box:
         self.auto_pause = asked.autoPause is True
         self.auto_resume = (asked.autoResume or {}).get("enabled") is True
         self.is_paused = False
+        #: Called when it is resumed for the first time.
+        self.on_first_resume: Callable[[], object] = lambda: None
+        #: Of the template's build that it was made of; empty without one.
+        self.build_id = ""
         #: Whether contexts of the code interpreter have started.
         self.has_interpreters = False
         self.files = GuestFiles(entry, service.search_path if image is None else lambda: _IMAGE_PATH)
@@ -94,6 +98,8 @@ class Box:
     async def resume(self) -> None:
         await self._signal_all(signal.SIGCONT)
         self.is_paused = False
+        on_first_resume, self.on_first_resume = self.on_first_resume, lambda: None
+        on_first_resume()
 
     async def _signal_all(self, number: int) -> None:
         try:
@@ -108,6 +114,7 @@ class Box:
     def describe(self) -> dict[str, Any]:
         """For the next server."""
         plain = {"asked": self.asked.model_dump(), "token": self.token, "traffic_token": self.traffic_token}
+        plain["build"] = self.build_id
         return {**plain, "is_paused": self.is_paused, "is_kept_after_expiry": self.auto_pause or self.is_paused}
 
     def count_running(self) -> dict[str, int]:

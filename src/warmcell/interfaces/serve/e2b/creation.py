@@ -96,6 +96,7 @@ async def _make_from_template(
     with service.sandboxes.reserve(tenant):
         home = await copy_template_home(service, tenant, build)
     prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
+    prepared.build_id = build.id
     try:
         await run_start_command(prepared.sandbox, build)
         await is_ready(prepared.sandbox, build, READY_SECONDS)
@@ -155,6 +156,7 @@ async def register(service: Service, tenant: Tenant, body: Create, prepared: Pre
 def attach_box(service: Service, entry: SandboxEntry, body: Create, prepared: PreparedSandbox) -> Box:
     prepared.annotations.update(tenant=entry.tenant_id, sandbox=entry.id)
     box = entry.state.put(Box(entry, body, service, prepared.image))
+    box.build_id = prepared.build_id
     entry.count_running = box.count_running
     entry.on_close.append(partial(release_volumes, use_volumes(prepared.volumes)))
     if (saved := entry.state.find(SavedSandbox)) is not None:

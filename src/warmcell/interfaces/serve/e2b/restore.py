@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from warmcell.interfaces.serve.e2b.box import Box
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.e2b.box import HOME, Box
 from warmcell.interfaces.serve.e2b.creation import Create, attach_box, make_prepared
+from warmcell.interfaces.serve.e2b.template_builder import builds_of
+from warmcell.interfaces.serve.e2b.template_records import Build
+from warmcell.interfaces.serve.e2b.template_start import run_start_command
+from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox
 from warmcell.interfaces.serve.saved_state import StateHome
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 
+_log = logging.getLogger("warmcell.serve")
+
 
 async def restore(service: Service, tenant: Tenant, own: dict[str, Any], home: StateHome) -> RestoredSandbox:
-    body = Create.model_validate(own["asked"])
-    prepared = await make_prepared(service, tenant, body, home, is_new=False)
+    body, build, image = Create.model_validate(own["asked"]), None, None
+    if build_id := own.get("build"):
+        build, found = await builds_of(service).find_again(tenant, body.templateID, str(build_id))
+        image = ImageChoice(found)
+    prepared = await make_prepared(service, tenant, body, home, image, is_new=False)
+    prepared.build_id = "" if build is None else build.id
 
     def attach(entry: SandboxEntry) -> None:
         box: Box = attach_box(service, entry, body, prepared)
         box.token, box.traffic_token = str(own["token"]), str(own["traffic_token"])
         box.is_paused = own["is_paused"] is True or (box.auto_pause and entry.is_expired)
+        if build is not None and box.is_paused:
+            box.on_first_resume = lambda: service.run_in_background(_start_again(entry, build))
+        elif build is not None:
+            service.run_in_background(_start_again(entry, build))
 
-    return RestoredSandbox(prepared.sandbox, attach)
+    return RestoredSandbox(prepared.sandbox, attach, "" if image is None else f"files outside of {HOME}")
+
+
+async def _start_again(entry: SandboxEntry, build: Build) -> None:
+    """Run the template's start command. The sandbox stays without it, for its files."""
+    try:
+        await run_start_command(entry.sandbox, build)
+    except SandboxError as error:
+        _log.warning("cannot run the start command of sandbox %s: %s", entry.id, error)

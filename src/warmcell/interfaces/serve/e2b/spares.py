@@ -66,6 +66,8 @@ class PreparedSandbox:
         self.annotations: dict[str, Any] = {}
         #: Those that are mounted; counted while it exists.
         self.volumes: list[Volume] = []
+        #: Of a template.
+        self.build_id = ""
         homes = [MountPoint(home.path, place, writable=True) for place in (PLACES if image is None else (HOME,))]
         limits = None if disk_mb is None else Limits(disk_mb=disk_mb)
         options: dict[str, Any] = {"limits": limits, "work_dir": home.path, "mounts": [*homes, *mounts], "image": image}

@@ -105,6 +105,17 @@ class TemplateBuilds:
             raise HttpError(400, f"the template '{name[:80]}' has no finished build with this tag")
         return found, build, await in_thread(partial(self.store.get, build.digest))
 
+    async def find_again(self, tenant: Tenant, name: str, build_id: str) -> tuple[Build, Image]:
+        """The build that a saved sandbox was made of; if that was replaced, what the name stands for now."""
+        template = await in_thread(partial(self.records(tenant).find, name))
+        build = None if template is None else template.builds.get(build_id)
+        if build is not None and build.status == READY:
+            return build, await in_thread(partial(self.store.get, build.digest))
+        found = await self.find(tenant, name)
+        if found is None:
+            raise HttpError(404, f"its template '{name[:80]}' was removed")
+        return found[1], found[2]
+
     async def start(self, tenant: Tenant, identity: str, build: str, asked: StartBuild, attempt: Try) -> None:
         """Starts the build and returns. Raises 409 if it was started before."""
         records = self.records(tenant)

@@ -49,10 +49,10 @@ async def is_ready(sandbox: AsyncSandbox, build: Build, seconds: float) -> bool:
         return False
 
 
-async def copy_template_home(service: Service, tenant: Tenant, build: Build) -> Home:
-    """What sandboxes of the template find in /home/user. It ends with the server, as the rest of their root does."""
+async def copy_template_home(service: Service, tenant: Tenant, build: Build, *, is_saved: bool = True) -> Home:
+    """What sandboxes of the template find in /home/user."""
     source = builds_of(service).records(tenant).place_of(build.id, "home")
-    return await copy_home(service, source, tenant, is_saved=False)
+    return await copy_home(service, source, tenant, is_saved=is_saved)
 
 
 def trial_of(service: Service, tenant: Tenant) -> Callable[[Build, Image], Awaitable[None]]:
@@ -62,7 +62,7 @@ def trial_of(service: Service, tenant: Tenant) -> Callable[[Build, Image], Await
         if not (build.start_command or build.ready_command):
             return
         with service.sandboxes.reserve(tenant):
-            home = await copy_template_home(service, tenant, build)
+            home = await copy_template_home(service, tenant, build, is_saved=False)
         prepared = PreparedSandbox(service, tenant, home, {}, image=ImageChoice(image))
         try:
             started = await run_start_command(prepared.sandbox, build)
