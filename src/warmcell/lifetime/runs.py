@@ -68,6 +68,10 @@ class Runs:
             finally:
                 self._queue.release()
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._under_way)
+
     def close(self) -> None:
         """Refuses new runs, cancels those in progress and waits until they have ended."""
         with self._changed:

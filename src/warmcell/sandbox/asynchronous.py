@@ -12,14 +12,18 @@ from warmcell.core.types import ExecResult, check_timeout
 from warmcell.sandbox.async_base import AsyncSandboxBase
 from warmcell.sandbox.interface import PtySize, SandboxDriver
 from warmcell.sandbox.local.driver import LocalSandbox
+from warmcell.sandbox.local.saved_session import read_session, write_session
+from warmcell.sandbox.local.session import LocalSession
 from warmcell.sandbox.ports import check_port
 from warmcell.sandbox.processes import AsyncProcess
+from warmcell.sandbox.session import AsyncSession
 from warmcell.sandbox.settings import SandboxSettings
 from warmcell.sandbox.signatures import arguments_of
 
 if TYPE_CHECKING:
     from warmcell.changes.layer import ChangeLayer
     from warmcell.changes.model import Change, CommitReport
+    from warmcell.sessions.image import SessionImage
     from warmcell.workspace.root import Root
 
 #: Drivers of sandboxes elsewhere, by backend. By name: they are in rooms above this one.
@@ -65,6 +69,26 @@ class AsyncSandbox(AsyncSandboxBase):
     async def use_packages(self, directory: str) -> None:
         """Have a copy of packages that another sandbox had installed."""
         await self._local.use_packages(directory)
+
+    # ---- sessions that a later program continues ----
+
+    def enable_session_images(self) -> None:
+        """Python sessions that start from now on can be saved."""
+        self._local.live.has_session_images = True
+
+    async def write_session(
+        self, session: AsyncSession, max_bytes: int, timeout: float
+    ) -> tuple[dict[str, Any], SessionImage]:
+        """An idle Python session, for `read_session` of another program: JSON, and its variables for the caller to
+        close. Raises if it cannot be copied.
+        """
+        if not isinstance(session._driver, LocalSession):
+            raise InvalidRequest("the session is not on this host")
+        return await write_session(self._local.context, session._driver, max_bytes, timeout)
+
+    async def read_session(self, plain: dict[str, Any], image: SessionImage) -> AsyncSession[Self]:
+        """The session that `write_session` described, under the same id."""
+        return AsyncSession(self, await read_session(self._local.context, self._local.live, plain, image))
 
     # ---- changes, with changes="ask" ----
 

@@ -45,10 +45,12 @@ class SessionImage:
             return True
         self._size += len(data)
         if not self.is_too_large:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
+            self._write(data)
         return bool(data)
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     def take_rest(self, pipe: int) -> None:
         """Reads what the pipe holds now, without waiting for a process that keeps writing."""
@@ -71,6 +73,24 @@ class SessionImage:
             yield owned.open(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         finally:
             owned.close()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its content, for a file."""
+        with self.open_reader() as descriptor:
+            while data := os.read(descriptor, _CHUNK):
+                yield data
+
+    def add(self, data: bytes) -> None:
+        """Appends a piece of a stored image. `InvalidRequest` if it becomes too large."""
+        self._size += len(data)
+        if self.is_too_large:
+            raise too_large(self)
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
 
     def close(self) -> None:
         self._owned.close()

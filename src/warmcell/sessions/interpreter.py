@@ -81,8 +81,8 @@ class Interpreter:
 
         return fill
 
-    def resumption(self, timeout: float, reseed: bool) -> Callable[[Run], None]:
-        return lambda run: self._protocol.resume(run, timeout, reseed)
+    def resumption(self, timeout: float, reseed: bool, *, keeps_files: bool = False) -> Callable[[Run], None]:
+        return lambda run: self._protocol.resume(run, timeout, reseed, keeps_files)
 
     def renewal(self, start: Callable[[], Worker]) -> Callable[[Run], None]:
         def renew(run: Run) -> None:
@@ -106,6 +106,11 @@ class Interpreter:
             raise self._over_or(error) from None
 
     # ---- from other threads ----
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is in progress."""
+        return self._runs.is_busy
 
     def interrupt(self) -> None:
         if self._over is not None:

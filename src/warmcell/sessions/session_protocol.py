@@ -121,9 +121,9 @@ class SessionProtocol:
             with suppress(KeyError):  # the guest closed its end
                 self._poll.unregister(pipe)
 
-    def resume(self, run: Run, timeout: float, reseed: bool) -> None:
-        """Makes a new worker restore the session from its image."""
-        done = self._ask(run, "resume", timeout, reseed=reseed)
+    def resume(self, run: Run, timeout: float, reseed: bool, keeps_files: bool) -> None:
+        """Makes a new worker restore the session from its image, with or without replacing files in `/tmp`."""
+        done = self._ask(run, "resume", timeout, how={"reseed": reseed, "keeps_files": keeps_files})
         if done.error is not None:
             raise not_forkable(done.error)
 

@@ -78,7 +78,7 @@ class Session:
         elif request["op"] == "variables":
             self._send_variables(request)
         elif request["op"] in ("branch", "resume"):
-            work = self._write_image if request["op"] == "branch" else lambda: self._read_image(request["reseed"])
+            work = self._write_image if request["op"] == "branch" else lambda: self._read_image(**request["how"])
             error = self._run_guarded(work, request["cell"])
             described = None if error is None else session_errors.describe(error)
             self._channel.send(event="done", cell=request["cell"], error=described)
@@ -208,12 +208,12 @@ class Session:
         about = {"count": self._count, "flags": self._flags}
         session_image.write(session_image.ImagePipe(_IMAGE_OUT), self._namespace, about, descriptors)
 
-    def _read_image(self, reseed):
+    def _read_image(self, reseed, keeps_files):
         from . import session_image
 
         with session_image.ImageReader(open(self._image, "rb", buffering=0)) as source:  # closed with it
             self._descriptors.discard(self._image)
-            about = session_image.read(source, self._namespace, reseed)
+            about = session_image.read(source, self._namespace, reseed, keeps_files)
         self._count, self._flags = about["count"], about["flags"]
 
     # ---- variables ----

@@ -16,7 +16,9 @@ import types
 from . import session_buffers, session_files, session_pickle, trees
 from .session_files import CannotBranch
 
-#: Private directories of the guest. The host copies the work directory.
+#: Where the work directory may be. The host copies or keeps it.
+_WORK = ("/work", "/home/user", "/workspace")
+#: Private directories of the guest.
 _PRIVATE = ("/tmp", "/home/sandbox", "/dev/shm")
 _NOT_OURS = ("/site-packages/", "/dist-packages/")
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
@@ -142,8 +144,9 @@ def _states_of_modules():
 
 
 def _is_guests(file):
-    places = ("/work", *_PRIVATE)
-    return file.startswith(tuple(f"{place}/" for place in places)) and not any(part in file for part in _NOT_OURS)
+    return file.startswith(tuple(f"{place}/" for place in (*_WORK, *_PRIVATE))) and not any(
+        part in file for part in _NOT_OURS
+    )
 
 
 def _find_culprit(variables, modules, error):
@@ -159,16 +162,13 @@ def _find_culprit(variables, modules, error):
 # ---- reading ----
 
 
-def read(source, namespace, reseed):
-    """Restores the session from its image and returns `about`."""
+def read(source, namespace, reseed, keeps_files=False):
+    """Restores the session from its image and returns `about`.
+
+    With `keeps_files`, private files that are there already stay as they are.
+    """
     about = _load(source)
-    modes = {}
-    while (entry := _load(source)) is not _END:
-        path, mode, content = entry
-        session_files.put(path, mode, content)
-        if mode:
-            modes[path] = mode
-    session_files.set_modes(modes)
+    _read_private_files(source, keeps_files)
     _stand_there(about)
     modules, variables = pickle.load(source, buffers=session_buffers.read(source.fileno()))  # noqa: S301  # as `_load`
     for name, state in modules.items():
@@ -178,6 +178,20 @@ def read(source, namespace, reseed):
         session_files.reopen(description)
     _set_random(about, reseed)
     return about
+
+
+def _read_private_files(source, keeps_files):
+    modes, kept = {}, set()
+    while (entry := _load(source)) is not _END:
+        path, mode, content = entry
+        if mode is not None and keeps_files and os.path.lexists(path):
+            kept.add(path)
+        if path in kept:
+            continue
+        session_files.put(path, mode, content)
+        if mode:
+            modes[path] = mode
+    session_files.set_modes(modes)
 
 
 def _load(source):

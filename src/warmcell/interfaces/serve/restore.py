@@ -20,4 +20,4 @@ async def restore_all(service: Service) -> None:
     await in_thread(snapshots_of(service).load)
     await in_thread(volumes_of(service).load)
     await restore_sandboxes(service, _RESTORERS)
-    service.on_stop.append(lambda: in_thread(lambda: save_all(service)))
+    service.on_stop.append(lambda: save_all(service))

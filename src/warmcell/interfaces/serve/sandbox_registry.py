@@ -21,7 +21,7 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 
 _log = logging.getLogger("warmcell.serve")
 #: How long `on_expiry` may take before the sandbox is removed instead.
-EXPIRY_SECONDS = 30.0
+EXPIRY_SECONDS = 60.0
 Make = Callable[[], AsyncSandbox]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.saved_sessions import SavedSessions, sessions_of, write_all
 from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState, StateHome
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -56,6 +57,8 @@ def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = Fa
         "lost": lost,
         "own": saved.describe(),
     }
+    if (sessions := sessions_of(entry)) is not None:
+        document |= sessions.describe()
     state.put(SANDBOXES, entry.id, document, is_durable=is_durable)
 
 
@@ -82,9 +85,11 @@ def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> 
     def forget() -> None:
         state.remove(SANDBOXES, entry.id)
         state.remove_packages(saved.packages)
+        sessions.forget()
         saved.home.close()
 
     entry.state.put(saved)
+    sessions = entry.state.get(SavedSessions, lambda: SavedSessions(state, entry, lambda: entry.on_change()))
     entry.on_close.append(lambda: in_thread(forget))
     entry.on_change = lambda: save_sandbox(service, entry)
     save_sandbox(service, entry)
@@ -95,23 +100,24 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
     state = service.saved
     if state is None:
         return
-    homes, packages = set(), set()
+    homes, packages, images = set(), set(), set()
     for document in await in_thread(lambda: state.documents(SANDBOXES)):
-        reason = await _restore(service, state, restorers, document)
-        if reason is None:
+        restored = await _restore(service, state, restorers, document)
+        if not isinstance(restored, str):
             homes.add(str(document.get("home")))
             packages.add(str(document.get("packages")))
+            images |= restored
         else:
-            _log.warning("sandbox %s does not come back: %s", document["id"], reason)
+            _log.warning("sandbox %s does not come back: %s", document["id"], restored)
             state.remove(SANDBOXES, str(document["id"]))
     homes |= {str(document.get("home")) for document in state.documents("snapshots")}
-    await in_thread(lambda: state.remove_unused(homes, packages))
+    await in_thread(lambda: state.remove_unused(homes, packages, images))
 
 
 async def _restore(
     service: Service, state: SavedState, restorers: Mapping[str, Restore], document: dict[str, Any]
-) -> str | None:
-    """Restore one sandbox; the reason if that is not possible."""
+) -> set[str] | str:
+    """Restore one sandbox, and return the images of its sessions; or the reason if that is not possible."""
     try:
         own, created, expires = document["own"], float(document["created"]), float(document["expires"])
         tenant, home = service.find_tenant_by_id(str(document["tenant"])), state.find_home(document["home"])
@@ -140,24 +146,41 @@ async def _restore(
         saved.packages = document["packages"]
         await made.sandbox.use_packages(source)
     entry.state.put(saved)
+    sessions = _load_sessions(state, entry, document)
     made.attach(entry)
     lost = [document.get("lost") or "what ran in it, if anything", *([made.lost] if made.lost else [])]
     _log.warning("sandbox %s is back; lost: %s", entry.id, "; ".join(lost))
     keep_sandbox(service, entry, saved)
-    return None
+    return sessions.images()
 
 
-def save_all(service: Service) -> None:
-    """The server stops: everything is on disk when this returns. Call in a thread."""
+def _load_sessions(state: SavedState, entry: SandboxEntry, document: dict[str, Any]) -> SavedSessions:
+    sessions = entry.state.put(SavedSessions(state, entry, lambda: entry.on_change()))
+    try:
+        sessions.load(document)
+    except (TypeError, ValueError) as error:
+        _log.warning("the sessions of sandbox %s do not come back: their record is damaged (%r)", entry.id, error)
+    return sessions
+
+
+async def save_all(service: Service) -> None:
+    """The server stops: everything is on disk when this returns."""
     state = service.saved
     if state is None:
         return
-    for entry in service.sandboxes.all():
-        save_sandbox(service, entry, lost=_count_running(entry))
-    state.is_closing = True
-    state.sync_files()
+    await write_all(service.sandboxes.all())
+
+    def save() -> None:
+        for entry in service.sandboxes.all():
+            save_sandbox(service, entry, lost=_describe_loss(entry))
+        state.is_closing = True
+        state.sync_files()
+
+    await in_thread(save)
 
 
-def _count_running(entry: SandboxEntry) -> str:
+def _describe_loss(entry: SandboxEntry) -> str:
     lost = [f"{count} {name}" for name, count in entry.count_running().items() if count]
+    if (sessions := sessions_of(entry)) is not None:
+        lost += [f"session {identity} ({reason})" for identity, reason in sessions.lost.items()]
     return " and ".join(lost) or "nothing"

@@ -4,6 +4,7 @@
     worker-N/                one directory for each worker, held while it runs
         homes/NAME/          the files of a sandbox or snapshot, where they are used: nothing is copied at a stop
         packages/NAME/       packages that were installed in a sandbox
+        sessions/NAME        the variables of a session: the guest wrote them, and only a cage reads them
         records/ID.json      a sandbox, from its creation until it is removed
         snapshots/ID.json    a snapshot
         volumes/             see `e2b/volumes.py`
@@ -20,11 +21,13 @@ import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
+from warmcell.sessions.image import SessionImage
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.untrusted_files import open_regular, parse_json
@@ -32,9 +35,10 @@ from warmcell.workspaces.snapshots.archive import sync_file_system
 from warmcell.workspaces.snapshots.objects import sync_directory, sync_file
 
 _log = logging.getLogger("warmcell.serve")
+_PIECE = 1 << 20
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 SANDBOXES, SNAPSHOTS, VOLUMES = "records", "snapshots", "volumes"
-_DIRECTORIES = ("homes", "packages", SANDBOXES, SNAPSHOTS, VOLUMES)
+_DIRECTORIES = ("homes", "packages", "sessions", SANDBOXES, SNAPSHOTS, VOLUMES)
 
 
 class StateHome:
@@ -129,12 +133,46 @@ class SavedState:
         if not self.is_closing and (path := self.find_packages(name)) is not None:
             remove_directory(path)
 
-    def remove_unused(self, homes: set[str], packages: set[str]) -> None:
-        """Directories that no record names: a killed server was making or removing them."""
+    def keep_image(self, image: SessionImage) -> str:
+        """A file with the variables of a session; its name."""
+        name = secrets.token_hex(16)
+        with open(self._image(name), "xb") as file:
+            grant_owner(file.fileno())
+            os.fchmod(file.fileno(), 0o600)
+            for piece in image.pieces():
+                file.write(piece)
+        return name
+
+    def load_image(self, name: Any, max_bytes: int) -> SessionImage:
+        """For the caller to close. Raises `InvalidRequest` or `OSError`."""
+        image = SessionImage(max_bytes)
+        try:
+            with open(open_regular(self._image(name), "state"), "rb") as file:
+                while piece := file.read(_PIECE):
+                    image.add(piece)
+        except BaseException:
+            image.close()
+            raise
+        return image
+
+    def remove_image(self, name: Any) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._image(name))
+
+    def _image(self, name: Any) -> str:
+        if not _is_name(name):
+            raise InvalidRequest("is not a name", field="image")
+        return os.path.join(self.path, "sessions", name)
+
+    def remove_unused(self, homes: set[str], packages: set[str], images: set[str]) -> None:
+        """What no record names: a killed server was making or removing it."""
         for kind, used in (("homes", homes), ("packages", packages)):
             for name in os.listdir(os.path.join(self.path, kind)):
                 if name not in used:
                     remove_directory(os.path.join(self.path, kind, name))
+        for name in os.listdir(os.path.join(self.path, "sessions")):
+            if name not in images:
+                self.remove_image(name)
 
     def sync_files(self) -> None:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

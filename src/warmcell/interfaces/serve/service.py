@@ -69,7 +69,7 @@ class Service:
         self.settings = settings
         #: Set at shutdown: no new work is accepted, and endless streams end.
         self.draining = asyncio.Event()
-        self.shutdown_seconds = shutdown_seconds(settings.drain_timeout)
+        self.shutdown_seconds = shutdown_seconds(settings.drain_timeout, saves_state=settings.state is not None)
         self._config = config or ProcessConfig(python_path=settings.python)
         self._local_tenant = local_tenant(settings)
         self._tenants = self._read_tenants()
@@ -176,7 +176,10 @@ class Service:
         config = replace(self._config, pool_size=1, pool_min=0)
         if image is not None:
             options |= {"image": image.image, "user": image.user}
-        return AsyncSandbox(policy=policy, limits=limits, config=config, **options)
+        made = AsyncSandbox(policy=policy, limits=limits, config=config, **options)
+        if self.saved is not None:
+            made.enable_session_images()
+        return made
 
     async def find_place(self, tenant: Tenant, gpus: object, image: str | None, user: str | None) -> RunPlace:
         """The devices and the image that a request names. Raises if the token, the policy or the store has no such."""

@@ -11,6 +11,8 @@ _log = logging.getLogger("warmcell.serve")
 LAST_RESPONSE_SECONDS = 5.0
 #: After that: for removing sandboxes. Then the process exits, and the cages end with it.
 CLEANUP_SECONDS = 10.0
+#: With `--state`, before that: for the variables of sessions.
+SAVE_SECONDS = 30.0
 EXIT_STATUS = 70
 
 
@@ -27,6 +29,7 @@ def exit_after(seconds: float) -> None:
     timer.start()
 
 
-def shutdown_seconds(drain_timeout: float) -> float:
+def shutdown_seconds(drain_timeout: float, *, saves_state: bool = False) -> float:
     """The longest time from SIGTERM to the exit of a process."""
-    return drain_timeout + LAST_RESPONSE_SECONDS + CLEANUP_SECONDS
+    saving = SAVE_SECONDS if saves_state else 0.0
+    return drain_timeout + LAST_RESPONSE_SECONDS + saving + CLEANUP_SECONDS

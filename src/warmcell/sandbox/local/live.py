@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -45,6 +46,8 @@ class LocalLive:
     def __init__(self, context: SandboxContext, fork_session: ForkSession, take_checkpoint: TakeCheckpoint) -> None:
         self._context, self._operations = context, context.operations
         self._fork_session, self._take_checkpoint = fork_session, take_checkpoint
+        #: Whether Python sessions can write their images, for a fork or for a later program.
+        self.has_session_images = context.settings.forkable
         self._cage: LiveCage | None = None
         self._lock = asyncio.Lock()
         self._table = ProcessTable()
@@ -185,14 +188,19 @@ class LocalLive:
         return await self._operations.run(self.start_session(language, cwd, env))
 
     async def start_session(
-        self, language: str, cwd: AnyPath | None, env: Mapping[str, str], image: SessionImage | None = None
+        self,
+        language: str,
+        cwd: AnyPath | None,
+        env: Mapping[str, str],
+        image: SessionImage | None = None,
+        identity: str | None = None,
     ) -> LocalSession:
-        """Starts an interpreter, afresh or from the image of another one."""
+        """Starts an interpreter, afresh or from the image of another one, whose `identity` it may have."""
         settings, name = self._context.settings, session_language(self._context.settings.backend_name, language)
         find_python = getattr(self._context.guest, "session_python", None)
         python = None if find_python is None else find_python(name)
         directory = await self._context.guest_cwd(cwd)
-        is_forkable = settings.forkable and name == "python"
+        is_forkable = self.has_session_images and name == "python"
         starter = make_starter(
             self.start_cage, name, settings.config, directory, env, is_forkable=is_forkable, python=python
         )
@@ -200,6 +208,7 @@ class LocalLive:
         worker = await in_thread(lambda: start_worker(start, image), discard=lambda worker: worker.close())
         session = LocalSession(
             name,
+            None if cwd is None else os.fspath(cwd),
             env,
             starter,
             worker,
@@ -208,6 +217,7 @@ class LocalLive:
             self._take_checkpoint,
             image.cells if image else 0,
         )
+        session.interpreter.id = identity or session.id
         self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
         emit_session_events(self._context.id, name, session.interpreter)
         return session

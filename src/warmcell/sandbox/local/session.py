@@ -32,6 +32,7 @@ class LocalSession:
     def __init__(
         self,
         language: str,
+        cwd: str | None,
         env: Mapping[str, str],
         starter: Starter,
         worker: Worker,
@@ -40,7 +41,8 @@ class LocalSession:
         take_checkpoint: TakeCheckpoint,
         cells: int,
     ) -> None:
-        self.language, self.env = language, env
+        #: What it was started with; None: the work directory.
+        self.language, self.cwd, self.env = language, cwd, env
         self._starter, self._fork, self._take_checkpoint = starter, fork, take_checkpoint
         self.interpreter = Interpreter(worker, max_output_bytes, cells)
 

@@ -20,6 +20,7 @@ from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.saved_sessions import sessions_of
 from warmcell.interfaces.serve.service import Service
 from warmcell.policy.places import USER_HOME
 from warmcell.sandbox.processes import AsyncProcess
@@ -32,6 +33,8 @@ USERS = ("user", "root", "")
 _IMAGE_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: How long a pause or a resume may take.
 SIGNAL_SECONDS = 20.0
+#: Before a pause, for writing the variables of contexts. Others are kept in memory only.
+WRITE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -87,12 +90,17 @@ class Box:
         return "v1_" + b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
 
     async def pause(self) -> None:
-        """Stop everything that runs; its memory is kept."""
+        """Stop everything that runs; its memory is kept. With `--state`, variables of contexts are written too."""
         self.is_paused = True
+        saved = sessions_of(self.entry)
         try:
+            if saved is not None:
+                await saved.write(WRITE_SECONDS)
             await self._signal_all(signal.SIGSTOP)
         except BaseException:
             self.is_paused = False
+            if saved is not None:
+                await saved.drop_copies()
             raise
 
     async def resume(self) -> None:
@@ -100,6 +108,8 @@ class Box:
         self.is_paused = False
         on_first_resume, self.on_first_resume = self.on_first_resume, lambda: None
         on_first_resume()
+        if (saved := sessions_of(self.entry)) is not None:
+            await saved.drop_copies()
 
     async def _signal_all(self, number: int) -> None:
         try:
@@ -118,7 +128,7 @@ class Box:
         return {**plain, "is_paused": self.is_paused, "is_kept_after_expiry": self.auto_pause or self.is_paused}
 
     def count_running(self) -> dict[str, int]:
-        return {"processes": len(self.running_commands()), "code contexts": int(self.has_interpreters)}
+        return {"processes": len(self.running_commands())}
 
     def add_command(self, command: Command) -> None:
         """Keep it until it ends, whether or not a client follows it."""

@@ -13,6 +13,7 @@ from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box
 from warmcell.interfaces.serve.e2b.guest_files import FileError
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.saved_sessions import LiveSession, reason_of_loss, restore_sessions, sessions_of
 from warmcell.sandbox.session import AsyncSession
 from warmcell.sessions.cell_results import CellResult
 
@@ -52,6 +53,20 @@ class Context:
 
     def plain(self) -> dict[str, str]:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
+
+    @property
+    def session(self) -> AsyncSession | None:
+        """None until it was started."""
+        return self._session
+
+    def describe(self) -> dict[str, Any]:
+        """For the next server."""
+        return {**self.plain(), "count": self._count}
+
+    def continue_with(self, session: AsyncSession, own: dict[str, Any]) -> None:
+        """Be a context of the last server: its id, and its variables."""
+        self.id, self._count, self._session = str(own["id"]), int(own["count"]), session
+        self._box.has_interpreters = True
 
     async def start(self) -> AsyncSession:
         """Start the session, or return the one that was started."""
@@ -138,6 +153,23 @@ class Contexts:
         for language in DEFAULTS:
             self._default(language)
 
+    def list_live(self) -> list[LiveSession]:
+        return [
+            (context.id, context.session, {**context.describe(), "is_default": context.id in self._defaults.values()})
+            for context in self._all.values()
+            if context.session is not None
+        ]
+
+    def adopt(self, session: AsyncSession, own: dict[str, Any]) -> None:
+        """A context of the last server."""
+        language = str(own["language"])
+        made = Context(self._box, language, str(own["cwd"]))
+        made.continue_with(session, own)
+        if own["is_default"]:
+            self._all.pop(self._default(language).id, None)
+            self._defaults[_own_name(language)] = made.id
+        self._all[made.id] = made
+
     async def create(self, language: str | None, cwd: str | None) -> Context:
         made = self._add(language or "python", cwd or HOME)
         try:
@@ -155,7 +187,8 @@ class Contexts:
     def find(self, identity: str) -> Context:
         found = self._all.get(identity)
         if found is None:
-            raise HttpError(404, f"Context {identity[:80]} not found")
+            reason = reason_of_loss(self._box.entry, identity)
+            raise HttpError(404, f"Context {identity[:80]} not found{reason}")
         return found
 
     def every(self) -> list[Context]:
@@ -166,7 +199,7 @@ class Contexts:
         await context.close()
 
     def _default(self, language: str) -> Context:
-        own = "deno" if language.lower() == "deno" else LANGUAGES.get(language.lower(), language)
+        own = _own_name(language)
         found = self._all.get(self._defaults.get(own, ""))
         if found is None:
             found = self._add(language, HOME)
@@ -181,6 +214,24 @@ class Contexts:
         made = Context(self._box, language.lower(), cwd)
         self._all[made.id] = made
         return made
+
+
+def _own_name(language: str) -> str:
+    return "deno" if language.lower() == "deno" else LANGUAGES.get(language.lower(), language)
+
+
+async def contexts_of(box: Box) -> Contexts:
+    """With those of the last server."""
+
+    def make() -> Contexts:
+        made = Contexts(box)
+        if (saved := sessions_of(box.entry)) is not None:
+            saved.list_live, saved.adopt = made.list_live, made.adopt
+        return made
+
+    contexts = box.entry.state.get(Contexts, make)
+    await restore_sessions(box.entry)
+    return contexts
 
 
 def _change_directory(language: str, path: str) -> str:

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.core.types import check_env
 from warmcell.interfaces.serve.e2b.box import find_box
-from warmcell.interfaces.serve.e2b.contexts import Context, Contexts
+from warmcell.interfaces.serve.e2b.contexts import Context, Contexts, contexts_of
 from warmcell.interfaces.serve.e2b.envd import NoSandbox, owner_of, wake, with_refusals
 from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import (
@@ -74,7 +74,7 @@ async def _contexts(request: Request) -> Contexts:
     ):
         raise NoSandbox(identity)
     await wake(box)
-    return box.entry.state.get(Contexts, lambda: Contexts(box))
+    return await contexts_of(box)
 
 
 async def execute(request: Request, tenant: Tenant) -> Response:

@@ -176,7 +176,8 @@ class Worker(Peer):
         if not self._ending.is_set():
             self._ending.set()
             self.send_signal(signal.SIGTERM)
-            seconds = shutdown_seconds(self._settings.drain_timeout) + KILL_SECONDS
+            settings = self._settings
+            seconds = shutdown_seconds(settings.drain_timeout, saves_state=settings.state is not None) + KILL_SECONDS
             asyncio.get_running_loop().call_later(seconds, self.send_signal, signal.SIGKILL)
 
 

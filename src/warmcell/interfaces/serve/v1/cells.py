@@ -23,7 +23,7 @@ from warmcell.interfaces.serve.v1.sessions import cell_callbacks, find_session
 
 async def start(request: Request, tenant: Tenant) -> Response:
     """Starts a cell that continues when the client disconnects."""
-    found, service = find_session(request, tenant), get_service(request)
+    found, service = await find_session(request, tenant), get_service(request)
     body = await read_model(request, CellBody, service.settings.max_body)
     if body.timeout is not None:
         check_timeout(body.timeout, service.settings.max_timeout)
@@ -59,12 +59,12 @@ async def _run(service: Service, tenant: Tenant, found: SessionEntry, body: Cell
 
 async def every(request: Request, tenant: Tenant) -> Response:
     """The running cell of the session and the last ones that ended."""
-    return json_response([job.to_dict() for job in find_session(request, tenant).cells.all()])
+    return json_response([job.to_dict() for job in (await find_session(request, tenant)).cells.all()])
 
 
 async def events(request: Request, tenant: Tenant) -> Response:
     """Events from the start or after `from`: output, `display`, `input`, `answered`, and last `result` or `error`."""
-    job = find_session(request, tenant).cells.find(request.path_params["cell"])
+    job = (await find_session(request, tenant)).cells.find(request.path_params["cell"])
     return event_stream(job.events(position_of(request)))
 
 

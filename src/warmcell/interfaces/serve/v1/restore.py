@@ -10,6 +10,7 @@ from warmcell.interfaces.serve.saved_state import StateHome
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.models import CreateBody
+from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions
 from warmcell.interfaces.serve.v1.sandboxes import choose_options, describe
 
 
@@ -23,5 +24,6 @@ async def restore(service: Service, tenant: Tenant, own: dict[str, Any], home: S
         saved = entry.state.find(SavedSandbox)
         assert saved is not None
         saved.describe = lambda: describe(body)
+        keep_sessions(entry)
 
     return RestoredSandbox(sandbox, attach)

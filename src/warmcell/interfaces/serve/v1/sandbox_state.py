@@ -7,6 +7,7 @@ import dataclasses
 
 from warmcell.interfaces.serve.background_jobs import BackgroundJobs
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.saved_sessions import sessions_of
 from warmcell.sandbox.ports import AsyncExposedPort
 from warmcell.sandbox.session import AsyncSession
 
@@ -39,6 +40,13 @@ class SandboxState:
     def add_session(self, session: AsyncSession) -> SessionEntry:
         made = self.sessions[session.id] = SessionEntry(session)
         return made
+
+
+def keep_sessions(entry: SandboxEntry) -> None:
+    """With `--state`: the next server finds the sessions again."""
+    if (saved := sessions_of(entry)) is not None:
+        saved.list_live = lambda: [(found.session.id, found.session, {}) for found in state_of(entry).sessions.values()]
+        saved.adopt = lambda session, own: state_of(entry).add_session(session)
 
 
 def state_of(entry: SandboxEntry) -> SandboxState:

@@ -21,6 +21,7 @@ from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.models import CodeBody, CreateBody, ExecBody, ScriptBody, to_content
 from warmcell.interfaces.serve.v1.sandbox_models import NetworkBody, PackagesBody
+from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions
 from warmcell.net.rules.network_update import from_plain
 
 #: Starts a run; keyword arguments are output callbacks.
@@ -49,6 +50,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
         raise
     if home is not None:
         keep_sandbox(service, entry, SavedSandbox("v1", home, lambda: describe(body)))
+        keep_sessions(entry)
     return json_response(sandbox_to_dict(entry), 201)
 
 

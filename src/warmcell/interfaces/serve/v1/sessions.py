@@ -15,6 +15,7 @@ from warmcell.interfaces.serve.event_streams import Emit, event_stream, stream_e
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
+from warmcell.interfaces.serve.saved_sessions import reason_of_loss, restore_sessions
 from warmcell.interfaces.serve.server_limits import check_timeout
 from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -29,13 +30,16 @@ MAX_SESSIONS = 32
 
 async def every(request: Request, tenant: Tenant) -> Response:
     """The sessions of the sandbox."""
-    return json_response([session.to_dict() for session in state_of(get_entry(request, tenant)).sessions.values()])
+    entry = get_entry(request, tenant)
+    await restore_sessions(entry)
+    return json_response([session.to_dict() for session in state_of(entry).sessions.values()])
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
     """Starts an interpreter."""
     entry = get_entry(request, tenant)
     body = await read_model(request, SessionBody, get_service(request).settings.max_body)
+    await restore_sessions(entry)
     state = state_of(entry)
     if len(state.sessions) + state.sessions_starting >= MAX_SESSIONS:
         raise HttpError(429, f"the sandbox already has {MAX_SESSIONS} sessions", headers={"Retry-After": "5"})
@@ -51,12 +55,12 @@ async def create(request: Request, tenant: Tenant) -> Response:
 
 async def one(request: Request, tenant: Tenant) -> Response:
     """One session."""
-    return json_response(find_session(request, tenant).to_dict())
+    return json_response((await find_session(request, tenant)).to_dict())
 
 
 async def close(request: Request, tenant: Tenant) -> Response:
     """Ends the interpreter and everything that it started."""
-    found = find_session(request, tenant)
+    found = await find_session(request, tenant)
     state_of(get_entry(request, tenant)).sessions.pop(found.session.id, None)
     await found.session.close()
     return Response(status_code=204)
@@ -64,7 +68,7 @@ async def close(request: Request, tenant: Tenant) -> Response:
 
 async def run(request: Request, tenant: Tenant) -> Response:
     """Runs a cell. An exception is part of the result; variables, imports and the directory are kept."""
-    found, service = find_session(request, tenant), get_service(request)
+    found, service = await find_session(request, tenant), get_service(request)
     body = await read_model(request, CellBody, service.settings.max_body)
     if body.timeout is not None:
         check_timeout(body.timeout, service.settings.max_timeout)
@@ -97,7 +101,7 @@ def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict
 
 async def type_input(request: Request, tenant: Tenant) -> Response:
     """Answers the `input` event of the running cell."""
-    found = find_session(request, tenant)
+    found = await find_session(request, tenant)
     body = await read_model(request, InputBody, get_service(request).settings.max_body)
     question, found.question = found.question, None
     if question is None or question.done():
@@ -108,13 +112,13 @@ async def type_input(request: Request, tenant: Tenant) -> Response:
 
 async def interrupt(request: Request, tenant: Tenant) -> Response:
     """Interrupts the running cell, as Ctrl-C does."""
-    await find_session(request, tenant).session.interrupt()
+    await (await find_session(request, tenant)).session.interrupt()
     return Response(status_code=204)
 
 
 async def restart(request: Request, tenant: Tenant) -> Response:
     """Replaces the interpreter by a new one without the variables."""
-    found = find_session(request, tenant)
+    found = await find_session(request, tenant)
     async with get_service(request).run_slot(tenant):
         await found.session.restart()
     return Response(status_code=204)
@@ -122,13 +126,13 @@ async def restart(request: Request, tenant: Tenant) -> Response:
 
 async def variables(request: Request, tenant: Tenant) -> Response:
     """The variables that cells have defined, as short texts."""
-    found = find_session(request, tenant)
+    found = await find_session(request, tenant)
     return json_response(await while_connected(request, found.session.variables()))
 
 
 async def fork(request: Request, tenant: Tenant) -> Response:
     """Forks the session with its variables and files into a new sandbox of the same tenant."""
-    found, service = find_session(request, tenant), get_service(request)
+    found, service = await find_session(request, tenant), get_service(request)
     body = await read_model(request, BranchBody, service.settings.max_body)
     parent = get_entry(request, tenant)
     service.check_policy(parent)
@@ -146,10 +150,12 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     )
 
 
-def find_session(request: Request, tenant: Tenant) -> SessionEntry:
-    found = state_of(get_entry(request, tenant)).sessions.get(request.path_params["session"])
+async def find_session(request: Request, tenant: Tenant) -> SessionEntry:
+    entry, identity = get_entry(request, tenant), request.path_params["session"]
+    await restore_sessions(entry)
+    found = state_of(entry).sessions.get(identity)
     if found is None:
-        raise SessionNotFound("session not found")
+        raise SessionNotFound(f"session not found{reason_of_loss(entry, identity)}")
     return found
 
 
