@@ -156,3 +156,19 @@ def test_hostile_content_of_a_step_is_refused_or_tamed(store: ImageStore, tmp_pa
     _, first, second = layers_of(store, tmp_path)
     assert "pipe" not in first and first["locked"].mode == 0 and first["locked/file"].size == 7
     assert second["b"].linkname == "a" and second["a"].mode == 0o4755
+
+
+def test_changed_owners_are_not_recorded(store: ImageStore, context: Path, tmp_path: Path) -> None:
+    """As root, `chown` succeeds and has no effect, in the step and in the layer; `COPY --chown` is recorded."""
+    build(
+        store,
+        Run("echo > /made && busybox chown 5:6 /made /bin/busybox"),
+        Copy(("tool",), "/given", chown="5:6"),
+        context=context,
+    )
+    _, ran, copied = layers_of(store, tmp_path)
+    assert (ran["made"].uid, ran["made"].gid) == (0, 0)
+    assert "bin/busybox" not in ran, "a file of a lower layer is not copied"
+    assert (copied["given"].uid, copied["given"].gid) == (5, 6)
+    with pytest.raises(BuildFailed):
+        build(store, User("5:6"), Run("echo > /own && busybox chown 7 /own"))
