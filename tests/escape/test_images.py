@@ -17,7 +17,8 @@ from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUna
 from warmcell.core.records import replace
 from warmcell.images import Image, ImageStore
 
-_SOME_RUNS = 24
+#: `WARMCELL_IMAGE_RUNS=1000` makes as many, by hand.
+_SOME_RUNS = int(os.environ.get("WARMCELL_IMAGE_RUNS", "24"))
 
 
 def _state(image: Image) -> dict[str, object]:
@@ -183,8 +184,10 @@ def test_layers_that_cannot_be_mounted_are_refused_with_the_reason(image: Image,
 
 @pytest.mark.claim("WC-RX-5")
 def test_runs_over_images_leave_nothing(image: Image, cage: Cage, tmp_path: Path) -> None:
-    backends = [cage.backend(image=image), cage.backend(image=image, user="root")]
-    backends.append(cage.backend(image=make_busybox(tmp_path)))
+    """Four images, one of them with two users."""
+    small = [make_image_of(make_root(tmp_path / name / "root", "sh", "cat"), tmp_path / name) for name in ("a", "b")]
+    backends = [cage.backend(image=each) for each in (image, make_busybox(tmp_path), *small)]
+    backends.append(cage.backend(image=image, user="root"))
     for backend in backends:
         cage.run("echo warm", "command", backend=backend)
     before = Belongings.now()
