@@ -3,8 +3,9 @@
     python benchmarks/images.py [ROOT.tar] [--rounds 3] [--results DIR]
 
 Run it as an ordinary user. Without a tar it makes a root of 7,000 files and 165 MB, like Debian's. `tar` extracts the
-same file on the same file system, in turn with us, and the median of the rounds counts. Prints a table and writes
-benchmarks/results/images.json.
+same file on the same file system, in turn with us, and the median of the rounds counts. Python runs are in turn too:
+without an image, and in one with the same interpreter. bubblewrap and podman run the same shell in the same root, if
+they are installed and work for this user. Prints the figures and writes images.json and images.md.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import random
 import shutil
 import statistics
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig
@@ -31,7 +33,12 @@ from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.unpack import Unpacker
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.image_roots import make_debian_like
+
 RESULTS = Path(__file__).parent / "results"
+#: How long a peer's run may take, and the pause before a run that counts as warm.
+SECONDS, PAUSE = 60.0, 0.3
 FILES, BYTES = 7_000, 165_000_000
 
 
@@ -128,6 +135,85 @@ def measure_runs(place: Path, rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+def measure_python(place: Path, rounds: int) -> dict[str, float]:
+    """Seconds of a Python run, without an image and in one, in turn: at once, and after a pause."""
+    (place / "python").mkdir()
+    image = make_debian_like(place / "python")
+    request = ExecRequest("python", "print(1)", 60)
+    found: dict[str, list[float]] = {}
+    with ProcessBackend() as host, ProcessBackend(image=image) as inside:
+        backends = {"host": host, "image": inside}
+        for kind, pause, count in (("first", 0.0, 1), ("next", 0.0, rounds), ("warm", PAUSE, rounds)):
+            for _ in range(count):
+                for where, backend in backends.items():
+                    time.sleep(pause)
+                    seconds = measure(lambda b=backend: b.execute_blocking(request))  # type: ignore[misc]
+                    found.setdefault(f"{kind} Python run, {where}", []).append(seconds)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def measure_peers(place: Path, rounds: int) -> dict[str, float]:
+    """Seconds of the shell command by others, in the root that `measure_runs` made."""
+    found: dict[str, float] = {}
+    with podman_command(place) as podman:
+        bubblewrap = [
+            "bwrap",
+            "--unshare-all",
+            "--bind",
+            str(place / "busybox"),
+            "/",
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+        ]
+        for name, command in (("bubblewrap", bubblewrap), ("podman", podman)):
+            whole = [*command, "/bin/sh", "-c", "echo hello"]
+            if shutil.which(command[0]) is None:
+                continue
+            trial = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=SECONDS)
+            if trial.stdout != "hello\n":
+                print(f"{name} does not run here: {trial.stderr.strip()[-200:]}")
+                continue
+            run = lambda w=whole: subprocess.run(w, capture_output=True, check=True, timeout=SECONDS)  # noqa: E731
+            found[f"run, {name}"] = statistics.median(measure(run) for _ in range(rounds))
+    return found
+
+
+@contextmanager
+def podman_command(place: Path) -> Iterator[list[str]]:
+    """Podman with a home of its own, and a runtime that works without a delegated cgroup."""
+    home = place / "podman"
+    (home / "run").mkdir(parents=True, mode=0o700)
+    runtime = shutil.which("runc", path=os.environ["PATH"] + ":/usr/sbin") or "crun"
+    settings = ["--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--runtime", runtime]
+    podman = ["env", f"HOME={home}", f"XDG_RUNTIME_DIR={home / 'run'}", "podman", *settings]
+    yield [*podman, "run", "--rm", "--network", "none", "--rootfs", str(place / "busybox")]
+    if shutil.which("podman"):
+        reset = [*podman, "system", "reset", "-f"]
+        subprocess.run(reset, capture_output=True, check=False, timeout=SECONDS)
+
+
+def write_table(path: Path, figures: dict[str, dict[str, float]], size: int, load: str) -> None:
+    """For readers; images.json has the same figures."""
+    lines = ["# Images", "", "Written by `python benchmarks/images.py`, as an ordinary user."]
+    lines += [f"{os.cpu_count()} processors, Linux {os.uname().release}; load average at start and end: {load}.", ""]
+    lines += ["| what | ms |", "|---|---:|"]
+    for kind, times in figures.items():
+        for name, seconds in times.items():
+            what = f"{kind}, {name}" if kind.startswith("unpack") else name
+            rate = f" ({size / seconds / 1e6:.0f} MB/s)" if what.endswith(("tar", "warmcell")) else ""
+            lines.append(f"| {what}{rate} | {seconds * 1000:.2f} |")
+    python = figures["python"]
+    ratio = python["warm Python run, image"] / python["warm Python run, host"]
+    lines += [
+        "",
+        f"A warm Python run in an image takes {ratio:.2f} times as long as one without. Before it the backend was",
+    ]
+    lines += [f'idle for {PAUSE:g} s; "next" runs follow each other at once.', ""]
+    path.write_text("\n".join(lines))
+
+
 def measure_builds(place: Path, archive: Path) -> dict[str, float]:
     """Seconds of a build on top of the root: a command that changes nothing, files copied, and files written."""
     store = ImageStore(place / "builds")
@@ -164,7 +250,8 @@ def main() -> None:
         packed = place / "root.tar.gz"
         packed.write_bytes(gzip.compress(archive.read_bytes(), 1))
         size = archive.stat().st_size
-        figures: dict[str, object] = {"bytes": size}
+        figures: dict[str, dict[str, float]] = {}
+        load = f"{os.getloadavg()[0]:.1f}"
         for name, path in (("tar", archive), ("tar.gz", packed)):
             times = compare_unpacking(path, place, arguments.rounds)
             figures[f"unpack {name}"] = times
@@ -177,11 +264,16 @@ def main() -> None:
         figures["runs"] = runs = measure_runs(place, 50 * arguments.rounds)
         for name, seconds in runs.items():
             print(f"{name:32} {seconds * 1000:8.2f} ms")
+        figures["python"] = measure_python(place, 30 * arguments.rounds)
+        figures["peers"] = measure_peers(place, 10 * arguments.rounds)
+        for name, seconds in (figures["python"] | figures["peers"]).items():
+            print(f"{name:32} {seconds * 1000:8.2f} ms")
         figures["builds"] = builds = measure_builds(place, archive)
         for name, seconds in builds.items():
             print(f"{name:32} {seconds * 1000:8.2f} ms")
         arguments.results.mkdir(exist_ok=True)
-        (arguments.results / "images.json").write_text(json.dumps(figures, indent=1) + "\n")
+        (arguments.results / "images.json").write_text(json.dumps({"bytes": size} | figures, indent=1) + "\n")
+        write_table(arguments.results / "images.md", figures, size, f"{load} and {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
