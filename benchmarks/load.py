@@ -136,7 +136,7 @@ class Server:
         return Connection(self.url, self.token)
 
     def state(self) -> State:
-        pid, below = self.process.pid, _below(self.process.pid)
+        pid, below = self.process.pid, descendants(self.process.pid)
         sizes = [_size(each, "smaps_rollup", "Pss:") for each in (pid, *below)]
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
         return State(_size(pid, "status", "VmRSS:"), descriptors, len(below), sum(sizes))
@@ -158,7 +158,7 @@ def start_server(directory: str, *options: str) -> Iterator[Server]:
             process.terminate()
 
 
-def _below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         others = [task for task in os.listdir(f"/proc/{pid}/task") if task != str(pid)]
@@ -166,7 +166,7 @@ def _below(pid: int) -> list[int]:
             children += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
     except OSError:
         return []
-    return [below for child in children for below in (int(child), *_below(int(child)))]
+    return [below for child in children for below in (int(child), *descendants(int(child)))]
 
 
 def _size(pid: int, name: str, field: str) -> int:

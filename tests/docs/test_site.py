@@ -50,6 +50,12 @@ def test_the_navigation_has_every_page_once() -> None:
     assert Counter(pages_in_nav()) == Counter(expected)
 
 
+def test_the_site_has_every_page_of_results_and_example() -> None:
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "benchmarks/results").glob("*.md")}
+    found |= {str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("README.md")}
+    assert len(found) >= 6 and found - set(pages_elsewhere()) == set()
+
+
 def test_pages_elsewhere_exist() -> None:
     assert [name for name in pages_elsewhere() if not (ROOT / name).is_file()] == []
 
