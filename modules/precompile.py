@@ -2,7 +2,8 @@
 
 The build of warmcell-toolbox (packages/toolbox) does this and adds the directory to its wheel. Code and settings are
 those of a worker; the result runs on every processor of the platform since about 2009, with exactly this wasmtime.
-Modules that DIRECTORY already has are reused. `--python` adds the Python interpreter, if componentize-py can build it.
+Modules that DIRECTORY already has are reused. `--python` adds the Python interpreter, if componentize-py can build it;
+WARMCELL_PYTHON_COMPONENT names one that was built before (each build differs: Python's hash seed is part of it).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -86,6 +88,9 @@ def modules_to_compile(with_python: bool) -> Iterator[ModuleToCompile]:
 
 
 def build_python() -> bytes:
+    built = os.environ.get("WARMCELL_PYTHON_COMPONENT")
+    if built:
+        return Path(built).read_bytes()
     python_component.require_builder()
     with tempfile.TemporaryDirectory(prefix="warmcell-python-") as folder:
         return python_component.build_component(Path(folder)).read_bytes()
@@ -143,7 +148,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--python", action="store_true", help="compile the Python interpreter too")
+    parser.add_argument("--only-python-component", action="store_true", help="build that, and compile nothing")
     options = parser.parse_args()
+    if options.only_python_component:
+        (options.directory / "python.wasm").write_bytes(build_python())
+        return 0
     if target() is None:
         print(f"error: no target for {sys.platform} {platform.machine()}", file=sys.stderr)
         return 2
