@@ -35,12 +35,16 @@ REQUEST = ExecRequest("python", "print(1)", 20)
 
 
 def candidate(
-    name: str, running: int = 0, cores: int = 2, languages: tuple[str, ...] = ("python",), **info: Any
+    name: str,
+    running: int = 0,
+    cores: int = 2,
+    languages: tuple[str, ...] = ("python",),
+    seconds: float | None = None,
+    **info: Any,
 ) -> Any:
     facts = NodeFacts(1, "1", 48, BackendCapabilities(languages, "process+sandbox", EnforcedLimits()))
-    return SimpleNamespace(
-        info=NodeInfo(name, "", cores, **{"gpus": 0, **info}), facts=facts, running=running, sandboxes=0
-    )
+    known = NodeInfo(name, "", cores, **{"gpus": 0, **info})
+    return SimpleNamespace(info=known, facts=facts, running=running, sandboxes=0, batch_run_seconds=seconds)
 
 
 #: Candidates, what the run needs, and the chosen one.
@@ -54,6 +58,17 @@ PLACEMENTS: dict[str, tuple[list[Any], Needs, str | None]] = {
     "none without a GPU": ([candidate("a")], Needs("python", has_gpus=True), None),
     "none without a free slot": ([candidate("a", 48)], Needs("python"), None),
     "a batch has fewer slots": ([candidate("a", 6)], Needs("python", is_batch=True), None),
+    "short runs of a batch wait on the node": (
+        [candidate("a", 44, seconds=0.03)],
+        Needs("python", is_batch=True),
+        None,
+    ),
+    "and are not many more than those that travel": (
+        [candidate("a", 43, seconds=0.03)],
+        Needs("python", is_batch=True),
+        "a",
+    ),
+    "long runs do not": ([candidate("a", 6, seconds=9)], Needs("python", is_batch=True), None),
     "no node": ([], Needs("python"), None),
 }
 

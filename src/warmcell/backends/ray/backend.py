@@ -12,14 +12,14 @@ from uuid import uuid4
 from warmcell.backends.base import BackendBase
 from warmcell.backends.many import check_concurrency, run_many
 from warmcell.backends.ray.cluster import Cluster, make_closed_error
-from warmcell.backends.ray.placement import Needs, Node
+from warmcell.backends.ray.placement import Needs, Node, batch_places
 from warmcell.backends.ray.program import RayProgram
 from warmcell.backends.ray.ray_nodes import RayNodes
 from warmcell.backends.registry import get_backend
 from warmcell.backends.streaming import read_descriptor, refuse_descriptor, stream
 from warmcell.backends.supervisors import supervisors_for
 from warmcell.core import events
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, NodeLost
+from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded, NodeLost
 from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
@@ -134,7 +134,8 @@ class RayBackend(BackendBase):
 
     async def _execute(self, request: ExecRequest, listener: Listener | None, *, is_batch: bool) -> ExecResult:
         with RunRecord(self.name, request, self._policy) as record:
-            work = partial(self._place, self._needs(request, is_batch), partial(_send_run, request))
+            send = partial(_send_batch_run if is_batch else _send_run, request)
+            work = partial(self._place, self._needs(request, is_batch), send)
             record.result = await self._reach(work, listener)
             return record.result
 
@@ -160,8 +161,8 @@ class RayBackend(BackendBase):
         processes: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> AsyncIterator[Outcome]:
-        """Outcomes as they finish. By default each node gets as many runs as its processors can carry out, also one
-        that joins later; only a few hundred requests are in memory at a time.
+        """Outcomes as they finish. By default each node carries out two runs for each processor, also one that joins
+        later, and has the next ones if they are short; only a few hundred requests are in memory at a time.
         """
         supervisors_for(self, processes, ())  # refuses anything but 1
         if concurrency is not None:
@@ -299,6 +300,18 @@ async def _examine(link: NodeLink | None) -> Any:
 
 async def _send_run(request: ExecRequest, link: NodeLink, listener: Listener | None) -> ExecResult:
     result: ExecResult = await link.call("run", request, listener is not None, listener=listener)
+    return result
+
+
+async def _send_batch_run(request: ExecRequest, link: NodeLink, _: Listener | None) -> ExecResult:
+    """Notes how long it took, also if it ran into a limit."""
+    try:
+        result: ExecResult = await link.call("batch_run", request, batch_places(link.info.cores))
+    except (ExecutionTimeout, MemoryExceeded) as error:
+        if error.result is not None:
+            link.note_batch_run(error.result.duration)
+        raise
+    link.note_batch_run(result.duration)
     return result
 
 

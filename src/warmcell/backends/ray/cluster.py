@@ -9,10 +9,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain, count
 from typing import Any, Protocol
 
 from warmcell.backends.ray.node_link import NodeLink, Transport
-from warmcell.backends.ray.placement import Needs, Node, NodeInfo, batch_slots, choose, usable
+from warmcell.backends.ray.placement import Needs, Node, NodeInfo, choose, usable
 from warmcell.backends.ray.versions import own_version
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
 from warmcell.lifetime.threads import in_thread
@@ -33,8 +34,8 @@ class Nodes(Protocol):
 
 
 class _Waiter:
-    def __init__(self, needs: Needs) -> None:
-        self.needs = needs
+    def __init__(self, needs: Needs, number: int) -> None:
+        self.needs, self.number = needs, number
         self.link: asyncio.Future[NodeLink] = asyncio.get_running_loop().create_future()
 
 
@@ -46,7 +47,9 @@ class Cluster:
         #: Why a node gets no work, and when it is tried again.
         self._unfit: dict[str, tuple[SandboxError, float]] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
-        self._waiting: deque[_Waiter] = deque()
+        #: Those that wait, by what they need: a batch has hundreds in one line, and only its first is looked at.
+        self._lines: dict[Needs, deque[_Waiter]] = {}
+        self._numbers = count()
         self._opening: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -59,8 +62,8 @@ class Cluster:
         `BackendBusy` after the queue timeout, except for batches, which have time.
         """
         await self.open()
-        waiter = _Waiter(needs)
-        self._waiting.append(waiter)
+        waiter = _Waiter(needs, next(self._numbers))
+        self._lines.setdefault(needs, deque()).append(waiter)
         self._dispatch()
         seconds = None if needs.is_batch else self._queue_timeout
         try:
@@ -93,19 +96,31 @@ class Cluster:
             self._retire(link)
 
     def _leave_line(self, waiter: _Waiter) -> None:
-        if waiter in self._waiting:
-            self._waiting.remove(waiter)
+        if waiter in self._lines.get(waiter.needs, ()):
+            self._remove(waiter)
         elif waiter.link.done() and not waiter.link.cancelled() and waiter.link.exception() is None:
             self.release(waiter.link.result())
 
+    def _remove(self, waiter: _Waiter) -> None:
+        line = self._lines[waiter.needs]
+        line.remove(waiter)
+        if not line:
+            del self._lines[waiter.needs]
+
     def _dispatch(self) -> None:
-        for waiter in tuple(self._waiting):
+        """Gives free slots to those that wait, the first one first. One that cannot have any holds up its own line
+        only: others need something else.
+        """
+        lines = set(self._lines)
+        while lines:
+            waiter = min((self._lines[needs][0] for needs in lines), key=lambda waiter: waiter.number)
             link = choose(self.links.values(), waiter.needs)
             if link is None:
-                if all(one.running >= one.facts.slots for one in self.links.values()):
-                    return
+                lines.remove(waiter.needs)
                 continue
-            self._waiting.remove(waiter)
+            self._remove(waiter)
+            if waiter.needs not in self._lines:
+                lines.remove(waiter.needs)
             if not waiter.link.done():
                 link.running += 1
                 waiter.link.set_result(link)
@@ -227,10 +242,6 @@ class Cluster:
 
         return [describe_one(node) for node in sorted(self._known.values(), key=lambda node: node.id)]
 
-    @property
-    def batch_slots(self) -> int:
-        return sum(batch_slots(link.info.cores) for link in self.links.values())
-
     # ---- the end ----
 
     async def close(self) -> None:
@@ -249,8 +260,8 @@ class Cluster:
         await in_thread(self._nodes.leave)
 
     def _fail_waiting(self, error: SandboxError) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
+        lines, self._lines = self._lines, {}
+        for waiter in chain.from_iterable(lines.values()):
             if not waiter.link.done():
                 waiter.link.set_exception(error)
 

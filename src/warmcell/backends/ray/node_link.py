@@ -61,6 +61,7 @@ class NodeLink:
         self.info, self.facts = info, facts
         #: Runs and sandboxes that were placed here.
         self.running = self.sandboxes = 0
+        self.batch_run_seconds: float | None = None
         self.lost: SandboxError | None = None
         #: Keys of the programs that the node knows.
         self.programs: set[str] = set()
@@ -86,6 +87,11 @@ class NodeLink:
         number, call = next(self._numbers), _Call(listener)
         self._send(number, kind, *values)
         return await self._await_answer(number, call)
+
+    def note_batch_run(self, seconds: float) -> None:
+        """A run of a batch took so long on the node: how many wait there depends on it."""
+        known = self.batch_run_seconds
+        self.batch_run_seconds = seconds if known is None else known + (seconds - known) / 8
 
     async def _carry(self, server: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connects the two with the node's end of a tunnel, until that ends."""

@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from warmcell.backends.ray.batch_runs import BatchRuns
 from warmcell.backends.ray.placement import NodeFacts
 from warmcell.backends.ray.tunnel import Carrier, Window
 from warmcell.backends.ray.versions import own_version
@@ -48,6 +49,7 @@ class NodeService:
         self._programs: dict[str, asyncio.Task[Any]] = {}
         self._outgoing: list[bytes] = []
         self._has_outgoing = asyncio.Event()
+        self._batches = BatchRuns()
 
     async def start(self) -> NodeFacts:
         """Raises what keeps this host from running anything."""
@@ -71,16 +73,18 @@ class NodeService:
             else:
                 task = self._tasks[number] = asyncio.create_task(getattr(self, f"_{kind}")(number, *values))
                 # A callback, because a task that is cancelled before its first step runs none of its own code.
-                task.add_done_callback(partial(self._finish, number))
+                task.add_done_callback(partial(self._finish, number, kind == "batch_run"))
 
     async def take(self) -> bytes:
         """Waits for messages; empty after a while without any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKE_SECONDS):
                 await self._has_outgoing.wait()
+                await self._batches.hold_results()
         batch, self._outgoing = self._outgoing[:_MOST_MESSAGES], self._outgoing[_MOST_MESSAGES:]
         if not self._outgoing:
             self._has_outgoing.clear()
+            self._batches.has_urgent.clear()
         return pickle.dumps(batch)
 
     async def close(self) -> None:
@@ -94,24 +98,26 @@ class NodeService:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    def _send(self, number: int, *message: Any) -> None:
+    def _send(self, number: int, *message: Any, is_urgent: bool = True) -> None:
         try:
             self._outgoing.append(pickle.dumps((number, *message)))
         except Exception as error:  # the caller waits for an answer
             failure = ExecutionFailed(f"the node's answer cannot be sent: {error}")
             self._outgoing.append(pickle.dumps((number, "failed", failure)))
         self._has_outgoing.set()
+        if is_urgent:
+            self._batches.has_urgent.set()
 
-    def _finish(self, number: int, task: asyncio.Task[Any]) -> None:
+    def _finish(self, number: int, is_of_batch: bool, task: asyncio.Task[Any]) -> None:
         del self._tasks[number]
         for table in (self._windows, self._carriers, self._early):
             table.pop(number, None)
         if task.cancelled():
             self._send(number, "failed", asyncio.CancelledError())
         elif (error := task.exception()) is None:
-            self._send(number, "done", task.result())
+            self._send(number, "done", task.result(), is_urgent=not is_of_batch)
         else:
-            self._send(number, "failed", _portable(error))
+            self._send(number, "failed", _portable(error), is_urgent=not is_of_batch)
 
     # ---- requests ----
 
@@ -119,6 +125,9 @@ class NodeService:
         if not is_streamed:
             return await self._backend.execute(request)
         return await self._follow(number, self._backend.stream(request))
+
+    async def _batch_run(self, number: int, request: ExecRequest, at_once: int) -> Any:
+        return await self._batches.run(partial(self._backend.execute, request), at_once)
 
     async def _build(self, number: int, key: str, definition: ExecRequest) -> None:
         await self._program(key, definition)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: With this custom resource on any node, only nodes that have it are used.
 RESOURCE = "warmcell"
+#: The work that waits on a node while its results and the next requests travel; and the shortest run that is assumed.
+_AHEAD_SECONDS, _SHORTEST_SECONDS = 0.3, 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Candidate(Protocol):
     facts: NodeFacts
     running: int
     sandboxes: int
+    #: How long a run of a batch takes there; None before the first has finished.
+    batch_run_seconds: float | None
 
 
 C = TypeVar("C", bound=Candidate)
@@ -95,12 +99,23 @@ def choose(candidates: Iterable[C], needs: Needs) -> C | None:
 def slots_of(one: Candidate, needs: Needs) -> int:
     if needs.is_sandbox:
         return one.running + 1
-    return min(one.facts.slots, batch_slots(one.info.cores)) if needs.is_batch else one.facts.slots
+    if not needs.is_batch:
+        return one.facts.slots
+    return min(one.facts.slots, batch_slots(one.info.cores, one.batch_run_seconds))
 
 
-def batch_slots(cores: int) -> int:
-    """Twice the processors, as on one host, and two on their way there."""
-    return 2 * max(1, cores) + 2
+def batch_places(cores: int) -> int:
+    """How many runs of batches a node carries out at a time: twice the processors, as on one host."""
+    return 2 * max(1, cores)
+
+
+def batch_slots(cores: int, run_seconds: float | None) -> int:
+    """How many runs of batches a node has: those that run, and those that wait there, so that both directions carry
+    many in one call. Short runs only: with long ones, what waits on one node would be missing on another.
+    """
+    at_once = batch_places(cores)
+    ahead = 0 if run_seconds is None else int(at_once * _AHEAD_SECONDS / max(run_seconds, _SHORTEST_SECONDS))
+    return at_once + max(2, ahead)
 
 
 def load(one: Candidate) -> float:

@@ -33,6 +33,7 @@ class NodePeer(Peer):
         super().__init__(f"node {link.info.id[:12]}", path)
         self.link, self.suffix = link, suffix_of(link)
         self.running = self.sandboxes = 0
+        self.batch_run_seconds: float | None = None
         #: By tenant: sandboxes that are being made.
         self.creating: Counter[str] = Counter()
 
