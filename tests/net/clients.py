@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import shutil
 import subprocess
 import zipfile
@@ -55,3 +56,16 @@ def has_module(module: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(module) is not None
+
+
+def make_repository(git: str, source: Path, bare: Path) -> None:
+    """A repository with one commit, "canary commit", which a server of files can serve from `bare`."""
+    author = ["-c", "user.name=t", "-c", "user.email=t@t.test"]
+    for command in (
+        [git, "init", "-q", str(source)],
+        [git, "-C", str(source), *author, "commit", "-q", "--allow-empty", "-m", "canary commit"],
+        [git, "clone", "-q", "--bare", str(source), str(bare)],
+        [git, "-C", str(bare), "update-server-info"],
+    ):
+        environment = {"PATH": os.environ["PATH"], "HOME": str(source.parent)}
+        subprocess.run(command, check=True, env=environment, capture_output=True)

@@ -27,6 +27,18 @@ def test_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert SecretRef.env("CANARY_TOKEN").reveal()[0] == "another one"
 
 
+def test_basic_authentication() -> None:
+    reference = SecretRef.basic("git", SecretRef(lambda: VALUE))
+    secret, header = reference.reveal()
+    assert (secret, header) == (VALUE, "Basic " + base64.b64encode(f"git:{VALUE}".encode()).decode())
+    echoed = Redactor([secret]).text(f"you sent {header}")
+    assert "[redacted]" in echoed and header not in echoed
+    assert VALUE not in repr(reference)
+    for username in ("a:b", "ünknown", "line\nbreak"):
+        with pytest.raises(InvalidRequest):
+            SecretRef.basic(username, SecretRef(lambda: VALUE))
+
+
 @pytest.mark.parametrize("value", ["", "abc", "with\r\nline: break", "tab\there", "ünicode-secret"])
 def test_values_that_cannot_go_into_a_header_are_refused_without_showing_them(value: str) -> None:
     with pytest.raises(FetchFailed) as caught:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.net.clients import has_module, node_with_env_proxy, program
+from tests.net.clients import has_module, make_repository, node_with_env_proxy, program
 from tests.net.in_cage import TALK, World, run, world
 from tests.net.site import Site
 
@@ -143,6 +144,26 @@ if {has_module("requests")}:
     expected = ["places True []", "keys []", f"{roots + 1} 1", *["you sent Bearer [redacted]"] * clients]
     assert result.stdout.splitlines() == expected, result.stderr
     assert authorization_headers(site) == [HEADER] * clients
+    check_unseen(result)
+
+
+def test_git_clones_over_https_with_a_password_that_is_not_in_the_cage(
+    outside: World, authority: SandboxAuthority, tmp_path: Path
+) -> None:
+    git = program("git")
+    expected = "Basic " + base64.b64encode(f"x-access-token:{SECRET}".encode()).decode()
+    site = outside.site(tmp_path / "site", authority.context_for(Host("site.test")))
+    make_repository(git, tmp_path / "source", site.root / "repo.git")
+    inject = {"site.test": {"Authorization": SecretRef.basic("x-access-token", SecretRef.env("CANARY_TOKEN"))}}
+    domains = tuple(f"{name}:{site.port}" for name in ("site.test", "127.0.0.1"))
+    backend = outside.backend(fetch_policy=FetchPolicy(domains, inject=inject))
+    script = f"""
+        git clone -q https://site.test:{site.port}/repo.git clone && git -C clone log --format=%s
+        git -C clone config --list | grep -i -E 'token|credential|extraheader' || echo nothing kept
+        """
+    result = run(backend, script, "command")
+    assert result.stdout == "canary commit\nnothing kept\n", result.stderr
+    assert set(authorization_headers(site)) == {expected}
     check_unseen(result)
 
 

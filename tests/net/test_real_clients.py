@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.net.clients import has_module, node_with_env_proxy, program, wheel
+from tests.net.clients import has_module, make_repository, node_with_env_proxy, program, wheel
 from tests.net.conftest import Proxies
 from tests.net.servers import StubResolver
 from tests.net.site import Site
@@ -106,17 +106,7 @@ def test_pip_installs_a_wheel_from_an_index(site: Site, start_proxy: Start, prox
 
 def test_git_clones_over_http(site: Site, start_proxy: Start, proxies: Proxies, tmp_path: Path) -> None:
     git = program("git")
-    author = ["-c", "user.name=t", "-c", "user.email=t@t.test"]
-    source, bare = tmp_path / "source", site.root / "repo.git"
-    for command in (
-        [git, "init", "-q", str(source)],
-        [git, "-C", str(source), *author, "commit", "-q", "--allow-empty", "-m", "canary commit"],
-        [git, "clone", "-q", "--bare", str(source), str(bare)],
-        [git, "-C", str(bare), "update-server-info"],
-    ):
-        subprocess.run(
-            command, check=True, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, capture_output=True
-        )
+    make_repository(git, tmp_path / "source", site.root / "repo.git")
     proxy = start_proxy(site.policy)
     ended = run([git, "clone", "-q", f"http://site.test:{site.port}/repo.git", "clone"], proxy, tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -20,7 +20,7 @@ _SHORTEST_PIECE = 8
 class SecretRef:
     """A reference to a secret. `format` builds the header value: `SecretRef.env("TOKEN", format="Bearer {}")`."""
 
-    __slots__ = ("_format", "_label", "_read")
+    __slots__ = ("_format", "_label", "_read", "_username")
 
     def __init__(self, read: Callable[[], str], *, label: str = "callable", format: str = "{}") -> None:
         if format.count("{}") != 1:
@@ -28,6 +28,8 @@ class SecretRef:
         self._read = read
         self._label = label
         self._format = format
+        #: For Basic authentication.
+        self._username: str | None = None
 
     @classmethod
     def env(cls, name: str, *, format: str = "{}") -> SecretRef:
@@ -39,11 +41,27 @@ class SecretRef:
         """The content of a file without trailing newlines."""
         return cls(lambda: Path(path).read_text().rstrip("\r\n"), label=f"file:{os.fspath(path)}", format=format)
 
+    @classmethod
+    def basic(cls, username: str, password: SecretRef) -> SecretRef:
+        """Basic authentication, as git over HTTPS and many registries use it: `Authorization` with both in base64."""
+        if not isinstance(username, str) or ":" in username or not username.isascii() or not username.isprintable():
+            raise InvalidRequest("must be printable ASCII without a colon", field="username")
+        made = cls(password._read, label=f"basic {password._label}", format=password._format)
+        made._username = username
+        return made
+
     def __repr__(self) -> str:
         return f"SecretRef({self._label})"
 
     def reveal(self) -> tuple[str, str]:
         """The bare secret (for redaction) and the header value. Errors never quote either."""
+        secret = self._read_checked()
+        value = self._format.replace("{}", secret)
+        if self._username is None:
+            return secret, value
+        return secret, "Basic " + base64.b64encode(f"{self._username}:{value}".encode()).decode()
+
+    def _read_checked(self) -> str:
         try:
             secret = self._read()
         except Exception as error:
@@ -57,7 +75,7 @@ class SecretRef:
             raise FetchFailed(
                 f"the secret {self._label} contains characters that are not allowed in a header", reason="invalid"
             )
-        return secret, self._format.replace("{}", secret)
+        return secret
 
 
 class Redactor:
