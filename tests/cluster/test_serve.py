@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import e2b
 import httpx
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 from tests.helpers import until
+from tests.mcp_door.requests import call
 from tests.serve.conftest import Server
+from websockets.sync.client import connect
+
+from warmcell import SandboxPolicy
 
 
 @pytest.fixture(scope="module")
-def server(cluster: Any) -> Iterator[Server]:
-    made = Server("--ray", cluster.address, "--spares", "0", "--sandboxes", "8", "--log-level", "info")
+def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("policy") / "policy.json"
+    write_policy(file, "one")
+    return file
+
+
+def write_policy(file: Path, stage: str) -> None:
+    file.write_text(SandboxPolicy(allow_process_spawn=True, env={"STAGE": stage}).to_json())
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Any, policy_file: Path) -> Iterator[Server]:
+    options = "--spares", "0", "--sandboxes", "8", "--log-level", "info", "--policy", str(policy_file)
+    made = Server("--ray", cluster.address, *options)
     try:
         until(lambda: len(nodes_of(made)) == len(cluster.worker_nodes))
         yield made
@@ -51,6 +72,45 @@ def test_what_a_cluster_does_not_have_is_refused_with_the_reason(server: Server)
     for path in ("/templates", "/volumes", "/snapshots", "/v1/usage"):
         refused = server.client.get(path)
         assert refused.status_code == 501 and "cluster" in refused.text, path
+
+
+async def test_a_session_over_mcp(server: Server) -> None:
+    async with Client(streamable_http_client(f"{server.url}/mcp")) as client:
+        await call(client, "run_code", code="x = 41")
+        assert (await call(client, "run_code", code="x + 1"))["value"] == "42"
+
+
+def test_a_run_is_fed_over_a_web_socket(server: Server) -> None:
+    address = server.url.replace("http", "ws") + "/v1/run/ws"
+    with connect(address, open_timeout=60, proxy=None) as socket:
+        socket.send(json.dumps({"language": "python", "code": "print('you said', input())", "timeout": 30}))
+        socket.send(b"hello\n")
+        messages = list(socket)
+    assert b"".join(message[1:] for message in messages if isinstance(message, bytes)) == b"you said hello\n"
+    assert json.loads(messages[-1])["status"] == "success"
+
+
+def test_a_signed_link_finds_the_node_of_its_sandbox(server: Server) -> None:
+    boxes = [make_sandbox(server) for _ in range(4)]
+    assert len({box.sandbox_id[-8:] for box in boxes}) == 2
+    for box in boxes:
+        box.files.write("kept.txt", box.sandbox_id)
+        link = box.download_url("kept.txt")
+        assert "signature=" in link
+        assert httpx.get(link, timeout=60).text == box.sandbox_id
+        box.kill()
+
+
+def test_a_reload_reaches_the_nodes(server: Server, policy_file: Path) -> None:
+    def stages() -> set[str]:
+        with ThreadPoolExecutor(4) as threads:
+            answers = threads.map(lambda _: run(server, "import os; print(os.environ['STAGE'])").json(), range(4))
+            return {answer["run_result"]["stdout"].strip() for answer in answers}
+
+    assert stages() == {"one"}
+    write_policy(policy_file, "two")
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: stages() == {"two"})
 
 
 def test_the_loss_of_a_node_costs_its_sandboxes_and_nothing_else(cluster: Any, server: Server) -> None:
