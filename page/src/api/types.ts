@@ -57,6 +57,8 @@ export type Entry = { name: string; path: string; is_dir: boolean; is_file: bool
 export type Change = { path: string; kind: "created" | "modified" | "deleted"; size: number; entry: string };
 export type Process = { pid: number; command: string; cwd: string; is_running: boolean; exit_code: number | null };
 export type Session = { id: string; language: string };
+/** Of a sandbox to the outside, or one that was refused. */
+export type Connection = { time: number; host: string; port: number; bytes_sent: number; bytes_received: number; rule: string; is_allowed: boolean };
 export type Port = { port: number; host_port: number; url: string };
 export type Display = { mime: Bundle; is_result: boolean; display_id: string | null; is_update: boolean };
 export type Cell = {

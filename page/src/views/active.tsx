@@ -12,15 +12,18 @@ import { useNow } from "./sandboxes";
 
 type ActiveRun = { id: string; language: string; state: string; seconds: number; request: string | null; tenant: string | null; sandbox: string | null };
 type ActiveSandbox = { id: string; tenant: string; seconds: number };
+/** Of a server over a cluster. `reason` says why a node gets no work. */
+type ClusterNode = { id: string; address: string; isolation_class: string; cores: number; gpus: number; running: number; reason: string };
+type Work = { runs: ActiveRun[]; sandboxes: ActiveSandbox[]; nodes?: ClusterNode[] };
 type Row = { path: string; kind: string; what: string; tenant: string; id: string; seconds: number };
 
-const rowsOf = ({ runs, sandboxes }: { runs: ActiveRun[]; sandboxes: ActiveSandbox[] }): Row[] => [
+const rowsOf = ({ runs, sandboxes }: Work): Row[] => [
   ...runs.map((run) => ({ path: `runs/${run.id}`, kind: run.state, what: run.language || "run", tenant: run.tenant ?? "", id: run.request ?? run.id, seconds: run.seconds })),
   ...sandboxes.map((one) => ({ path: `sandboxes/${one.id}`, kind: "sandbox", what: "sandbox", tenant: one.tenant, id: one.id, seconds: one.seconds })),
 ];
 
 export function Active() {
-  const { data, error, reload } = useLoaded<{ runs: ActiveRun[]; sandboxes: ActiveSandbox[] }>("/v1/activity");
+  const { data, error, reload } = useLoaded<Work>("/v1/activity");
   const canEnd = useScope("operate");
   const [failure, setFailure] = useState<unknown>(null);
   const { confirm, dialog } = useDialog();
@@ -56,7 +59,32 @@ export function Active() {
           </table>
         </div>
       )}
+      {data?.nodes !== undefined && <Nodes nodes={data.nodes} />}
       {dialog}
     </section>
+  );
+}
+
+function Nodes({ nodes }: { nodes: ClusterNode[] }) {
+  return (
+    <>
+      <h2>Nodes</h2>
+      <div class="card table-card scroll-x" role="region" aria-label="Nodes of the cluster" tabIndex={0}>
+        <table class="columns">
+          <thead>
+            <tr><th scope="col">State</th><th scope="col">Id</th><th scope="col">Address</th><th scope="col">Isolation</th><th scope="col">Processors</th><th scope="col">GPUs</th><th scope="col">Requests</th></tr>
+          </thead>
+          <tbody>
+            {nodes.map((node) => (
+              <tr key={node.id}>
+                <td><span class={`pill ${node.reason === "" ? "good" : "warn"}`}><span class="dot" aria-hidden="true" />{node.reason === "" ? "ready" : node.reason}</span></td>
+                <td><code title={node.id}>{node.id.slice(0, 8)}</code></td><td>{node.address}</td><td>{node.isolation_class}</td>
+                <td class="tabular">{node.cores}</td><td class="tabular">{node.gpus}</td><td class="tabular">{node.running}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }

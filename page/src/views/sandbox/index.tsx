@@ -1,4 +1,4 @@
-// One sandbox: cells, files, a terminal, processes, ports.
+// One sandbox: cells, files, a terminal, processes, ports, connections.
 
 import { useState } from "preact/hooks";
 import { ask, post, Refusal } from "../../api/client";
@@ -12,6 +12,7 @@ import { go } from "../../ui/router";
 import { Failure, Skeleton } from "../../ui/states";
 import { nameOfSandbox } from "../sandboxes";
 import { Cells } from "./cells";
+import { Connections } from "./connections";
 import { Files } from "./files";
 import { forgetNotebook, hasNotebook, moveNotebook } from "./notebook";
 import { Ports } from "./ports";
@@ -24,6 +25,7 @@ const TABS = [
   { path: "terminal", name: "Terminal" },
   { path: "processes", name: "Processes" },
   { path: "ports", name: "Ports" },
+  { path: "connections", name: "Connections" },
 ];
 
 export function SandboxView({ id, tab }: { id: string; tab: string }) {
@@ -68,6 +70,7 @@ export function SandboxView({ id, tab }: { id: string; tab: string }) {
             {tab === "files" && <Files at={at} />}
             {tab === "processes" && <Processes at={at} />}
             {tab === "ports" && <Ports at={at} />}
+            {tab === "connections" && <Connections at={at} />}
           </div>
         </>
       )}
