@@ -226,6 +226,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         opt("--audit", metavar="FILE", help="append requests, runs and denials as JSON lines"),
         opt("--usage", metavar="FILE", help="keep the figures of /v1/usage over restarts (SQLite)"),
         opt("--state", metavar="DIR", help="keep sandboxes, snapshots and volumes over restarts"),
+        opt("--state-key", metavar="FILE", help="encrypt records and variables of sessions there (not files)"),
         opt("--metrics-by-tenant", help="add counters with the tenant as a label to /metrics"),
         opt("--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="default warning"),
         opt("--log-format", choices=("text", "json"), default="text", help="of the log on stderr (default text)"),

@@ -18,6 +18,7 @@ time, memory, processes, disk and output. Data goes to stdout, everything else t
 _VARIABLES = {
     "NO_COLOR": "if set, messages have no color",
     "WARMCELL_DEBUG": "1 prints the traceback of an internal error",
+    "WARMCELL_STATE_KEY": "the key of 'serve --state', instead of --state-key: 64 hexadecimal digits",
     "WARMCELL_TOKEN": "the token of 'serve', 'mcp' and 'top', instead of --token",
     "XDG_CACHE_HOME": "where compiled modules, libraries and images are kept",
 }

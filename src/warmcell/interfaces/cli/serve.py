@@ -29,8 +29,11 @@ def serve(arguments: Namespace) -> int:
     from warmcell.interfaces.serve.server import serve as serve_http
     from warmcell.interfaces.serve.settings import MAX_WORKERS, Settings
     from warmcell.interfaces.serve.sign_in import new_code
+    from warmcell.interfaces.serve.state_encryption import read_key
 
     configure_logging(arguments.log_level, arguments.log_format)
+    if arguments.state_key is not None and arguments.state is None:
+        raise UsageError("--state-key needs --state")
     settings = Settings(
         host=arguments.host,
         port=options.port(arguments.port),
@@ -49,6 +52,7 @@ def serve(arguments: Namespace) -> int:
         audit=arguments.audit,
         usage=arguments.usage,
         state=arguments.state,
+        state_key=None if arguments.state is None else read_key(arguments.state_key),
         ray=arguments.ray,
         metrics_by_tenant=arguments.metrics_by_tenant,
         log_level=arguments.log_level,

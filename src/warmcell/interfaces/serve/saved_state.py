@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.serve.state_encryption import StateCipher
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
 from warmcell.sessions.image import SessionImage
@@ -35,7 +36,6 @@ from warmcell.workspaces.snapshots.archive import sync_file_system
 from warmcell.workspaces.snapshots.objects import sync_directory, sync_file
 
 _log = logging.getLogger("warmcell.serve")
-_PIECE = 1 << 20
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 SANDBOXES, SNAPSHOTS, VOLUMES = "records", "snapshots", "volumes"
 _DIRECTORIES = ("homes", "packages", "sessions", SANDBOXES, SNAPSHOTS, VOLUMES)
@@ -59,7 +59,8 @@ Home = PrivateDirectory | StateHome
 class SavedState:
     """Of one worker. Belongs to the server's event loop; what takes long is called in a thread."""
 
-    def __init__(self, directory: str, worker: int) -> None:
+    def __init__(self, directory: str, worker: int, key: str | None = None) -> None:
+        self._cipher = StateCipher(key)
         self.path = os.path.join(os.path.abspath(directory), f"worker-{worker}")
         for name in _DIRECTORIES:
             make_directories(os.path.join(self.path, name))
@@ -82,10 +83,10 @@ class SavedState:
     def put(self, kind: str, identity: str, document: dict[str, Any], *, is_durable: bool = False) -> None:
         path = self._record(kind, identity)
         draft = f"{path}.new"
-        with open(draft, "w", encoding="ascii") as file:
+        with open(draft, "wb") as file:
             grant_owner(file.fileno())
             os.fchmod(file.fileno(), 0o600)  # it has the secrets of the sandbox
-            json.dump(document, file)
+            file.write(self._cipher.seal(json.dumps(document).encode(), f"{kind}/{identity}"))
         if is_durable:
             self.sync_files()
             sync_file(draft)
@@ -106,7 +107,7 @@ class SavedState:
                 continue
             try:
                 with open(open_regular(os.path.join(directory, name), "state"), "rb") as file:
-                    document = parse_json(file.read())
+                    document = parse_json(self._cipher.open(file.read(), f"{kind}/{name.removesuffix('.json')}"))
                 identity = document.get("id") if isinstance(document, dict) else None
                 if not _is_name(identity) or f"{identity}.json" != name:
                     raise ValueError("it is not the record of that id")
@@ -139,16 +140,15 @@ class SavedState:
         with open(self._image(name), "xb") as file:
             grant_owner(file.fileno())
             os.fchmod(file.fileno(), 0o600)
-            for piece in image.pieces():
-                file.write(piece)
+            self._cipher.write(file, image.pieces(), f"sessions/{name}")
         return name
 
     def load_image(self, name: Any, max_bytes: int) -> SessionImage:
-        """For the caller to close. Raises `InvalidRequest` or `OSError`."""
+        """For the caller to close. Raises `InvalidRequest`, `ValueError` or `OSError`."""
         image = SessionImage(max_bytes)
         try:
             with open(open_regular(self._image(name), "state"), "rb") as file:
-                while piece := file.read(_PIECE):
+                for piece in self._cipher.read(file, f"sessions/{name}"):
                     image.add(piece)
         except BaseException:
             image.close()
@@ -194,13 +194,14 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and _ID.fullmatch(name) is not None and not name.startswith(".")
 
 
-def hold_state(directory: str, workers: int) -> HeldDirectory:
-    """For the whole server: one at a time, and with the same number of workers. Raises `InvalidRequest`."""
+def hold_state(directory: str, workers: int, key: str | None = None) -> HeldDirectory:
+    """For the whole server: one at a time, with the same number of workers and key. Raises `InvalidRequest`."""
+    fingerprint = StateCipher(key).fingerprint
     try:
         make_directories(os.path.abspath(directory))
         held = hold(directory)
         if held is not None:
-            written = _read_layout(os.path.join(directory, "layout.json"), workers)
+            written, written_key = _read_layout(os.path.join(directory, "layout.json"), workers, fingerprint)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"cannot use {directory!r}: {error}", field="state") from None
     if held is None:
@@ -209,15 +210,21 @@ def hold_state(directory: str, workers: int) -> HeldDirectory:
         held.let_go()
         hint = f"start it with --workers {written}, or with another directory"
         raise InvalidRequest(f"{directory!r} was written by a server with {written} workers", field="state", hint=hint)
+    if written_key != fingerprint:
+        held.let_go()
+        how = "without a key" if written_key is None else "with another key" if fingerprint else "with a key"
+        hint = "start it with --state-key FILE or WARMCELL_STATE_KEY as before, or with another directory"
+        raise InvalidRequest(f"{directory!r} was written {how}", field="state", hint=hint)
     return held
 
 
-def _read_layout(path: str, workers: int) -> int:
-    """The number of workers that wrote the state; a new one gets this number."""
+def _read_layout(path: str, workers: int, fingerprint: str | None) -> tuple[int, str | None]:
+    """The number of workers that wrote the state, and their key; a new state gets these."""
     if not os.path.exists(path):
         draft = f"{path}.new"
         with open(draft, "w", encoding="ascii") as file:
-            json.dump({"version": 1, "workers": workers}, file)
+            json.dump({"version": 1, "workers": workers, "key": fingerprint}, file)
         os.replace(draft, path)
     with open(path, encoding="ascii") as file:
-        return int(json.load(file)["workers"])
+        layout = json.load(file)
+    return int(layout["workers"]), layout.get("key")

@@ -40,7 +40,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
         raise InvalidRequest("--tls-key needs --tls-cert")
     check_cluster_settings(settings)
     raise_descriptor_limit()
-    state = None if settings.state is None else hold_state(settings.state, settings.workers)
+    state = None if settings.state is None else hold_state(settings.state, settings.workers, settings.state_key)
     listening = listen(settings)
     audit = None if settings.audit is None else AuditLog(settings.audit)
     try:

@@ -84,7 +84,7 @@ class Service:
         #: By backend: runs in progress. A reload replaces the backend; the old one closes with its last run.
         self._running: dict[ProcessBackend, int] = {}
         #: What the next server finds again, with `--state`.
-        self.saved = None if settings.state is None else SavedState(settings.state, worker or 0)
+        self.saved = None if settings.state is None else SavedState(settings.state, worker or 0, settings.state_key)
         self.sandboxes = SandboxRegistry("" if worker is None else worker_suffix(worker), make_quota(SANDBOXES))
         self.snapshots, self.sockets = make_quota(SNAPSHOTS), make_quota(SOCKETS)
         self.rates, self.concurrency = RateLimiter(), ConcurrencyLimiter()

@@ -54,6 +54,8 @@ class Settings:
     log_format: str = "text"
     #: A directory for what the next server finds again; None: nothing outlasts this one.
     state: str | None = None
+    #: 64 hexadecimal digits that encrypt its records and variables of sessions.
+    state_key: str | None = None
     #: How many sandboxes the one tenant without `tokens` may have at a time. Tokens of a file have their own number.
     sandboxes: int = 32
     #: The address of a Ray cluster on whose nodes everything runs, as in `ray.init`; None: on this host.

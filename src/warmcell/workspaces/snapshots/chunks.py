@@ -29,8 +29,8 @@ class ChunkCodec:
     """Names, compresses and encrypts chunks. Without a key they are not encrypted."""
 
     def __init__(self, key: bytes | None = None) -> None:
-        self._name_key = b"" if key is None else _derive(key, _NAMES)
-        self._cipher: Any = None if key is None else _make_cipher(_derive(key, _CONTENT))
+        self._name_key = b"" if key is None else derive_key(key, _NAMES)
+        self._cipher: Any = None if key is None else make_cipher(derive_key(key, _CONTENT))
 
     @property
     def is_encrypted(self) -> bool:
@@ -82,13 +82,15 @@ def parse_key(text: str) -> bytes:
     return key
 
 
-def _derive(key: bytes, purpose: bytes) -> bytes:
+def derive_key(key: bytes, purpose: bytes) -> bytes:
+    """A key for one purpose only."""
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise InvalidRequest(f"must be {KEY_BYTES} bytes", field="key")
     return hmac.digest(key, purpose, "sha256")
 
 
-def _make_cipher(key: bytes) -> Any:
+def make_cipher(key: bytes) -> Any:
+    """AES-GCM. Raises `BackendUnavailable` without the extra."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
