@@ -1,4 +1,4 @@
-"""The cost of forking a session, by its memory size, and of many branches at once.
+"""The cost of forking a session, by its memory size, of sessions of a checkpoint, and of many branches at once.
 
     python benchmarks/forking.py [--quick]
 
@@ -15,6 +15,14 @@ from contextlib import ExitStack
 from warmcell import Limits, Sandbox, Session
 
 MEGABYTES = (0, 100, 500)
+#: A buffer that pickle keeps apart, as numpy's arrays do.
+BUFFER = """
+import pickle
+class Buffer:
+    def __init__(self, data): self.data = data
+    def __reduce_ex__(self, protocol): return Buffer, (pickle.PickleBuffer(self.data),)
+data = Buffer(bytearray({megabytes} << 20))
+"""
 
 
 def time_fork(session: Session) -> tuple[float, Session]:
@@ -38,6 +46,25 @@ def by_size(rounds: int) -> None:
         print(f"| {megabytes} MB | {min(times):.0f} | {statistics.median(times):.0f} | {max(times):.0f} |", flush=True)
 
 
+def from_checkpoint(rounds: int) -> None:
+    """Sessions of one checkpoint, the first of them left out."""
+    print("\n| buffers | session of a checkpoint, ms: lowest | median | highest |\n|---|---|---|---|")
+    for megabytes in MEGABYTES:
+        with Sandbox(forkable=True, timeout=120, limits=Limits(memory_mb=2048)) as sandbox:
+            session = sandbox.session("python")
+            session.run(BUFFER.format(megabytes=megabytes))
+            times = []
+            with session.checkpoint() as checkpoint:
+                for _ in range(rounds + 1):
+                    start = time.perf_counter()
+                    branch = checkpoint.session()
+                    branch.run("0")
+                    times.append((time.perf_counter() - start) * 1e3)
+                    branch.sandbox.destroy()
+        later = times[1:]
+        print(f"| {megabytes} MB | {min(later):.0f} | {statistics.median(later):.0f} | {max(later):.0f} |", flush=True)
+
+
 def at_once(count: int) -> None:
     with Sandbox(forkable=True, timeout=120) as sandbox, ExitStack() as branches:
         session = sandbox.session("python")
@@ -59,6 +86,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     by_size(2 if quick else 10)
+    from_checkpoint(2 if quick else 10)
     at_once(10 if quick else 100)
 
 
