@@ -14,9 +14,9 @@ import os
 import resource
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ from typing import Any
 
 from idle_backend import IdleBackend
 
-from warmcell import Case, ExecRequest, ProcessBackend, RayBackend, judge
+from warmcell import Case, ExecRequest, ProcessBackend, RayBackend, Verdict, judge
 from warmcell.backends.ray.cluster import Cluster as Nodes
 from warmcell.backends.ray.ray_nodes import RayNodes
 
@@ -90,24 +90,21 @@ def judge_with_losses(made: Any, backend: RayBackend, count: int, kill_every: fl
     """Every `kill_every` seconds a node is killed, and another joins."""
     seen: list[int] = []
     killed = 0
-    is_over = threading.Event()
+    program = ExecRequest("python", "n = int(input()); print(n * 2 if n % 7 else -1)", 10)
+    cases = [Case(str(n), str(n * 2)) for n in range(count)]
 
-    def kill_nodes() -> None:
-        nonlocal killed
-        while not is_over.wait(kill_every):
+    def judge_all() -> list[Verdict]:
+        return judge(program, cases, backend=backend, on_verdict=lambda index, _: seen.append(index), concurrency=8)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(1) as thread:  # Ray starts nodes in the main thread only
+        judging = thread.submit(judge_all)
+        while not wait([judging], kill_every).done:
             made.remove_node(next(iter(made.worker_nodes)), False)
             killed += 1
             made.add_node(num_cpus=1, object_store_memory=100 << 20)
-
-    killer = threading.Thread(target=kill_nodes)
-    program = ExecRequest("python", "n = int(input()); print(n * 2 if n % 7 else -1)", 10)
-    cases = [Case(str(n), str(n * 2)) for n in range(count)]
-    began = time.perf_counter()
-    killer.start()
-    verdicts = judge(program, cases, backend=backend, on_verdict=lambda index, _: seen.append(index), concurrency=8)
+        verdicts = judging.result()
     seconds = time.perf_counter() - began
-    is_over.set()
-    killer.join()
     wrong = sum(verdict.ok != bool(n % 7) for n, verdict in enumerate(verdicts))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return (
