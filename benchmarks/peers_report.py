@@ -19,11 +19,15 @@ interleaved rounds, with the ratio to bare in brackets. Each warm run of Warmcel
 interpreter and see what earlier ones left. Eight callers repeat the warm run, or the start where there is none.
 "Idle" is the proportional memory of the processes of one sandbox whose guest waits, for Warmcell those of the command
 `warmcell run`; a dash means that the kernel hides one of them, or that the peer has no such command. The last column is
-what the runs left ten seconds later: processes, files in the home and the temporary directory, and mounts.
+what the runs left ten seconds later: processes, files in the home and the temporary directory, and mounts. Warmcell's
+processes are the cells that wait for the next run; they end with the backend. "Load" is that of other programs before
+the run: on a busy machine compare ratios, not milliseconds. Fewer runs than asked for mean that the time was up.
 
 In the second table, "yes" means that the attack was stopped. Each peer has the options for it that it offers
 ([commands](../peer_commands.py)), and the [attacks](../peer_attacks.py) are the same programs for all. All of them
 succeed in the bare interpreter. One that fails for want of a feature, such as `fork` in Pyodide, counts as stopped.
+Warmcell's timeout does not count time in which the guest waits for a processor, so on an overloaded machine a guest
+that spins reaches its end ([why](../../docs/decisions/0024-verdicts-under-load.md)).
 """
 HEADINGS = (
     "version | start, ms | warm, ms | runs/s, 8 callers | idle, MB | runs | failed | processes, files, mounts left"
