@@ -88,3 +88,22 @@ def test_a_frame_goes_along_into_a_branch(session: Session) -> None:
         assert branch.run("frame.drop(frame.index[10:], inplace=True); len(frame)").value == "10"
         assert session.run("len(frame)").value == "1000"
         assert len(pictures(branch.run("frame.plot();"))) == 1
+
+
+def test_arrays_and_frames_of_a_checkpoint(sandbox: Sandbox) -> None:
+    with sandbox.session("python") as session:
+        made = session.run(
+            "import numpy as np, pandas as pd\n"
+            "array = np.arange(1_000_000.0); part = array[::2]\n"
+            "frame = pd.DataFrame({'n': np.arange(200_000), 'word': ['a', 'b'] * 100_000})"
+        )
+        assert made.error is None, made.error
+        checkpoint = session.checkpoint()
+        session.run("array[:] = 0; frame['n'] = 0")
+    look = "float(array[7]), float(part[3]), int(frame.n.sum()), frame.word.iloc[-1], array.flags.writeable"
+    with checkpoint:
+        for _ in range(2):  # the second sees nothing of the first
+            branch = checkpoint.session()
+            with branch.sandbox:
+                assert branch.run(look).value == "(7.0, 6.0, 19999900000, 'b', True)"
+                assert branch.run("array += 1; frame.loc[:, 'n'] = 1; float(array[7])").value == "8.0"
