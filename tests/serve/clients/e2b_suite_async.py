@@ -3,18 +3,24 @@
     python e2b_suite_async.py SUITE TARGET    writes TARGET/tests/async beside what both forms share
 
 Every test becomes `async def`, every call in it goes through `call`, which awaits what can be awaited; loops and `with`
-go through `each` and `enter`. Functions inside tests, lambdas and generator expressions are callbacks and stay.
+go through `each` and `enter`. Functions inside tests, lambdas and generator expressions are callbacks and stay, as do
+the functions of the module that they use.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import sys
 from pathlib import Path
 
 HELP = "from e2b_suite_help import call, closing, each, enter\n"
-ASYNCHRONOUS = {"Sandbox": "AsyncSandbox", "CommandHandle": "AsyncCommandHandle", "WatchHandle": "AsyncWatchHandle"}
+ASYNCHRONOUS = {
+    name: f"Async{name}" for name in ("Sandbox", "CommandHandle", "WatchHandle", "Secret", "SecretPaginator", "Volume")
+}
+#: What stand-ins inside tests replace in the SDK, by its name in the asynchronous one.
+ATTRIBUTES = {"set_httpx_client": "set_async_httpx_client", "Client": "AsyncClient"}
 FIXTURES = """
 import pytest
 
@@ -27,6 +33,11 @@ def sandbox_factory(async_sandbox_factory):
 @pytest.fixture()
 def sandbox(async_sandbox):
     return async_sandbox
+
+
+@pytest.fixture()
+def volume(async_volume):
+    return async_volume
 """
 
 
@@ -59,10 +70,24 @@ class Body(ast.NodeTransformer):
         return ast.AsyncWith(items, node.body)
 
 
+class StandIn(ast.NodeTransformer):
+    """The HTTP clients that callbacks make."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        node.attr = ATTRIBUTES.get(node.attr, node.attr)
+        return node
+
+
 class Module(ast.NodeTransformer):
-    """The functions of a module, and what it imports."""
+    """The functions of a module, except those named in `unchanged`, and what it imports."""
+
+    def __init__(self, unchanged: set[str]) -> None:
+        self._unchanged = unchanged
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        if node.name in self._unchanged:
+            return node
         body = [Body().visit(statement) for statement in node.body]
         return ast.AsyncFunctionDef(node.name, node.args, body, node.decorator_list, node.returns)
 
@@ -77,14 +102,14 @@ class Module(ast.NodeTransformer):
                 if name.name in ASYNCHRONOUS:
                     name.name, name.asname = ASYNCHRONOUS[name.name], name.asname or name.name
         elif node.module is not None:
-            node.module = node.module.replace("e2b.sandbox_sync", "e2b.sandbox_async")
+            node.module = _asynchronous_module(node.module)
         return node
 
     def visit_Import(self, node: ast.Import) -> ast.AST:
         for name in node.names:
             if name.name == "time":
                 name.name, name.asname = "asyncio", "time"
-            name.name = name.name.replace("e2b.sandbox_sync", "e2b.sandbox_async")
+            name.name = _asynchronous_module(name.name)
         return node
 
 
@@ -92,8 +117,22 @@ def _call(name: str, argument: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), [argument], [])
 
 
+def _asynchronous_module(name: str) -> str:
+    return re.sub(r"^(e2b\.(?:sandbox|volume\.volume|secret\.secret))_sync", r"\1_async", name)
+
+
+def _callbacks(tree: ast.Module) -> list[ast.AST]:
+    """Functions inside functions."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    outer = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [inner for node in outer for inner in ast.walk(node) if inner is not node and isinstance(inner, kinds)]
+
+
 def asynchronous(source: str) -> str:
-    return HELP + ast.unparse(ast.fix_missing_locations(Module().visit(ast.parse(source))))
+    tree = ast.parse(source)
+    callbacks = [StandIn().visit(node) for node in _callbacks(tree)]
+    used = {node.id for callback in callbacks for node in ast.walk(callback) if isinstance(node, ast.Name)}
+    return HELP + ast.unparse(ast.fix_missing_locations(Module(used).visit(tree)))
 
 
 def main(suite: Path, target: Path) -> None:

@@ -124,10 +124,22 @@ async def _watch(watch_dir: Callable[..., Any], *args: Any, **named: Any) -> Wat
     return watched
 
 
+async def _set_attribute(set_attribute: Callable[..., Any], target: Any, name: str, value: Any) -> None:
+    """A stand-in for a function of the generated client replaces the asynchronous one."""
+    if name != "sync_detailed":
+        return set_attribute(target, name, value)
+
+    async def stand_in(*args: Any, **named: Any) -> Any:
+        return value(*args, **named)
+
+    return set_attribute(target, "asyncio_detailed", stand_in)
+
+
 ADAPTED: dict[str, Callable[..., Any]] = {
     "Commands.run": _run,
     "Pty.create": _terminal,
     "Pty.connect": _terminal,
     "AsyncCommandHandle.wait": _wait,
     "Filesystem.watch_dir": _watch,
+    "MonkeyPatch.setattr": _set_attribute,
 }
