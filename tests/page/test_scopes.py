@@ -75,3 +75,22 @@ def test_an_operator_sees_everything_and_ends_it(start_server: Any, new_page: Ne
         with page.expect_download() as download:
             page.get_by_role("button", name="CSV").click()
         assert Path(download.value.path()).read_text().startswith("tenant,sandbox,requests,runs")
+
+
+def test_the_usage_view_shows_network_and_stored_bytes(server: Any, new_page: NewPage) -> None:
+    names = ("requests", "runs", "cpu_seconds", "memory_gib_seconds", "wall_seconds")
+    row = {"tenant": "team", "sandbox": "0123456789abcdef", **dict.fromkeys(names, 1)}
+    row |= {"egress_sent_bytes": 700, "egress_received_bytes": 5 << 20, "stored_bytes": 30 << 10}
+    page = new_page()
+    page.route("**/v1/usage", lambda route: route.fulfill(json={"usage": [row, row | {"sandbox": ""}]}))
+    page.goto(f"{server.url}/#/usage")
+    shown = page.get_by_role("table").get_by_role("row")
+    shown.nth(2).wait_for()
+    assert shown.nth(0).get_by_role("columnheader").all_inner_texts()[-3:] == [
+        *("Network sent", "Network received", "Stored now"),
+    ]
+    assert shown.nth(1).get_by_role("cell").all_inner_texts()[-3:] == ["700 B", "5.0 MB", "30 kB"]
+    tiles = page.locator(".tile").all_inner_texts()
+    assert [text.split("\n") for text in tiles[-3:]] == [
+        *(["Network sent", "1.4 kB"], ["Network received", "10 MB"], ["Stored now", "60 kB"]),
+    ]

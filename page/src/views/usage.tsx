@@ -5,12 +5,15 @@ import { identity, useScope } from "../api/identity";
 import { useStore } from "../api/store";
 import { useLoaded } from "../api/use";
 import { download } from "../ui/download";
-import { seconds } from "../ui/figures";
+import { seconds, size } from "../ui/figures";
 import { IconDownload, IconGauge } from "../ui/icons";
 import { Empty, Failure, Skeleton } from "../ui/states";
 import { useNow } from "./sandboxes";
 
-type Usage = { tenant: string; sandbox: string; requests: number; runs: number; cpu_seconds: number; memory_gib_seconds: number; wall_seconds: number };
+type Usage = {
+  tenant: string; sandbox: string; requests: number; runs: number; cpu_seconds: number; memory_gib_seconds: number; wall_seconds: number;
+  egress_sent_bytes: number; egress_received_bytes: number; stored_bytes: number;
+};
 
 export function UsageView() {
   const { data, error, reload } = useLoaded<{ usage: Usage[] }>("/v1/usage");
@@ -39,6 +42,10 @@ export function UsageView() {
             <Tile name="Requests" value={total("requests").toLocaleString()} />
             <Tile name="Processor time" value={seconds(total("cpu_seconds"))} />
             <Tile name="Memory" value={`${total("memory_gib_seconds").toFixed(1)} GiB·s`} />
+            <Tile name="Time of runs" value={seconds(total("wall_seconds"))} />
+            <Tile name="Network sent" value={size(total("egress_sent_bytes"))} />
+            <Tile name="Network received" value={size(total("egress_received_bytes"))} />
+            <Tile name="Stored now" value={size(total("stored_bytes"))} />
           </dl>
           <div class="card table-card scroll-x" role="region" aria-label="Usage by sandbox" tabIndex={0}>
             <table class="columns figures">
@@ -46,6 +53,7 @@ export function UsageView() {
                 <tr>
                   <th scope="col">Tenant</th><th scope="col">Sandbox</th><th scope="col">Runs</th><th scope="col">Requests</th>
                   <th scope="col">Processor</th><th scope="col">Memory, GiB·s</th><th scope="col">Time of runs</th>
+                  <th scope="col">Network sent</th><th scope="col">Network received</th><th scope="col">Stored now</th>
                 </tr>
               </thead>
               <tbody>
@@ -55,6 +63,7 @@ export function UsageView() {
                     <td>{row.sandbox === "" ? <span class="note">none</span> : <code title={row.sandbox}>{row.sandbox.slice(0, 8)}</code>}</td>
                     <td>{row.runs.toLocaleString()}</td><td>{row.requests.toLocaleString()}</td>
                     <td>{seconds(row.cpu_seconds)}</td><td>{row.memory_gib_seconds.toFixed(2)}</td><td>{seconds(row.wall_seconds)}</td>
+                    <td>{size(row.egress_sent_bytes)}</td><td>{size(row.egress_received_bytes)}</td><td>{size(row.stored_bytes)}</td>
                   </tr>
                 ))}
               </tbody>
