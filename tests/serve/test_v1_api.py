@@ -15,6 +15,8 @@ from tests.helpers import eventually
 from tests.serve.conftest import Server, disconnect_after
 from tests.serve.requests import is_running
 
+from warmcell.images.references import REFERENCE_PATTERN
+
 
 def post(server: Server, path: str = "/v1/run", **body: object) -> httpx.Response:
     return server.client.post(path, json=body)
@@ -130,6 +132,25 @@ def test_the_document_says_what_the_server_accepts(server: Server) -> None:
     refused = server.client.get("/v1/usage?format=xml").status_code
     documented = server.client.get("/openapi.json").json()["paths"]["/v1/usage"]["get"]["responses"]
     assert {str(refused), "401"} <= set(documented)
+
+
+def test_the_document_says_that_a_user_needs_an_image(server: Server) -> None:
+    """Found by schemathesis, as were names that are not image references."""
+    schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
+    run = {"language": "python", "code": "print(1)", "timeout": 30}
+    for path, body, model in (("/v1/run", run, "RunBody"), ("/v1/sandboxes", {}, "CreateBody")):
+        without_user, with_image = schemas[model]["anyOf"]
+        assert without_user == {"properties": {"user": {"type": "null"}}}
+        assert with_image == {"properties": {"image": {"type": "string"}}, "required": ["image"]}
+        assert schemas[model]["properties"]["image"]["anyOf"][0]["pattern"] == REFERENCE_PATTERN
+        for given, status in (
+            ({"user": "root"}, 422),
+            ({"user": "root", "image": None}, 422),
+            ({"user": "root", "image": "A"}, 422),
+            ({"user": "root", "image": "a"}, 404),
+        ):
+            assert server.client.post(path, json=body | given).status_code == status, given
+    assert server.client.post("/v1/run", json=run | {"user": None}).status_code == 200
 
 
 def _parameters(server: Server, path: str, method: str = "put") -> list[dict[str, Any]]:

@@ -11,8 +11,14 @@ DOCKER_HUB = "docker.io"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _PATH = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*")
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d{1,5})?|\[[0-9a-fA-F:]+\](?::\d{1,5})?")
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?|\[[0-9a-fA-F:]+\](?::[0-9]{1,5})?)")
 _MAX_NAME = 200
+#: What `parse_reference` and `is_digest` accept, for schemas. Only a first part with "." or ":" is a host.
+REFERENCE_PATTERN = (
+    rf"^(?:{_DIGEST.pattern}|(?=[^@]{{1,{_MAX_NAME}}}(?:@|$))"
+    rf"(?:(?=[^/]*[.:][^/]*/){_HOST.pattern}/|(?![^/]*[.:][^/]*/)){_PATH.pattern}(?:/{_PATH.pattern})*"
+    rf"(?::{_TAG.pattern})?(?:@{_DIGEST.pattern})?)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ def parse_reference(text: str) -> Reference:
     if not isinstance(text, str):
         raise _not_a_reference(text)
     rest, at, digest = text.partition("@")
+    if len(rest) > _MAX_NAME:
+        raise _not_a_reference(text)
     host, slash, path = rest.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
         host, path = DOCKER_HUB, rest
@@ -51,8 +59,6 @@ def parse_reference(text: str) -> Reference:
     tag = tag if colon else "latest"
     is_path = all(_PATH.fullmatch(part) for part in path.split("/"))
     if not is_path or not _HOST.fullmatch(host) or not _TAG.fullmatch(tag) or (at and not is_digest(digest)):
-        raise _not_a_reference(text)
-    if len(host) + len(path) + len(tag) > _MAX_NAME:
         raise _not_a_reference(text)
     return Reference(host, path, tag, digest)
 

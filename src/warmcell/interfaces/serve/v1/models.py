@@ -8,11 +8,13 @@ from base64 import b64decode
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.paths import display_path
 from warmcell.core.request_checks import MAX_FILES
 from warmcell.core.types import ENOUGH_OPEN_FILES, MAX_TIMEOUT, ExecRequest, Limits
+from warmcell.images.references import REFERENCE_PATTERN
 from warmcell.judging.verdicts import Case
 
 
@@ -100,13 +102,22 @@ Gpus = Literal["all"] | Annotated[list[Annotated[int, Field(ge=0, le=1 << 16), W
 
 
 #: A name in the server's image store, and a user of that image.
-ImageName = Annotated[str, Field(min_length=1, max_length=300)]
+ImageName = Annotated[str, Field(max_length=300, json_schema_extra={"pattern": REFERENCE_PATTERN})]
 UserName = Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
+#: For the schemas of requests with both fields: a user is a user of an image.
+_USER_NEEDS_IMAGE: JsonDict = {
+    "anyOf": [
+        {"properties": {"user": {"type": "null"}}},
+        {"properties": {"image": {"type": "string"}}, "required": ["image"]},
+    ]
+}
 
 
 class RunBody(Strict):
     """An `ExecRequest`, the `gpus` that it needs, and the `image` (with its `user`) that it runs in. Bytes are
     `{"base64": "..."}` wherever text is allowed."""
+
+    model_config = ConfigDict(json_schema_extra=_USER_NEEDS_IMAGE)
 
     language: str
     code: Code
@@ -163,6 +174,8 @@ class CreateBody(Strict):
     """`lifetime`: seconds until the sandbox is removed; `timeout`: for runs that set none, by default 30 or the
     server's maximum. `live`: runs share one cage with the processes; `forkable`: Python sessions can be forked.
     `image`: a name in the server's image store, whose files are the root; `user`: a user of that image."""
+
+    model_config = ConfigDict(json_schema_extra=_USER_NEEDS_IMAGE)
 
     lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
     timeout: Seconds | None = None
