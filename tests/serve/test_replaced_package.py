@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.helpers import has_user_namespaces, require
 from tests.serve.conftest import ROOT
 from tests.serve.requests import FUSION, PISTON, PLAIN, Box, cell, create_sandbox
 
-#: As `warmcell serve`, but after its start the modules of the package cannot be found any more. `/mcp` is not tried.
+#: As `warmcell serve`, but after its start the files of the package's modules cannot be found any more.
 PROGRAM = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -30,11 +31,26 @@ from warmcell.interfaces.serve.server import serve
 from warmcell.interfaces.serve.settings import Settings
 
 def start(url):
-    sys.meta_path.insert(0, Replaced())
+    sys.meta_path.insert(1, Replaced())  # after the code that the server has kept
     print(url, flush=True)
 
 serve(Settings(port=0), start)
 """
+
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}
+READY = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+TOOL = {
+    "jsonrpc": "2.0",
+    "id": 2,
+    "method": "tools/call",
+    "params": {"name": "run_code", "arguments": {"language": "python", "code": "print('mcp', 'works')"}},
+}
+HEADERS = {"accept": "application/json, text/event-stream"}
 
 
 @pytest.fixture
@@ -86,6 +102,11 @@ def test_no_request_loads_a_module(client: httpx.Client) -> None:
     assert '"text": "2"' in cell(box, code="1 + 1", language="python").text
     assert box.call("filesystem.Filesystem/ListDir", path="/home/user").status_code == 200
     assert client.post(f"/sandboxes/{box.id}/pause").status_code == 204
+    if find_spec("mcp") is not None:
+        opened = client.post("/mcp", json=HELLO, headers=HEADERS)
+        headers = HEADERS | {"mcp-session-id": opened.headers["mcp-session-id"]}
+        client.post("/mcp", json=READY, headers=headers)
+        assert "mcp works" in client.post("/mcp", json=TOOL, headers=headers).text
     for path in client.get("/openapi.json").json()["paths"]:
         if not path.endswith("/watch"):  # which does not end
             wanted = path.replace("{id}", at.rpartition("/")[2]).replace("{path}", "a").replace("{session}", session)
