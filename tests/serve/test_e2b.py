@@ -190,12 +190,15 @@ def test_sandboxes_are_found_by_what_they_were_given(box: Box) -> None:
 def test_a_paused_one_stands_still_and_goes_on(server: Server) -> None:
     box = Box(server.client)
     box.run("echo kept > f")
+    boot = box.run("cat /proc/sys/kernel/random/boot_id")
+    assert boot[0] == 0 and box.run("cat /proc/sys/kernel/random/boot_id") == boot  # a new one would mean a reboot
     assert server.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 204
     assert server.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 409
     assert server.client.get("/health", headers=box.headers).status_code == 502
     assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60}).status_code == 201
     assert server.client.get("/health", headers=box.headers).status_code == 204
     assert box.run("cat f") == (0, "kept\n", "")
+    assert box.run("cat /proc/sys/kernel/random/boot_id") == boot
     assert box.kill() == 204
 
 
