@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import time
@@ -10,6 +11,7 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.core.types import MIB
 from warmcell.lifetime.held_directories import writable_place
 
+_log = logging.getLogger("warmcell.serve")
 #: Below this a sandbox could not even be made; guests have limits of their own.
 MIN_FREE_BYTES, MIN_FREE_INODES = 64 * MIB, 1024
 #: Kept for connections and for ending what runs.
@@ -31,7 +33,10 @@ class HostResources:
     def problem(self) -> str | None:
         now = time.monotonic()
         if now - self._checked >= CACHE_SECONDS:
-            self._problem, self._checked = _disk_problem() or _descriptor_problem(), now
+            before, self._checked = self._problem, now
+            self._problem = _disk_problem() or _descriptor_problem()
+            if self._problem != before:
+                _log.error("new work is %s", f"refused: {self._problem}" if self._problem else "accepted again")
         return self._problem
 
 

@@ -17,6 +17,7 @@ from warmcell.interfaces.serve.responses import status_of
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import add_token
+from warmcell.interfaces.serve.v1.runs import ready
 from warmcell.languages.config import ProcessConfig
 from warmcell.workspace.root import to_workspace_error
 
@@ -55,6 +56,26 @@ async def test_new_work_is_refused_with_503(monkeypatch: pytest.MonkeyPatch) -> 
                 pass
     finally:
         await service.aclose()
+
+
+async def test_readiness_and_the_log_name_the_problem(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(Settings())
+    monkeypatch.setattr(host_resources, "CACHE_SECONDS", 0.0)
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(service=service)))
+    found = []
+    try:
+        for free in (0, 0, 1 << 20):
+            monkeypatch.setattr(os, "statvfs", statvfs(free))
+            found.append((await ready(request, LOCAL_TENANT)).status_code)
+    finally:
+        await service.aclose()
+    assert found == [503, 503, 200]
+    assert [record.getMessage() for record in caplog.records if record.name == "warmcell.serve"] == [
+        "new work is refused: the host's disk for temporary files is full",
+        "new work is accepted again",
+    ]
 
 
 def test_a_write_to_a_full_disk_is_not_the_callers_fault() -> None:
