@@ -84,6 +84,14 @@ class SandboxEntry:
         return time.monotonic() >= self.deadline
 
     @property
+    def age(self) -> float:
+        """Seconds since it was made, whatever happens to the host's clock."""
+        return time.monotonic() - self._started
+
+    def has_left(self, seconds: float) -> bool:
+        return self.deadline >= time.monotonic() + seconds
+
+    @property
     def last_deadline(self) -> float:
         return self._started + self.max_lifetime
 

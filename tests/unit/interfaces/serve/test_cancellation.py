@@ -226,4 +226,7 @@ async def test_a_jump_of_the_clock_ends_no_sandbox(monkeypatch: pytest.MonkeyPat
     await asyncio.sleep(0.05)
     assert registry.all() == [entry]
     assert earliest <= entry.deadline <= latest
+    for jump in (1e6, -1e6):
+        monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+        assert not entry.has_left(51) and entry.has_left(-1e5) and 0 <= entry.age < 1e5
     await registry.aclose()

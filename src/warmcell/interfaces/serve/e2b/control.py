@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -79,7 +78,7 @@ async def connect(request: Request, tenant: Tenant) -> Response:
     if was_paused:
         await box.resume()
         save_sandbox(service, entry)
-    if was_paused or entry.expires < time.time() + seconds:
+    if was_paused or not entry.has_left(seconds):
         service.sandboxes.prolong(entry, seconds, tenant)
     return json_response(_handle(entry), 201 if was_paused else 200)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +28,7 @@ class ActivityRoute:
         """Waiting and running runs, and sandboxes, of all tenants."""
         runs = [dataclasses.asdict(run) for run in self._activity.runs()]
         sandboxes = [
-            {"id": entry.id, "tenant": entry.tenant_id, "backend": "process", "seconds": time.time() - entry.created}
+            {"id": entry.id, "tenant": entry.tenant_id, "backend": "process", "seconds": entry.age}
             for entry in get_service(request).sandboxes.all()
         ]
         return json_response({"runs": runs, "sandboxes": sandboxes})
