@@ -209,14 +209,17 @@ def find_websocket_protocol() -> Any:
 def listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listening = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
-        # Accepted connections inherit it. Without it the second piece of a stream waits 40 ms for an ACK of the first.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
+        return prepare_socket(socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         where = f"{settings.host}:{settings.port}"
         raise InvalidRequest(f"cannot listen on {where}: {reason.lower()}", hint="choose another --port") from None
+
+
+def prepare_socket(listening: socket.socket) -> socket.socket:
+    # Accepted connections inherit it. Without it the second piece of a stream waits 40 ms for an ACK of the first.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def url_of(listening: socket.socket, settings: Settings) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 from starlette.middleware import Middleware
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_app
 from warmcell.interfaces.serve.garbage_collection import freeze_loaded_objects
-from warmcell.interfaces.serve.listener import listen, make_tls_context, serve_on, url_of
+from warmcell.interfaces.serve.listener import listen, make_tls_context, prepare_socket, serve_on, url_of
+from warmcell.interfaces.serve.passed_socket import take_passed_socket
 from warmcell.interfaces.serve.preloading import load_modules
 from warmcell.interfaces.serve.proxy_headers import check_public_url, parse_networks
 from warmcell.interfaces.serve.saved_state import hold_state
@@ -29,8 +31,13 @@ _MAX_DESCRIPTORS = 1 << 16
 def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     """Block until SIGTERM or SIGINT. Work in progress may then continue for `drain_timeout`.
 
-    `on_listening` is called with the URL once requests and those signals are handled.
+    `on_listening` is called with the URL once requests and those signals are handled. A socket that a service manager
+    passed is used instead of the host and port of the settings.
     """
+    passed = take_passed_socket()
+    if passed is not None:
+        host, port = passed.getsockname()[:2]
+        settings = replace(settings, host=host, port=port)
     check_exposure(settings)
     check_public_url(settings.public_url)
     parse_networks(settings.trusted_proxies)
@@ -41,7 +48,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     check_cluster_settings(settings)
     raise_descriptor_limit()
     state = None if settings.state is None else hold_state(settings.state, settings.workers, settings.state_key)
-    listening = listen(settings)
+    listening = listen(settings) if passed is None else prepare_socket(passed)
     audit = None if settings.audit is None else AuditLog(settings.audit)
     try:
         started = partial(on_listening, url_of(listening, settings))

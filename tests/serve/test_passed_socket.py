@@ -1,0 +1,74 @@
+"""A socket that a service manager keeps: clients wait while no server runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+
+import pytest
+from tests.helpers import has_user_namespaces, require
+from tests.serve.conftest import ROOT
+
+#: Passes descriptor 3, as systemd does, and becomes the server.
+START = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
+os.execv(sys.executable, [sys.executable, "-m", "warmcell", "serve"])
+"""
+
+
+@contextmanager
+def start(listening: socket.socket, count: int = 1) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, str(listening.fileno()), str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        pass_fds=[listening.fileno()],
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def ask(port: int) -> HTTPConnection:
+    client = HTTPConnection("127.0.0.1", port, timeout=60)
+    client.request("GET", "/healthz")
+    return client
+
+
+def test_clients_wait_for_the_server() -> None:
+    require(has_user_namespaces(), "this host has no user namespaces")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        early = ask(port)
+        with start(listening) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"http://127.0.0.1:{port}\n"
+            assert early.getresponse().read() == b'{"status":"ok"}'
+            early.close()
+            process.terminate()
+            assert process.wait(60) == 0
+        late = ask(port)  # accepted by the kernel for the next server
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.recv(4096).startswith(b"GET /healthz")
+        late.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "count", "problem"), [("0.0.0.0", 1, "no token is required"), ("127.0.0.1", 2, "passed 2 sockets")]
+)
+def test_a_socket_that_is_refused(host: str, count: int, problem: str) -> None:
+    with socket.create_server((host, 0)) as listening, start(listening, count) as process:
+        error = process.communicate(timeout=60)[1]
+        assert process.returncode == 2 and problem in error, error
