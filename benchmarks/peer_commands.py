@@ -33,7 +33,7 @@ PATIENCE = 120.0
 NOT_AVAILABLE = {
     "go-judge": "the Go module proxy does not serve it",
     "pyeryx": "its wheels need Python 3.12",
-    "wasmtime's CLI": "no registry has a program, or a CPython for WASI that it could run",
+    "wasmtime's CLI": "not tried: PyPI and npm have no program, and no CPython for WASI that it could run",
 }
 
 #: (code, seconds) -> what the guest printed.
