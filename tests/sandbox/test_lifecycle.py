@@ -330,7 +330,7 @@ def test_the_test_above_covers_every_operation() -> None:
 
 #: What only `AsyncSandbox` has, for those who pass it on.
 OF_SERVERS = {"follow_sh", "connect", "spawn_code", "packages_directory", "use_packages", "local_changes"} | {
-    *("network_update", "end_for_review")
+    *("network_update", "end_for_review", "enable_session_images", "write_session", "read_session")
 }
 
 

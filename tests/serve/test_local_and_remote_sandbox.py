@@ -36,7 +36,7 @@ Make = Callable[..., Either]
 #: What needs the host of the sandbox, and the changes of one of its directories.
 ONLY_HERE = {"work_dir", "spawn_code", "connect", "use_packages", "packages_directory", "network_update"} | {
     *("changes", "changes_patch", "commit", "discard", "branch", "keep_changes", "changes_mechanism", "local_changes"),
-    "end_for_review",
+    *("end_for_review", "enable_session_images", "write_session", "read_session"),
 }
 GREETING = """
 import socket
