@@ -25,7 +25,6 @@ from warmcell.core.errors import NodeLost, SandboxError
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token, token_required
-from warmcell.interfaces.serve.cluster.ask_nodes import ask_until_found, choose_for_link, merge_figures, merge_lists
 from warmcell.interfaces.serve.cluster.figures import add_nodes
 from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, Definition, Rules
 from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
@@ -33,6 +32,7 @@ from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, n
 from warmcell.interfaces.serve.e2b.envd import missing_sandbox
 from warmcell.interfaces.serve.file_reload import reload_on_change
 from warmcell.interfaces.serve.front.admission import Admission
+from warmcell.interfaces.serve.front.ask_peers import ask_until_found, choose_for_link, merge_figures, merge_lists
 from warmcell.interfaces.serve.front.fan_out import replay
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.front.relay import Receive, relay
@@ -192,8 +192,7 @@ class ClusterFront:
         if place.kind in (Kind.RUN, Kind.CREATE):
             await self._answer_by_load(request, place, send)
         elif place.kind in (Kind.FIGURES, Kind.OPERATE, Kind.LIST):
-            ask = {Kind.FIGURES: merge_figures, Kind.OPERATE: ask_until_found, Kind.LIST: merge_lists}[place.kind]
-            response = await ask(self.nodes.ready, request, self.draining)
+            response = await self._ask_nodes(request, place.kind)
             if request.scope["path"] in ("/v1/activity", "/metrics") and response.status_code == 200:
                 response = add_nodes(response, await self.nodes.describe(), self._queue.waiting)
             await response(request.scope, request.receive, send)
@@ -205,6 +204,11 @@ class ClusterFront:
                 await self._relay(peer, request, request.receive, send, is_creating=place.is_creating)
             except NodeLost as error:
                 raise SandboxLost(error.node, error.reason) from None
+
+    async def _ask_nodes(self, request: Request, kind: Kind) -> Response:
+        if kind is Kind.FIGURES:
+            return await merge_figures(self.nodes.ready, request, self.draining)
+        return await (merge_lists if kind is Kind.LIST else ask_until_found)(self.nodes.ready, request)
 
     async def _choose(self, request: Request, place: Place, send: Any) -> NodePeer | None:
         if place.kind is Kind.SANDBOX:

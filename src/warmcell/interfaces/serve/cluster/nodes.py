@@ -32,6 +32,7 @@ class NodePeer(Peer):
     def __init__(self, link: NodeLink, path: str) -> None:
         super().__init__(f"node {link.info.id[:12]}", path)
         self.link, self.suffix = link, suffix_of(link)
+        self.labels = {"node": self.suffix}
         self.running = self.sandboxes = 0
         self.batch_run_seconds: float | None = None
         #: By tenant: sandboxes that are being made.

@@ -9,7 +9,6 @@ answers clients itself only while no worker can.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -26,31 +25,25 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token
-from warmcell.interfaces.serve.event_streams import event_stream, wants_events
 from warmcell.interfaces.serve.file_reload import reload_on_change
 from warmcell.interfaces.serve.front.admission import Admission, read_limited_tenants
+from warmcell.interfaces.serve.front.ask_peers import ask_until_found, choose_for_link, merge_figures
 from warmcell.interfaces.serve.front.client_connections import ClientConnections
 from warmcell.interfaces.serve.front.client_sockets import ClientSocket, RelayedProtocol
-from warmcell.interfaces.serve.front.fan_out import ask, ask_all, no_client
 from warmcell.interfaces.serve.front.placement import ANY_WORKER, THE_FRONT, Placement, is_signed_link
-from warmcell.interfaces.serve.front.relay import Receive, relay
+from warmcell.interfaces.serve.front.relay import relay
 from warmcell.interfaces.serve.front.shared_counts import SharedCounts, make_counts_file
 from warmcell.interfaces.serve.front.socket_relay import SocketRelay
 from warmcell.interfaces.serve.front.spread import Spread
 from warmcell.interfaces.serve.front.workers import KILL_SECONDS, Shared, Worker, Workers, check_socket_path
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, serve_on
-from warmcell.interfaces.serve.metrics import METRICS_HEADERS, merge_metrics
 from warmcell.interfaces.serve.proxy_headers import RELAYED, REPORTED_ELSEWHERE
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, json_response
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.routing import AuthRoute
-from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shutdown import shutdown_seconds
-from warmcell.interfaces.serve.v1.activity import merge_activity
-from warmcell.interfaces.serve.v1.history import PATH as HISTORY
-from warmcell.interfaces.serve.v1.history import merge_history, stream_history
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.policy.model import SandboxPolicy
@@ -202,72 +195,33 @@ class Front:
     async def _answer(self, request: Request, route: AuthRoute | None, send: Any) -> None:
         scope, place = "" if route is None else route.description["scope"], self._placement.choose(request, route)
         if scope in ("metrics", "operate"):
-            find = self._merge_figures if scope == "metrics" else self._ask_until_found
-            await (await find(request))(request.scope, request.receive, send)
+            response = await self._ask_workers(request, scope)
+            await response(request.scope, request.receive, send)
             return
         if place == THE_FRONT and not is_signed_link(request):
             await self._spread.answer(request, send)
             return
-        chosen = await self._choose_for_link(request, send) if place == THE_FRONT else self._worker_at(place)
+        chosen = (
+            await choose_for_link(self.workers.all, request, send) if place == THE_FRONT else self._worker_at(place)
+        )
         if chosen is not None:
             request.scope[REPORTED_ELSEWHERE] = True
             await relay(chosen, request.scope, request.receive, send)
+
+    async def _ask_workers(self, request: Request, scope: str) -> Response:
+        if scope == "metrics":
+            return await merge_figures(self.workers.all, request, self.draining)
+        return await ask_until_found(self.workers.all, request)
 
     def _worker_at(self, place: int) -> Worker:
         if place != ANY_WORKER:
             return self.workers.all[place]
         return min(self.workers.all, key=lambda worker: (not worker.is_ready, worker.active_requests))
 
-    async def _choose_for_link(self, request: Request, send: Any) -> Worker | None:
-        """A signed link names neither sandbox nor tenant: probe each worker without sending the body."""
-        scope = {**request.scope, "headers": [*request.scope["headers"], (PROBE_ONLY.encode(), b"1")]}
-        for worker in self.workers.all:
-            found = await ask(worker, scope, no_client(), is_part=True)
-            if MAYBE_ELSEWHERE not in found.headers:
-                return worker
-        await found(request.scope, request.receive, send)
-        return None
-
     async def choose_for_socket(self, request: HTTPConnection) -> Worker:
         if self.draining.is_set():
             raise _shutting_down()
         return self._worker_at(self._placement.choose_for_socket(request))
-
-    async def _merge_figures(self, request: Request) -> Response:
-        """Metrics, activity or history of all workers; a stream of history is made here."""
-        receive = request.receive
-        scope, headers = request.scope, [pair for pair in request.scope["headers"] if pair[0] != b"accept"]
-
-        async def read_history(since: float) -> dict[str, Any]:
-            query = f"since={since}".encode() if since else scope["query_string"]
-            found = await self._ask_all({**scope, "headers": headers, "query_string": query}, receive)
-            if found.status_code != 200:
-                raise HttpError(found.status_code, "a worker did not return its history")
-            history: dict[str, Any] = json.loads(bytes(found.body))
-            return history
-
-        if scope["path"] != HISTORY or not wants_events(request):
-            return await self._ask_all({**scope, "headers": headers}, receive)
-        first = await self._ask_all({**scope, "headers": headers}, receive)
-        return first if first.status_code != 200 else event_stream(stream_history(read_history, self.draining))
-
-    async def _ask_all(self, scope: Any, receive: Receive) -> Response:
-        """Ask every worker and merge; the first response that is not 200 is returned instead."""
-        found = await ask_all(self.workers.all, scope, receive)
-        if found[0].status_code != 200:
-            return found[0]
-        bodies = [bytes(response.body) for response in found]
-        if found[0].headers["content-type"] == "application/json":
-            return json_response(merge_history(bodies) if scope["path"] == HISTORY else merge_activity(bodies))
-        return Response(merge_metrics(body.decode() for body in bodies), headers=METRICS_HEADERS)
-
-    async def _ask_until_found(self, request: Request) -> Response:
-        """Ask one worker after the other: an operator's request names something that one of them has."""
-        for worker in self.workers.all:
-            found = await ask(worker, request.scope, request.receive)
-            if found.status_code != 404:
-                break
-        return found
 
 
 def _shutting_down() -> HttpError:

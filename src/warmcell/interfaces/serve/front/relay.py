@@ -54,6 +54,8 @@ class Peer:
         self.name, self.path = name, path
         #: Requests that this process relays to it.
         self.active_requests = 0
+        #: Added to each row of its activity.
+        self.labels: dict[str, str] = {}
 
     @property
     def loss(self) -> SandboxError | None:

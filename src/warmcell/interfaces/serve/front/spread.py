@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.interfaces.serve.authentication import find_token
-from warmcell.interfaces.serve.e2b.control import PAGE, page_of
 from warmcell.interfaces.serve.e2b.templates import TEMPLATES
+from warmcell.interfaces.serve.front.ask_peers import merge_lists
 from warmcell.interfaces.serve.front.fan_out import ask, ask_all, read_ahead, replay
 from warmcell.interfaces.serve.front.placement import OWN_SANDBOXES, SNAPSHOTS, TEMPLATE_NAMES, Placement
 from warmcell.interfaces.serve.front.relay import Receive, relay
@@ -117,28 +117,4 @@ class Spread:
                 return found[0]
             rows = [row for each in found for row in json.loads(bytes(each.body))]
             return json_response(sorted(rows, key=lambda row: row.get("created", 0)))
-        return await self._list_pages(request)
-
-    async def _list_pages(self, request: Request) -> Response:
-        """E2B's sandboxes: a page of what all workers have together."""
-        kept = [
-            pair
-            for pair in request.scope["query_string"].split(b"&")
-            if pair and pair.partition(b"=")[0] not in (b"limit", b"nextToken")
-        ]
-        rows: list[dict[str, Any]] = []
-        for number, worker in enumerate(self._workers):
-            offset = 0
-            while True:
-                query = b"&".join([*kept, b"limit=%d" % PAGE, b"nextToken=%d" % offset])
-                scope = {**request.scope, "method": "GET", "query_string": query}
-                found = await ask(worker, scope, request.receive, is_part=number > 0 or offset > 0)
-                if found.status_code != 200:
-                    return found
-                rows += json.loads(bytes(found.body))
-                if "x-next-token" not in found.headers:
-                    break
-                offset += PAGE
-        rows.sort(key=lambda row: str(row["startedAt"]), reverse=request.query_params.get("order") != "asc")
-        chosen, headers = page_of(request, rows)
-        return json_response(chosen, headers=headers)
+        return await merge_lists(self._workers, request)

@@ -1,4 +1,4 @@
-"""What is asked of all nodes: figures and lists that are merged, and objects that one of them has.
+"""What is asked of all workers or nodes: figures and lists that are merged, and objects that one of them has.
 
 A node that is lost meanwhile is left out.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import BackendUnavailable, NodeLost
-from warmcell.interfaces.serve.cluster.nodes import NodePeer
 from warmcell.interfaces.serve.e2b.control import PAGE, page_of
 from warmcell.interfaces.serve.event_streams import event_stream, wants_events
 from warmcell.interfaces.serve.front.fan_out import ask, no_client
+from warmcell.interfaces.serve.front.relay import Peer
 from warmcell.interfaces.serve.metrics import METRICS_HEADERS, merge_metrics
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
@@ -25,62 +25,65 @@ from warmcell.interfaces.serve.v1.activity import merge_activity
 from warmcell.interfaces.serve.v1.history import PATH as HISTORY
 from warmcell.interfaces.serve.v1.history import merge_history, stream_history
 
+P = TypeVar("P", bound=Peer)
+
 _NEXT = "x-next-token"
 
 
-async def merge_figures(nodes: Sequence[NodePeer], request: Request, draining: asyncio.Event) -> Response:
+async def merge_figures(peers: Sequence[Peer], request: Request, draining: asyncio.Event) -> Response:
     """Metrics, activity or history; a stream of history is made here."""
     headers = [pair for pair in request.scope["headers"] if pair[0] != b"accept"]
     scope = {**request.scope, "headers": headers}
 
     async def read_history(since: float) -> dict[str, Any]:
         query = {"query_string": f"since={since}".encode()} if since else {}
-        found = await _merge(nodes, request, {**scope, **query})
+        found = await _merge(peers, request, {**scope, **query})
         if found.status_code != 200:
-            raise HttpError(found.status_code, "a node did not return its history")
+            raise HttpError(found.status_code, "a process of this server did not return its history")
         history: dict[str, Any] = json.loads(bytes(found.body))
         return history
 
-    first = await _merge(nodes, request, scope)
+    first = await _merge(peers, request, scope)
     if scope["path"] != HISTORY or not wants_events(request) or first.status_code != 200:
         return first
     return event_stream(stream_history(read_history, draining))
 
 
-async def _merge(nodes: Sequence[NodePeer], request: Request, scope: Any) -> Response:
+async def _merge(peers: Sequence[Peer], request: Request, scope: Any) -> Response:
     """The first response that is not 200 is returned instead."""
-    found: list[tuple[NodePeer, Response]] = []
-    for node in nodes:
+    found: list[tuple[Peer, Response]] = []
+    for peer in peers:
         try:
-            response = await ask(node, {**scope, "method": "GET"}, request.receive, is_part=bool(found))
+            response = await ask(peer, {**scope, "method": "GET"}, request.receive, is_part=bool(found))
         except NodeLost:
             continue
         if response.status_code != 200:
             return response
-        found.append((node, response))
+        found.append((peer, response))
     if not found:
         raise BackendUnavailable("no node of the cluster answers", hint="try again later")
     bodies = [bytes(response.body) for _, response in found]
     if scope["path"] == HISTORY:
         return json_response(merge_history(bodies))
     if found[0][1].headers["content-type"] == "application/json":
-        return json_response(merge_activity(_add_node(node, bytes(response.body)) for node, response in found))
+        return json_response(merge_activity(_add_labels(peer, bytes(response.body)) for peer, response in found))
     return Response(merge_metrics(body.decode() for body in bodies), headers=METRICS_HEADERS)
 
 
-def _add_node(node: NodePeer, body: bytes) -> bytes:
-    """Activity, with the node in each row."""
+def _add_labels(peer: Peer, body: bytes) -> bytes:
+    """Activity, with the peer's labels in each row."""
+    if not peer.labels:
+        return body
     activity = json.loads(body)
-    named = {name: [{**row, "node": node.suffix} for row in rows] for name, rows in activity.items()}
-    return json.dumps(named).encode()
+    return json.dumps({name: [{**row, **peer.labels} for row in rows] for name, rows in activity.items()}).encode()
 
 
-async def merge_lists(nodes: Sequence[NodePeer], request: Request, draining: asyncio.Event) -> Response:
-    """The sandboxes of all nodes, in pages as E2B's clients ask for them."""
+async def merge_lists(peers: Sequence[Peer], request: Request) -> Response:
+    """The sandboxes of all peers, in pages as E2B's clients ask for them."""
     rows: list[dict[str, Any]] = []
-    for number, node in enumerate(nodes):
+    for number, peer in enumerate(peers):
         try:
-            found = await _read_pages(node, request, is_part=number > 0)
+            found = await _read_pages(peer, request, is_part=number > 0)
         except NodeLost:
             continue
         if isinstance(found, Response):
@@ -93,14 +96,14 @@ async def merge_lists(nodes: Sequence[NodePeer], request: Request, draining: asy
     return json_response(chosen, headers=headers)
 
 
-async def _read_pages(node: NodePeer, request: Request, *, is_part: bool) -> list[dict[str, Any]] | Response:
+async def _read_pages(peer: Peer, request: Request, *, is_part: bool) -> list[dict[str, Any]] | Response:
     pairs = request.scope["query_string"].split(b"&")
     kept = [pair for pair in pairs if pair and pair.partition(b"=")[0] not in (b"limit", b"nextToken")]
     rows: list[dict[str, Any]] = []
     while True:
         page = [b"limit=%d" % PAGE, b"nextToken=%d" % len(rows)]
         scope = {**request.scope, "method": "GET", "query_string": b"&".join([*kept, *page])}
-        found = await ask(node, scope, request.receive, is_part=is_part or bool(rows))
+        found = await ask(peer, scope, request.receive, is_part=is_part or bool(rows))
         if found.status_code != 200:
             return found
         rows += json.loads(bytes(found.body))
@@ -108,12 +111,12 @@ async def _read_pages(node: NodePeer, request: Request, *, is_part: bool) -> lis
             return rows
 
 
-async def ask_until_found(nodes: Sequence[NodePeer], request: Request, draining: asyncio.Event) -> Response:
-    """Ask one node after the other: an operator's request names something that one of them has."""
+async def ask_until_found(peers: Sequence[Peer], request: Request) -> Response:
+    """Ask one peer after the other: an operator's request names something that one of them has."""
     found: Response | None = None
-    for node in nodes:
+    for peer in peers:
         try:
-            found = await ask(node, request.scope, request.receive)
+            found = await ask(peer, request.scope, request.receive)
         except NodeLost:
             continue
         if found.status_code != 404:
@@ -123,17 +126,17 @@ async def ask_until_found(nodes: Sequence[NodePeer], request: Request, draining:
     return found
 
 
-async def choose_for_link(nodes: Sequence[NodePeer], request: Request, send: Any) -> NodePeer | None:
-    """A signed link names neither sandbox nor tenant: probe each node without sending the body."""
+async def choose_for_link(peers: Sequence[P], request: Request, send: Any) -> P | None:
+    """A signed link names neither sandbox nor tenant: probe each peer without sending the body."""
     scope = {**request.scope, "headers": [*request.scope["headers"], (PROBE_ONLY.encode(), b"1")]}
     found: Response | None = None
-    for node in nodes:
+    for peer in peers:
         try:
-            found = await ask(node, scope, no_client(), is_part=True)
+            found = await ask(peer, scope, no_client(), is_part=True)
         except NodeLost:
             continue
         if MAYBE_ELSEWHERE not in found.headers:
-            return node
+            return peer
     if found is None:
         raise BackendUnavailable("no node of the cluster answers", hint="try again later")
     await found(request.scope, request.receive, send)
