@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 
-from warmcell.core.errors import BackendUnavailable, SandboxError
-from warmcell.interfaces.serve.front.control import Control, Message
+from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.front.control import Control, FrontRequests, Message
 from warmcell.interfaces.serve.rate_limits import ConcurrencyLimiter, RateLimiter
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.settings import Settings
@@ -87,39 +85,15 @@ class WorkerRequests:
         self._active.clear()
 
 
-class FrontAdmission:
+class FrontAdmission(FrontRequests):
     """In a worker: asks the front whether a tenant may send one more request."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._numbers = itertools.count()
-        self._pending: dict[int, asyncio.Future[None]] = {}
-
-    @asynccontextmanager
-    async def request(self, tenant: Tenant, *, ends_something: bool) -> AsyncIterator[None]:
+    def request(self, tenant: Tenant, *, ends_something: bool) -> AbstractAsyncContextManager[None]:
         """Raises `HttpError` 429."""
-        number = next(self._numbers)
-        answer = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._control.send({"enter": number, "tenant": tenant.id, "ends_something": ends_something})
-        try:
-            await answer
-            yield
-        finally:
-            self._pending.pop(number, None)
-            self._control.send({"exit": number})
+        return self._ask("enter", "exit", tenant=tenant.id, ends_something=ends_something)
 
     def handle(self, message: Message) -> None:
-        answer = self._pending.pop(message["entered" if "entered" in message else "refused"], None)
-        if answer is None or answer.done():  # the client left, and 'exit' was sent
-            return
         if "entered" in message:
-            answer.set_result(None)
+            self._answer(message["entered"], None)
         else:
-            answer.set_exception(HttpError(429, message["message"], headers=message["headers"]))
-
-    def close(self) -> None:
-        """Fail all waiting requests: the front has exited."""
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(BackendUnavailable("the server is shutting down", hint="try again later"))
-        self._pending.clear()
+            self._answer(message["refused"], HttpError(429, message["message"], headers=message["headers"]))

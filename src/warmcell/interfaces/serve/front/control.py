@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
+
+from warmcell.core.errors import BackendUnavailable
 
 Message = dict[str, Any]
 
@@ -60,3 +64,41 @@ class Control(asyncio.Protocol):
 async def open_control(connection: socket.socket) -> Control:
     _, control = await asyncio.get_running_loop().create_unix_connection(Control, sock=connection)
     return control
+
+
+class FrontRequests:
+    """In a worker: requests to the front that wait for an answer. What was granted is given back at the end."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._numbers = itertools.count()
+        self._pending: dict[int, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def _ask(self, begin: str, end: str, **fields: Any) -> AsyncIterator[None]:
+        """Send a message `begin` and wait for its answer; send `end` afterwards."""
+        number = next(self._numbers)
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._control.send({begin: number, **fields})
+        try:
+            await answer
+            yield
+        finally:
+            self._pending.pop(number, None)
+            self._control.send({end: number})
+
+    def _answer(self, number: int, refusal: Exception | None) -> None:
+        answer = self._pending.pop(number, None)
+        if answer is None or answer.done():  # the request was cancelled, and the end was sent
+            return
+        if refusal is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(refusal)
+
+    def close(self) -> None:
+        """Fail all waiting requests: the front has exited."""
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(BackendUnavailable("the server is shutting down", hint="try again later"))
+        self._pending.clear()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
-from warmcell.core.errors import BackendBusy, BackendUnavailable
-from warmcell.interfaces.serve.front.control import Control, Message
+from warmcell.core.errors import BackendBusy
+from warmcell.interfaces.serve.front.control import Control, FrontRequests, Message
 from warmcell.lifetime.fair_semaphore import FairSemaphore, TooManyWaiting
 
 
@@ -57,45 +55,21 @@ class WorkerSlots:
             self._leave(number)
 
 
-class FrontQueue:
+class FrontQueue(FrontRequests):
     """In a worker: has the interface and the exceptions of `FairSemaphore`."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._numbers = itertools.count()
-        self._pending: dict[int, asyncio.Future[None]] = {}
 
     @property
     def waiting(self) -> int:
         """Requests of this worker that wait."""
         return len(self._pending)
 
-    @asynccontextmanager
-    async def slot(self, tenant: str, share: int, timeout: float) -> AsyncIterator[None]:
-        number = next(self._numbers)
-        answer = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._control.send({"ask": number, "tenant": tenant, "share": share, "timeout": timeout})
-        try:
-            await answer
-            yield
-        finally:
-            self._pending.pop(number, None)
-            self._control.send({"leave": number})
+    def slot(self, tenant: str, share: int, timeout: float) -> AbstractAsyncContextManager[None]:
+        return self._ask("ask", "leave", tenant=tenant, share=share, timeout=timeout)
 
     def handle(self, message: Message) -> None:
-        answer = self._pending.pop(message["has" if "has" in message else "busy"], None)
-        if answer is None or answer.done():  # the request was cancelled and has sent 'leave'
-            return
         if "has" in message:
-            answer.set_result(None)
+            self._answer(message["has"], None)
         elif message["is_own_line"]:
-            answer.set_exception(TooManyWaiting(message["waited"], hint="send fewer requests at a time"))
+            self._answer(message["busy"], TooManyWaiting(message["waited"], hint="send fewer requests at a time"))
         else:
-            answer.set_exception(BackendBusy(message["waited"], hint="try again later"))
-
-    def close(self) -> None:
-        """Fail all waiting requests: the front has exited."""
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(BackendUnavailable("the server is shutting down", hint="try again later"))
-        self._pending.clear()
+            self._answer(message["busy"], BackendBusy(message["waited"], hint="try again later"))
