@@ -60,11 +60,14 @@ class NoSandbox(Exception):
         self.identity = identity
 
 
-async def box_for(request: Request) -> Box:
+async def box_for(request: Request, *, takes_traffic_token: bool = False) -> Box:
     """The sandbox that the headers name, if the request has its token."""
     identity = request.headers.get("e2b-sandbox-id", "")[:200]
     box = find_box(get_service(request).sandboxes.find_any(identity))
-    if box is None or not box.has_token(request.headers.get("x-access-token")):
+    if box is None or not (
+        box.has_token(request.headers.get("x-access-token"))
+        or (takes_traffic_token and _has_traffic_token(request, box))
+    ):
         raise NoSandbox(identity)
     return await wake(box)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator
@@ -16,9 +15,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.core.types import check_env
-from warmcell.interfaces.serve.e2b.box import find_box
 from warmcell.interfaces.serve.e2b.contexts import Context, Contexts, contexts_of
-from warmcell.interfaces.serve.e2b.envd import NoSandbox, owner_of, wake, with_refusals
+from warmcell.interfaces.serve.e2b.envd import box_for, owner_of, with_refusals
 from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import (
     HttpError,
@@ -66,15 +64,7 @@ class Create(BaseModel):
 
 async def _contexts(request: Request) -> Contexts:
     """Some calls carry the sandbox's token, others its traffic token."""
-    identity = request.headers.get("e2b-sandbox-id", "")[:200]
-    box = find_box(get_service(request).sandboxes.find_any(identity))
-    traffic = request.headers.get("e2b-traffic-access-token", "").encode()
-    if box is None or not (
-        box.has_token(request.headers.get("x-access-token")) or hmac.compare_digest(traffic, box.traffic_token.encode())
-    ):
-        raise NoSandbox(identity)
-    await wake(box)
-    return await contexts_of(box)
+    return await contexts_of(await box_for(request, takes_traffic_token=True))
 
 
 async def execute(request: Request, tenant: Tenant) -> Response:

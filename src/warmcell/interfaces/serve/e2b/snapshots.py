@@ -35,6 +35,8 @@ class Snapshots:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._all: dict[str, Snapshot] = {}
+        service.on_close.append(self._close)
+        service.on_revoked.append(self._keep_only)
 
     def load(self) -> None:
         """Find those of the last server again."""
@@ -89,24 +91,17 @@ class Snapshots:
             self._service.saved.remove(SNAPSHOTS, snapshot.id)
         await in_thread(snapshot.home.close)
 
-    async def keep_only(self, tenants: set[str]) -> None:
+    async def _keep_only(self, tenants: set[str]) -> None:
         for snapshot in list(self._all.values()):
             if snapshot.tenant_id not in tenants:
                 await self.remove(snapshot)
 
-    async def aclose(self) -> None:
-        for snapshot in list(self._all.values()):
-            await self.remove(snapshot)
+    async def _close(self) -> None:
+        await self._keep_only(set())
 
 
 def snapshots_of(service: Service) -> Snapshots:
-    def make() -> Snapshots:
-        made = Snapshots(service)
-        service.on_close.append(made.aclose)
-        service.on_revoked.append(made.keep_only)
-        return made
-
-    return service.state.get(Snapshots, make)
+    return service.state.get(Snapshots, lambda: Snapshots(service))
 
 
 async def copy_home(service: Service, home: str, tenant: Tenant, *, is_saved: bool = True) -> Home:

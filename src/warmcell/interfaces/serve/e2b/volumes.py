@@ -65,6 +65,8 @@ class Volumes:
         self._all: dict[str, Volume] = {}
         #: Where they lie without a state; removed with the server.
         self._private: PrivateDirectory | None = None
+        service.on_close.append(self._close)
+        service.on_revoked.append(self._keep_only)
 
     def load(self) -> None:
         """Find those of the last server again. A directory without a record was being made or removed."""
@@ -143,13 +145,13 @@ class Volumes:
             mounts.append((found, MountPoint(found.path, path, writable=True)))
         return mounts
 
-    async def keep_only(self, tenants: set[str]) -> None:
+    async def _keep_only(self, tenants: set[str]) -> None:
         """After a token was revoked; its sandboxes have ended."""
         for volume in [volume for volume in self._all.values() if volume.tenant_id not in tenants]:
             volume.users = 0
             await self.remove(volume)
 
-    async def aclose(self) -> None:
+    async def _close(self) -> None:
         if self._private is not None:
             await in_thread(self._private.close)
 
@@ -181,10 +183,4 @@ def release_volumes(volumes: list[Volume]) -> None:
 
 
 def volumes_of(service: Service) -> Volumes:
-    def make() -> Volumes:
-        made = Volumes(service)
-        service.on_close.append(made.aclose)
-        service.on_revoked.append(made.keep_only)
-        return made
-
-    return service.state.get(Volumes, make)
+    return service.state.get(Volumes, lambda: Volumes(service))
