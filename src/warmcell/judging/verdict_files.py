@@ -10,7 +10,6 @@ from typing import Any, Literal, TextIO
 from warmcell.judging.verdicts import Case, Verdict
 
 Format = Literal["jsonl", "csv"]
-FORMATS: tuple[Format, ...] = ("jsonl", "csv")
 COLUMNS = ("name", "status", "time", "cpu_time", "memory_bytes", "exit_code", "signal", "fault", "error")
 
 

@@ -55,7 +55,6 @@ def is_same_user(wanted: str, user: str) -> bool:
 
 @dataclass(slots=True)
 class ExecProcess:
-    container_id: str
     spec: ExecSpec
     id: str = field(default_factory=lambda: secrets.token_hex(32))
     process: LocalProcess | None = None

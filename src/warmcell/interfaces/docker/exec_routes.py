@@ -40,7 +40,7 @@ class ExecRoutes:
     async def create(self, request: Request) -> Response:
         container = self._running(request)
         spec = container.spec
-        process = ExecProcess(container.id, read_exec_spec(request.json(), spec.working_dir, spec.user))
+        process = ExecProcess(read_exec_spec(request.json(), spec.working_dir, spec.user))
         container.add_exec(process)
         container.emit(f"exec_create: {' '.join(process.spec.argv)[:200]}", execID=process.id)
         return json_response({"Id": process.id}, 201)

@@ -6,8 +6,6 @@ import json
 import logging
 from datetime import UTC, datetime
 
-FORMATS = ("text", "json")
-
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -183,6 +183,3 @@ def seconds_of(request: Request) -> float | None:
     """`Connect-Timeout-Ms`: how long the whole call may take."""
     milliseconds = parse_whole_number(request.headers.get("connect-timeout-ms", ""), max_digits=11)
     return milliseconds / 1000 if milliseconds else None
-
-
-Unary = Callable[[Any, dict[str, Any]], Awaitable[Mapping[str, Any]]]
