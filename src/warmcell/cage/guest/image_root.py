@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import struct
 
 from ..linux import mounts
 from ..linux.call_list import CallList, Value
@@ -67,7 +66,7 @@ def _move(calls: CallList, place: str, is_directory: bool) -> None:
     calls.begin_step("move into image", place)
     tree = mounts.copy_in_list(calls, _PLACES + place)
     _make_directories(calls, place if is_directory else posixpath.dirname(place))
-    parent = _open_parent(calls, place)
+    parent = mounts.open_parent(calls, place)
     if not is_directory:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         made = calls.call("openat", parent, _name(place), flags, 0o600, allowed_errno=_EEXIST)
@@ -82,7 +81,7 @@ def _write_file(calls: CallList, path: str, content: str) -> None:
     calls.begin_step("write files", path)
     data = content.encode()
     _make_directories(calls, posixpath.dirname(path))
-    parent = _open_parent(calls, path)
+    parent = mounts.open_parent(calls, path)
     calls.call("unlinkat", parent, _name(path), 0, allowed_errno=_ENOENT)
     file = calls.call("openat", parent, _name(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     if data:
@@ -96,16 +95,10 @@ def _make_directories(calls: CallList, path: str) -> None:
     if path == "/":
         return
     _make_directories(calls, posixpath.dirname(path))
-    parent = _open_parent(calls, path)
+    parent = mounts.open_parent(calls, path)
     calls.call("mkdirat", parent, _name(path), 0o755, allowed_errno=_EEXIST)
     calls.call("close", parent)
 
 
 def _name(path: str) -> bytes:
     return os.fsencode(posixpath.basename(path))
-
-
-def _open_parent(calls: CallList, path: str) -> Value:
-    parent = posixpath.dirname(path).lstrip("/") or "."
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, mounts.RESOLVE_PLAINLY_BELOW)
-    return calls.call("openat2", AT_FDCWD, os.fsencode(parent), how, 24)

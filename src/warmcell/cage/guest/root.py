@@ -10,7 +10,6 @@ import mmap
 import os
 import posixpath
 import stat
-import struct
 
 from ..failure import step
 from ..linux import mounts
@@ -160,10 +159,10 @@ def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_dire
     """Follows no link: what a guest left in a host directory must not redirect the mounts of the next."""
     calls.begin_step("attach paths", target)
     for place in _missing(plan, target):
-        parent = _open_parent(calls, place)
+        parent = mounts.open_parent(calls, place)
         _make_in_list(calls, parent, place, is_directory or place != target)
         calls.call("close", parent)
-    parent = _open_parent(calls, target)
+    parent = mounts.open_parent(calls, target)
     mounts.attach(calls, tree, parent, posixpath.basename(target))
     calls.call("close", parent)
 
@@ -179,12 +178,6 @@ def _missing(plan: LaunchPlan, target: str) -> Iterator[str]:
     for name in target[len(place) :].strip("/").split("/"):
         place += "/" + name
         yield place
-
-
-def _open_parent(calls: CallList, path: str) -> Value:
-    parent = posixpath.dirname(path).lstrip("/") or "."
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, mounts.RESOLVE_PLAINLY_BELOW)
-    return calls.call("openat2", AT_FDCWD, os.fsencode(parent), how, 24)
 
 
 def _make_in_list(calls: CallList, parent: Value, path: str, is_directory: bool) -> None:

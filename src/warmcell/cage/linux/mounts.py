@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import struct
 
 from ..failure import CageError, step
@@ -28,7 +29,7 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1
 _SEALED = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
 #: Without links, and never above where it starts.
-RESOLVE_PLAINLY_BELOW = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+_RESOLVE_PLAINLY_BELOW = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 
 
 def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
@@ -81,6 +82,13 @@ def copy_in_list(calls: CallList, path: str) -> Value:
 def attach(calls: CallList, tree: Value, directory: Union[int, Value], name: str) -> None:
     """Without following a link: move_mount does not follow the last part of the path."""
     calls.call("move_mount", tree, b"", directory, os.fsencode(name), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def open_parent(calls: CallList, path: str) -> Value:
+    """The directory of a path below the working directory."""
+    parent = posixpath.dirname(path).lstrip("/") or "."
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_PLAINLY_BELOW)
+    return calls.call("openat2", AT_FDCWD, os.fsencode(parent), how, 24)
 
 
 def is_full(place: Union[str, int]) -> bool:
