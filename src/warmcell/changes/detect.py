@@ -18,7 +18,7 @@ from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import OPEN_FILE, Root
-from warmcell.workspace.walk import kind_of
+from warmcell.workspace.walk import kind_of, open_file_at
 
 #: Files of which one was deleted and one added are compared for renames up to this many.
 _MOST_RENAMES = 2000
@@ -62,13 +62,9 @@ class Lower:
     def open(self, parts: Parts) -> int | None:
         """A regular file, for reading; the caller closes it."""
         try:
-            fd = os.open(parts[-1], OPEN_FILE, dir_fd=self._descent.enter(parts[:-1]))
+            return open_file_at(self._descent.enter(parts[:-1]), parts[-1])
         except (OSError, PathTraversal, WorkspaceError):
             return None
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return fd
-        os.close(fd)
-        return None
 
     def read_link(self, parts: Parts) -> str:
         return os.readlink(parts[-1], dir_fd=self._descent.enter(parts[:-1]))
@@ -270,13 +266,9 @@ def open_upper(upper: UpperDirectory, parts: Parts) -> int | None:
     """A regular file of the upper directory, for reading."""
     try:
         with upper.root.parent(parts) as (dir_fd, name):
-            fd = os.open(name, OPEN_FILE, dir_fd=dir_fd)
+            return open_file_at(dir_fd, name)
     except (OSError, PathTraversal, WorkspaceError):
         return None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
 
 
 def close(*descriptors: int | None) -> None:

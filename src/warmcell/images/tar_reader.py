@@ -12,6 +12,7 @@ from warmcell.core.errors import ImageInvalid
 from warmcell.core.records import dataclass
 from warmcell.images.decompress import LayerReader
 from warmcell.images.limits import MAX_NAME_BYTES, MAX_PATH_BYTES
+from warmcell.workspace.archive.tar import member_name
 
 BLOCK = 512
 _MAX_EXTENSION = 1 << 20
@@ -100,7 +101,7 @@ def read_header(reader: LayerReader) -> bytes | None:
 
 def _make_entry(header: bytes, extensions: dict[str, bytes], size: int) -> TarEntry:
     flag = header[156:157]
-    name = extensions.get("path", _header_name(header))
+    name = extensions.get("path", member_name(header))
     kind = _KINDS.get(flag)
     if kind is None:
         raise ImageInvalid(f"{display(name)!r} has the unknown tar type {flag!r}")
@@ -142,13 +143,6 @@ def split_path(name: bytes) -> tuple[bytes, ...]:
     if len(name) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in parts):
         raise ImageInvalid(f"the path {display(name)!r}... is too long")
     return parts
-
-
-def _header_name(header: bytes) -> bytes:
-    name = header[:100].split(b"\0")[0]
-    # GNU's older format has times in the place of ustar's prefix.
-    prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
 
 
 def _read_extension(reader: LayerReader, kind: bytes, size: int) -> dict[str, bytes]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.descriptors import Descriptors
+from warmcell.runner.streams import unread_bytes
 from warmcell.sessions.cell_results import CellError
+from warmcell.workspace.files import write_all
 
 _CHUNK = 1 << 20
 _LONGEST_REASON = 1000
@@ -45,7 +45,7 @@ class SessionImage:
             return True
         self._size += len(data)
         if not self.is_too_large:
-            self._write(data)
+            write_all(self._file, data)
         return bool(data)
 
     @property
@@ -54,8 +54,8 @@ class SessionImage:
 
     def take_rest(self, pipe: int) -> None:
         """Reads what the pipe holds now, without waiting for a process that keeps writing."""
-        for _ in range(waiting(pipe) // _CHUNK + 1):
-            if waiting(pipe):
+        for _ in range(unread_bytes(pipe) // _CHUNK + 1):
+            if unread_bytes(pipe):
                 self.take_from(pipe)
 
     def seal(self) -> None:
@@ -85,20 +85,10 @@ class SessionImage:
         self._size += len(data)
         if self.is_too_large:
             raise too_large(self)
-        self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._file, view) :]
+        write_all(self._file, data)
 
     def close(self) -> None:
         self._owned.close()
-
-
-def waiting(pipe: int) -> int:
-    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0"))
-    return int(count)
 
 
 def skip(pipe: int) -> None:

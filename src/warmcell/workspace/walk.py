@@ -127,8 +127,13 @@ class _Budget:
 
 def open_entry(found: TreeEntry) -> int | None:
     """Open a file of a walk for reading; None if it is gone, unreadable or no longer a regular file."""
+    return open_file_at(found.dir_fd, found.name)
+
+
+def open_file_at(dir_fd: int, name: str) -> int | None:
+    """Open a regular file for reading; None if it is gone, unreadable or something else."""
     try:
-        fd = os.open(found.name, OPEN_FILE, dir_fd=found.dir_fd)
+        fd = os.open(name, OPEN_FILE, dir_fd=dir_fd)
     except OSError:
         return None
     if stat.S_ISREG(os.fstat(fd).st_mode):

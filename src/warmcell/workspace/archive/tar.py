@@ -55,7 +55,7 @@ def read_tar(stream: IO[bytes], size: int, limits: ArchiveLimits) -> tuple[Membe
             overrides.take(kind, _extension(stream, offset, length, size))
         else:
             length = length if overrides.size is None else overrides.size
-            _add(found, overrides.name or _name(header), kind, header, length, offset, size)
+            _add(found, overrides.name or _text(member_name(header)), kind, header, length, offset, size)
             overrides = _Overrides()
         offset += -(-length // _BLOCK) * _BLOCK
     return found.members
@@ -99,11 +99,12 @@ def _number(field: bytes, what: str) -> int:
     return int(text, 8)
 
 
-def _name(header: bytes) -> str:
+def member_name(header: bytes) -> bytes:
+    """The path in a header, without the extended headers before it."""
     name = header[:100].split(b"\0")[0]
     # GNU's older format has times in the place of ustar's prefix.
     prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
-    return _text(prefix + b"/" + name if prefix else name)
+    return prefix + b"/" + name if prefix else name
 
 
 def _text(raw: bytes) -> str:
