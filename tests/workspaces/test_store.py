@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import until
+from tests.workspaces.shared_snapshots import share_snapshots
 from tests.workspaces.trees import directory_of, list_objects, look
 
-from warmcell import InvalidRequest, ProvisionFailed, SessionBusy, SnapshotNotFound, WorkspaceNotFound
+from warmcell import (
+    BackendUnavailable,
+    InvalidRequest,
+    ProvisionFailed,
+    SessionBusy,
+    SnapshotNotFound,
+    WorkspaceNotFound,
+)
 from warmcell.workspace.root import Root
 from warmcell.workspaces import GitRepo, Manifest, WorkspaceStore
 from warmcell.workspaces.snapshots import take
@@ -247,26 +255,24 @@ def test_export_to_a_directory_and_a_tar_file(store: WorkspaceStore, tmp_path: P
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_snapshots_at_a_url(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "here"))
-    url = f"{scheme}://{tmp_path}/bucket"
-    store = WorkspaceStore(url)
-    made = store.provision(Manifest(files={"a": os.urandom(600_000), "b/c": "text"}))
-    taken = store.snapshot(made, name="kept")
-    (directory_of(store, made) / "d").write_text("more")
-    later = store.snapshot(made)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
-    other = WorkspaceStore(url)
-    assert look(directory_of(other, other.resume(later))) == look(directory_of(store, made))
-    other.remove(later)
-    other.compact()
-    assert (directory_of(other, other.resume("kept")) / "b/c").read_text() == "text"
-    with pytest.raises(SnapshotNotFound):
-        WorkspaceStore(url).resume(later)
-    assert taken == other.snapshots()[0].id
-    other.remove(taken)
-    other.compact()  # the first machine's index names packs that are gone now
-    again = store.snapshot(made)
-    assert look(directory_of(other, other.resume(again))) == look(directory_of(store, made))
+    share_snapshots(f"{scheme}://{tmp_path}/bucket", {}, tmp_path, monkeypatch)
+
+
+def test_a_failed_upload_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    store = WorkspaceStore("memory://failing/bucket")
+    made = store.provision(Manifest(files={"a": "text"}))
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.MemoryFileSystem, "put_file", fail)
+        with pytest.raises(BackendUnavailable, match=r"cannot write packs/.* in 'memory://.*bucket': quota exceeded"):
+            store.snapshot(made)
+    assert not list_objects(store, "staging")
+    assert look(directory_of(store, store.resume(store.snapshot(made)))) == look(directory_of(store, made))
 
 
 def test_encrypted_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

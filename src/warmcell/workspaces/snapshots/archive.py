@@ -142,6 +142,10 @@ class SnapshotArchive:
 
     def records(self) -> list[SnapshotRecord]:
         """The oldest first."""
+        self._follow_others()
+        return self._read_records()
+
+    def _read_records(self) -> list[SnapshotRecord]:
         with self.catalogue.connect() as database:
             found = database.execute("select id, document from snapshots").fetchall()
         return sorted((self._open_record(*row) for row in found), key=lambda record: record.created)
@@ -160,7 +164,7 @@ class SnapshotArchive:
             self._synchronise()
             self._staging.clear()
             with self._read_chunks() as read:
-                tops = [record.root for record in self.records()]
+                tops = [record.root for record in self._read_records()]
                 return compact_packs(self.catalogue, self._objects, self._staging, read, tops)
 
     def synchronise(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, SnapshotInvalid
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError, SnapshotInvalid
 from warmcell.lifetime.own_modes import make_directories
 
 PACKS, SNAPSHOTS = "packs", "snapshots"
@@ -74,42 +75,62 @@ class UrlObjects:
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         self._files, self._path = _open_url(url, options or {})
         for kind in (PACKS, SNAPSHOTS):
-            self._files.makedirs(f"{self._path}/{kind}", exist_ok=True)
+            with self._explain(f"create the directory {kind!r}"):
+                self._files.makedirs(f"{self._path}/{kind}", exist_ok=True)
 
     def names(self, kind: str) -> list[str]:
-        self._files.invalidate_cache()
-        try:
-            found = self._files.ls(f"{self._path}/{kind}", detail=False)
-        except FileNotFoundError:  # object stores have no empty directories
-            return []
+        with self._explain(f"list {kind}"):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.ls(f"{self._path}/{kind}", detail=False)
+            except FileNotFoundError:  # object stores have no empty directories
+                return []
         return [name for path in found if _NAME.fullmatch(name := str(path).rstrip("/").rsplit("/", 1)[-1])]
 
     def read(self, kind: str, name: str) -> bytes:
-        try:
-            return bytes(self._files.cat_file(self._file(kind, name)))
-        except FileNotFoundError:
-            raise missing(kind, name) from None
+        with self._explain(f"read {kind}/{name}"):
+            try:
+                return bytes(self._files.cat_file(self._file(kind, name)))
+            except FileNotFoundError:
+                raise missing(kind, name) from None
 
     def put(self, kind: str, name: str, path: str) -> None:
-        self._files.put_file(path, self._file(kind, name))
-        os.unlink(path)
+        try:
+            with self._explain(f"write {kind}/{name}"):
+                self._files.put_file(path, self._file(kind, name))
+        finally:
+            os.unlink(path)
 
     def fetch(self, kind: str, name: str, directory: str) -> str:
         path = os.path.join(directory, name)
         if not os.path.exists(path):
-            try:
-                self._files.get_file(self._file(kind, name), path + ".part")
-            except FileNotFoundError:
-                raise missing(kind, name) from None
+            with self._explain(f"read {kind}/{name}"):
+                try:
+                    self._files.get_file(self._file(kind, name), path + ".part")
+                except FileNotFoundError:
+                    raise missing(kind, name) from None
             os.rename(path + ".part", path)
         return path
 
     def remove(self, kind: str, name: str) -> None:
-        with suppress(FileNotFoundError):
+        with self._explain(f"remove {kind}/{name}"), suppress(FileNotFoundError):
             self._files.rm_file(self._file(kind, name))
 
     def _file(self, kind: str, name: str) -> str:
         return f"{self._path}/{kind}/{name}"
+
+    @contextmanager
+    def _explain(self, action: str) -> Iterator[None]:
+        """Each file system of fsspec has its own errors. The URL may have a password: the message has the path only."""
+        try:
+            yield
+        except SandboxError:
+            raise
+        except Exception as error:
+            place = self._files.unstrip_protocol(self._path)
+            hint = "check the URL, its options and credentials, and whether the server answers"
+            reason = f"cannot {action} in {place!r}: {str(error) or type(error).__name__}"
+            raise BackendUnavailable(reason, hint=hint) from error
 
 
 class Staging:
