@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection
 
 import pytest
 from tests.helpers import has_user_namespaces, require
-from tests.serve.conftest import ROOT
-
-#: Passes descriptor 3, as systemd does, and becomes the server.
-START = """
-import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
-os.execv(sys.executable, [sys.executable, "-m", "warmcell", "serve"])
-"""
-
-
-@contextmanager
-def start(listening: socket.socket, count: int = 1) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, str(listening.fileno()), str(count)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        pass_fds=[listening.fileno()],
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
+from tests.serve.passed_socket import start
 
 
 def ask(port: int) -> HTTPConnection:
@@ -69,6 +39,6 @@ def test_clients_wait_for_the_server() -> None:
     ("host", "count", "problem"), [("0.0.0.0", 1, "no token is required"), ("127.0.0.1", 2, "passed 2 sockets")]
 )
 def test_a_socket_that_is_refused(host: str, count: int, problem: str) -> None:
-    with socket.create_server((host, 0)) as listening, start(listening, count) as process:
+    with socket.create_server((host, 0)) as listening, start(listening, count=count) as process:
         error = process.communicate(timeout=60)[1]
         assert process.returncode == 2 and problem in error, error
