@@ -330,7 +330,8 @@ def test_the_test_above_covers_every_operation() -> None:
 
 #: What only `AsyncSandbox` has, for those who pass it on.
 OF_SERVERS = {"follow_sh", "connect", "spawn_code", "packages_directory", "use_packages", "local_changes"} | {
-    *("network_update", "end_for_review", "enable_session_images", "write_session", "read_session")
+    *("network_update", "end_for_review", "enable_session_images", "write_session", "read_session"),
+    *("pause_programs", "resume_programs"),
 }
 
 
@@ -338,7 +339,8 @@ OF_SERVERS = {"follow_sh", "connect", "spawn_code", "packages_directory", "use_p
 async def test_methods_for_servers_are_refused_too(factory: Factory) -> None:
     sandbox = AsyncSandbox(guest_factory=factory)
     await sandbox.destroy()
-    for call in (sandbox.follow_sh("ls", None), sandbox.connect(80), sandbox.spawn_code("1", timeout=5)):
+    calls = [sandbox.follow_sh("ls", None), sandbox.connect(80), sandbox.spawn_code("1", timeout=5)]
+    for call in (*calls, sandbox.pause_programs(), sandbox.resume_programs()):
         with pytest.raises(SandboxDestroyed):
             await call
 

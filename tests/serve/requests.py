@@ -98,6 +98,13 @@ def is_running(mark: str) -> bool:
     return False
 
 
+def states_of_sleep(mark: str) -> list[str]:
+    """The states of all programs `sleep MARK` on this host, as letters of `ps`. `mark`: a unique number."""
+    listing = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    return [state[0] for state, *args in rows if args == ["sleep", mark]]
+
+
 FUSION = {"code": "print(1)", "language": "python", "run_timeout": 20}
 PISTON = {"language": "python", "version": "*", "files": [{"content": "print(1)"}]}
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.helpers import until
 from tests.serve.conftest import Server, make_token
-from tests.serve.requests import Box
+from tests.serve.requests import Box, states_of_sleep
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,17 @@ def test_a_paused_one_stands_still_and_goes_on(server: Server) -> None:
     assert server.client.get("/health", headers=box.headers).status_code == 204
     assert box.run("cat f") == (0, "kept\n", "")
     assert box.run("cat /proc/sys/kernel/random/boot_id") == boot
+    assert box.kill() == 204
+
+
+def test_a_pause_stops_what_an_ended_command_left_behind(server: Server) -> None:
+    box, mark = Box(server.client), f"7{time.monotonic_ns() % 10**9}"
+    assert box.run(f"setsid sleep {mark} > /dev/null 2>&1 &")[0] == 0
+    until(lambda: states_of_sleep(mark) == ["S"])
+    assert server.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 204
+    until(lambda: states_of_sleep(mark) == ["T"])
+    assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60}).status_code == 201
+    until(lambda: states_of_sleep(mark) == ["S"])
     assert box.kill() == 204
 
 

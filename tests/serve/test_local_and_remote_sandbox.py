@@ -37,6 +37,7 @@ Make = Callable[..., Either]
 ONLY_HERE = {"work_dir", "spawn_code", "connect", "use_packages", "packages_directory", "network_update"} | {
     *("changes", "changes_patch", "commit", "discard", "branch", "keep_changes", "changes_mechanism", "local_changes"),
     *("end_for_review", "enable_session_images", "write_session", "read_session"),
+    *("pause_programs", "resume_programs"),
 }
 GREETING = """
 import socket

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import socket
-import subprocess
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import pytest
 from tests.helpers import until
 from tests.image_roots import shared_debian_like, shared_place
 from tests.serve.conftest import Server, make_token
-from tests.serve.requests import Box
+from tests.serve.requests import Box, states_of_sleep
 
 from warmcell.images import ImageStore
 
@@ -154,6 +153,19 @@ def test_a_template_is_built_and_its_sandboxes_have_it(tenants: list[Tenant]) ->
     assert (refused.status_code, "tag" in refused.json()["message"]) == (400, True)
 
 
+def test_a_pause_stops_the_start_command(tenants: list[Tenant]) -> None:
+    one, mark = tenants[0], f"8{time.monotonic_ns() % 10**9}"
+    assert one.build("paused", startCmd=f"sleep {mark}")["status"] == "ready"
+    until(lambda: not states_of_sleep(mark))  # the build's has ended
+    box = Box(one.client, one.key, templateID="paused")
+    until(lambda: states_of_sleep(mark) == ["S"])
+    assert one.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 204
+    until(lambda: states_of_sleep(mark) == ["T"])
+    assert one.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60}).status_code == 201
+    until(lambda: states_of_sleep(mark) == ["S"])
+    assert box.kill() == 204
+
+
 def test_tags_name_builds(tenants: list[Tenant]) -> None:
     one = tenants[0]
     template, first = one.request("tagged")
@@ -277,13 +289,13 @@ def test_builds_are_bounded_and_end_with_their_template(tenants: list[Tenant]) -
     mark = f"6{time.monotonic_ns() % 10**8}"
     assert one.start(template, build, step("RUN", f"sleep {mark}")).status_code == 202
     assert one.start(template, build).status_code == 409
-    until(lambda: _is_running(mark))
+    until(lambda: states_of_sleep(mark))
     assert one.status(template, build)["status"] == "building"
     assert one.client.post("/v2/sandboxes", json={"templateID": "endless"}).status_code == 400
     made = [one.client.post("/v3/templates", json={"name": name}).status_code for name in ("a", "b", "c", "d")]
     assert made == [202, 202, 202, 429]
     assert one.client.delete("/templates/endless").status_code == 204
-    until(lambda: not _is_running(mark))
+    until(lambda: not states_of_sleep(mark))
     assert one.client.get(f"/templates/endless/builds/{build}/status").status_code == 404
     for name in ("", "a b", "../x", "x" * 200, "base", "a:b:c", "a:"):
         assert one.client.post("/v3/templates", json={"name": name}).status_code in (400, 403), name
@@ -297,10 +309,10 @@ def test_a_build_of_a_server_that_ended_has_failed(
     with start_tenants(start_server, tmp_path_factory) as (one, _):
         template, build = one.request("interrupted")
         one.start(template, build, step("RUN", f"sleep {mark}"))
-        until(lambda: _is_running(mark))
+        until(lambda: states_of_sleep(mark))
         one.server.process.kill()
         one.server.process.wait(30)
-        until(lambda: not _is_running(mark))
+        until(lambda: not states_of_sleep(mark))
         tokens = one.store.parent / "tokens.json"
         with start_server("--tokens", str(tokens), "--images", str(one.store)) as again:
             ended = Tenant(again, one.key, one.store).status(template, build)
@@ -360,9 +372,3 @@ def test_sandboxes_of_templates_survive_a_restart(
         log = server.stop()[1]
     assert f"sandbox {kept.id} is back; lost: nothing; files outside of /home/user" in log
     assert f"sandbox {gone.id} does not come back: its template 'gone' was removed" in log
-
-
-def _is_running(mark: str) -> bool:
-    """Whether some process of this host sleeps for so long."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return any(line.split() == ["sleep", mark] for line in listing.splitlines())

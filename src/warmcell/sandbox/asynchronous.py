@@ -147,6 +147,14 @@ class AsyncSandbox(AsyncSandboxBase):
         started = await self._local.spawn_code(code, language, check_timeout(timeout), pty)
         return started if isinstance(started, ExecResult) else AsyncProcess(started)
 
+    async def pause_programs(self, spared: Sequence[int] = ()) -> None:
+        """Stops everything in the live cage but the programs with these pids. New ones can be started."""
+        await self._local.live.pause(spared)
+
+    async def resume_programs(self) -> None:
+        """Continues what `pause_programs` stopped."""
+        await self._local.live.resume()
+
     async def connect(self, port: int) -> socket.socket:
         """One connection to that port in the live cage, for the caller to close; `ConnectionError` if it is refused."""
         return await self._local.live.connect(check_port("port", port, 1))

@@ -203,7 +203,17 @@ class LiveCage:
 
     async def request_async(self, pid: int, op: str, **fields: Any) -> None:
         """`request` for event loops: may be cancelled at any moment."""
-        answer = self._ask(op, pid=pid, **fields)
+        await self._answer_async(op, pid=pid, **fields)
+
+    async def pause(self, spared: Sequence[int] = ()) -> None:
+        """Stops everything in it but the agent and the programs with these pids."""
+        await self._answer_async("pause_all", spared=list(spared))
+
+    async def resume(self) -> None:
+        await self._answer_async("resume_all")
+
+    async def _answer_async(self, op: str, **fields: Any) -> None:
+        answer = self._ask(op, **fields)
         await wait_for_future(answer, _GRACE_SECONDS)
         if not answer.done():
             self.end_soon(_NO_ANSWER.format(_GRACE_SECONDS))

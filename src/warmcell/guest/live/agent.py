@@ -227,6 +227,15 @@ class Agent:
             os.kill(pid, number)
         return {}
 
+    def _op_pause_all(self, request, given):
+        """Stops everything in the cage but the programs with these pids."""
+        trees.pause_all(set(request["spared"]))
+        return {}
+
+    def _op_resume_all(self, request, given):
+        trees.resume_all()
+        return {}
+
     def _kill_tree(self, pid, mark):
         """Works for a program that has ended, too. If its pid belongs to another program by now, that one is spared."""
         is_others = pid in self._started and self._started[pid].mark != mark

@@ -164,11 +164,7 @@ def _others():
 
 def op_kill(request, source):
     """Kills everything. Stops all first, because a stopped process starts nothing."""
-    found = set()
-    while new := _others() - found:
-        trees._signal(new, signal.SIGSTOP)
-        found |= new
-    trees._signal(found, signal.SIGKILL)
+    trees._signal(trees.pause_all(spared={os.getppid()}), signal.SIGKILL)
     return {}
 
 

@@ -1,4 +1,6 @@
-"""Finds and kills everything that a program started: by parent, by session, and by a mark in the environment."""
+"""Finds and kills everything that a program started: by parent, by session, and by a mark in the environment. Pauses
+and resumes everything in the cage.
+"""
 
 import _signal as signal  # without its enums, which take longer to make than the agent
 import os
@@ -22,6 +24,20 @@ def kill(leader, mark):
             break
         time.sleep(0 if new else _PAUSE)
     _signal(found, signal.SIGKILL)
+
+
+def pause_all(spared):
+    """Stops every process but init, this one and `spared`, until no new one is found. Returns their pids."""
+    found = set()
+    while new := set(_pids()) - spared - found:
+        _signal(new, signal.SIGSTOP)
+        found |= new
+    return found
+
+
+def resume_all():
+    """Continues everything that `pause_all` stopped."""
+    _signal(_pids(), signal.SIGCONT)
 
 
 def own_descendants():

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -181,6 +181,16 @@ class LocalLive:
         if process is None:
             raise InvalidRequest(f"no process {pid!r} in this sandbox", field="pid", hint="processes() lists them")
         return LocalProcess(process, self._operations)
+
+    async def pause(self, spared: Sequence[int]) -> None:
+        self._operations.check_open()
+        if (cage := self.current()) is not None:
+            await self._operations.run(cage.pause(spared))
+
+    async def resume(self) -> None:
+        self._operations.check_open()
+        if (cage := self.current()) is not None:
+            await self._operations.run(cage.resume())
 
     # ---- sessions ----
 

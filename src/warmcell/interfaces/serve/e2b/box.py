@@ -6,15 +6,13 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-import signal
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from warmcell.interfaces.serve.e2b.connect import RpcError
 from warmcell.interfaces.serve.e2b.guest_files import GuestFiles
 from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.image_access import ImageChoice
@@ -32,7 +30,7 @@ USERS = ("user", "root", "")
 #: Where an image has its interpreter.
 _IMAGE_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: How long a pause or a resume may take.
-SIGNAL_SECONDS = 20.0
+PAUSE_SECONDS = 20.0
 #: Before a pause, for writing the variables of contexts. Others are kept in memory only.
 WRITE_SECONDS = 30.0
 
@@ -71,8 +69,6 @@ class Box:
         self.on_first_resume: Callable[[], object] = lambda: None
         #: Of the template's build that it was made of; empty without one.
         self.build_id = ""
-        #: Whether contexts of the code interpreter have started.
-        self.has_interpreters = False
         self.files = GuestFiles(entry, service.search_path if image is None else lambda: _IMAGE_PATH)
         #: By pid: those that run.
         self.commands: dict[int, Command] = {}
@@ -90,13 +86,16 @@ class Box:
         return "v1_" + b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
 
     async def pause(self) -> None:
-        """Stop everything that runs; its memory is kept. With `--state`, variables of contexts are written too."""
+        """Stop everything that runs but the file service; its memory is kept.
+
+        With `--state`, variables of contexts are written too.
+        """
         self.is_paused = True
         saved = sessions_of(self.entry)
         try:
             if saved is not None:
                 await saved.write(WRITE_SECONDS)
-            await self._signal_all(signal.SIGSTOP)
+            await self._wait_for(self.entry.sandbox.pause_programs(self.files.pids))
         except BaseException:
             self.is_paused = False
             if saved is not None:
@@ -104,22 +103,19 @@ class Box:
             raise
 
     async def resume(self) -> None:
-        await self._signal_all(signal.SIGCONT)
+        await self._wait_for(self.entry.sandbox.resume_programs())
         self.is_paused = False
         on_first_resume, self.on_first_resume = self.on_first_resume, lambda: None
         on_first_resume()
         if (saved := sessions_of(self.entry)) is not None:
             await saved.drop_copies()
 
-    async def _signal_all(self, number: int) -> None:
+    async def _wait_for(self, work: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(SIGNAL_SECONDS):
-                for command in self.running_commands():
-                    await command.process.signal(number)
-                if self.has_interpreters:
-                    await self.files.ask("signal", signal=int(number))
-        except (TimeoutError, RpcError) as error:
-            raise HttpError(504, f"cannot pause or resume the sandbox: {str(error) or 'timed out'}") from None
+            async with asyncio.timeout(PAUSE_SECONDS):
+                await work
+        except TimeoutError:
+            raise HttpError(504, "cannot pause or resume the sandbox: timed out") from None
 
     def describe(self) -> dict[str, Any]:
         """For the next server."""

@@ -66,7 +66,6 @@ class Context:
     def continue_with(self, session: AsyncSession, own: dict[str, Any]) -> None:
         """Be a context of the last server: its id, and its variables."""
         self.id, self._count, self._session = str(own["id"]), int(own["count"]), session
-        self._box.has_interpreters = True
 
     async def start(self) -> AsyncSession:
         """Start the session, or return the one that was started."""
@@ -74,7 +73,6 @@ class Context:
             if self._session is None:
                 is_at_home = self.cwd == HOME or self.cwd.startswith(f"{HOME}/")
                 await self._make_directory()
-                self._box.has_interpreters = True
                 async with self._slot():
                     session = await self._box.entry.sandbox.session(
                         LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME

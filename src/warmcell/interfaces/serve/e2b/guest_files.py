@@ -69,6 +69,10 @@ class FileService:
     def is_running(self) -> bool:
         return self._process.is_running and not self._reading.done()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def request(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._writing is not None:  # an abandoned request may be half written
             await asyncio.wait([self._writing])
@@ -159,6 +163,11 @@ class GuestFiles:
         self._service: FileService | None = None
         #: Requests that free what an abandoned call left in the service.
         self._freeing: set[asyncio.Task[None]] = set()
+
+    @property
+    def pids(self) -> list[int]:
+        """The file service's, as the guest sees it, while it runs. Watchers ask it also while the sandbox is paused."""
+        return [self._service.pid] if self._service is not None and self._service.is_running else []
 
     async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         service = None
