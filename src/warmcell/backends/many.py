@@ -23,8 +23,17 @@ OnProgress = Callable[[int, int | None], object]
 
 def default_concurrency() -> int:
     """Twice the processors: while one run starts or ends, another computes."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 * processors
+    return 2 * _own_processors()
+
+
+async def count_processors(backend: object) -> int:
+    """Those that the backend's runs can use: of this host, or of a cluster."""
+    count = getattr(backend, "count_processors", None)
+    return _own_processors() if count is None else max(1, int(await count()))
+
+
+def _own_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_concurrency(value: object) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
-from warmcell.backends.many import check_concurrency
+from warmcell.backends.many import check_concurrency, count_processors
 from warmcell.backends.shared import shared_backend
 from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
@@ -82,10 +82,11 @@ async def aevaluate(
     """Judges every sample of every task that has no verdict in `out` yet, and appends the verdicts as they come.
 
     `tasks` and `samples` are files of JSON lines or iterables of dicts; tasks are read one at a time. `concurrency`
-    samples are judged at a time (None: twice the processors), by `processes` Python processes (None: from the
-    processors and the number of samples).
+    samples are judged at a time (None: twice the processors, of all nodes if the backend is a cluster; of this host for
+    samples in an image, which run here), by `processes` Python processes (None: from the processors and the number of
+    samples).
     """
-    places = check_concurrency(concurrency)
+    places_here = check_concurrency(concurrency)
     usual = backend if backend is not None else shared_backend()
     async with AsyncExitStack() as cleanup:
         evaluation = await in_thread(
@@ -95,8 +96,9 @@ async def aevaluate(
         supervisors = supervisors_for(usual, processes, range(evaluation.total))
         if supervisors is not None:
             await cleanup.enter_async_context(supervisors)
-        backends = ImageBackends(usual)
+        backends = ImageBackends(usual, places_here)
         cleanup.push_async_callback(backends.aclose)
+        places = places_here if concurrency is not None else 2 * await count_processors(usual)
         return await evaluation.run(places, backends, supervisors)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, Literal
 
 from warmcell.backends.built import Program
-from warmcell.backends.many import Execute, attempt, run_many
+from warmcell.backends.many import Execute, attempt, count_processors, run_many
 from warmcell.backends.shared import shared_backend
 from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
@@ -103,7 +102,7 @@ async def ajudge(
         if isinstance(program, Program):
             execute = supervisors.runner_of(request) if supervisors is not None else _runs_of(program)
         requests = [limit(request, case) for case in cases]
-        at_once = concurrency or await _processors(backend)
+        at_once = concurrency or await count_processors(backend)
         return await _Session(execute, requests, cases, check, on_verdict).run(at_once, stop_early)
 
 
@@ -273,11 +272,3 @@ def _check_case(case: object) -> Case:
     if not isinstance(case, Case):
         raise InvalidRequest(f"must be Case, not {type(case).__name__}", field="cases")
     return case
-
-
-async def _processors(backend: SandboxBackend | None) -> int:
-    """Those that cases can use: of this host, or of a cluster."""
-    count = getattr(backend, "count_processors", None)
-    if count is not None:
-        return max(1, int(await count()))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

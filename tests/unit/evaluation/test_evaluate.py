@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers import PATIENCE
 
-from warmcell import BackendUnavailable, ExecRequest, ExecutionFailed, FakeBackend, InvalidRequest, evaluate
+from warmcell import (
+    BackendUnavailable,
+    ExecRequest,
+    ExecResult,
+    ExecutionFailed,
+    FakeBackend,
+    InvalidRequest,
+    aevaluate,
+    evaluate,
+)
 from warmcell.evaluation.evaluate import Progress
 
 
@@ -145,3 +156,29 @@ def test_files_may_be_compressed_and_samples_in_lists(out: Path, tmp_path: Path)
         tmp_path / "tasks.jsonl.gz", tmp_path / "samples.jsonl.gz", out=out, backend=FakeBackend(print_code)
     )
     assert summary.counts == {"accepted": 1, "wrong_answer": 1}
+
+
+class Nodes(FakeBackend):
+    """Fifty processors elsewhere. Its runs end when twice as many are under way."""
+
+    build = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running, self._is_full = 0, asyncio.Event()
+
+    async def count_processors(self) -> int:
+        return 50
+
+    async def execute(self, request: ExecRequest, **_: Any) -> ExecResult:
+        self._running += 1
+        if self._running == 100:
+            self._is_full.set()
+        async with asyncio.timeout(PATIENCE):
+            await self._is_full.wait()
+        return ExecResult("right")
+
+
+async def test_a_cluster_has_samples_for_all_of_its_processors(out: Path) -> None:
+    summary = await aevaluate([task("a")], [sample("a", str(n)) for n in range(100)], out=out, backend=Nodes())
+    assert summary.counts == {"accepted": 100}
