@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, Literal
@@ -99,10 +99,16 @@ async def ajudge(
                 execute = (await cleanup.enter_async_context(supervisors)).execute
             if built is not None:
                 program = await cleanup.enter_async_context(built)
-        if isinstance(program, Program):
-            execute = supervisors.runner_of(request) if supervisors is not None else _runs_of(program)
+        at_once = concurrency
+        if isinstance(program, Program) and supervisors is not None:
+            execute = supervisors.runner_of(request)
+        elif isinstance(program, Program):
+            # On a cluster, cases wait on the nodes. Not with `stop_early`, which would throw most of them away.
+            cluster: Any = program if hasattr(program, "run_case") and not concurrency and not stop_early else None
+            execute = _runs_of(program.run if cluster is None else cluster.run_case)
+            at_once = concurrency if cluster is None else await cluster.count_cases()
         requests = [limit(request, case) for case in cases]
-        at_once = concurrency or await count_processors(backend)
+        at_once = at_once or await count_processors(backend)
         return await _Session(execute, requests, cases, check, on_verdict).run(at_once, stop_early)
 
 
@@ -261,9 +267,9 @@ def _unbuilt(backend: SandboxBackend | None) -> Execute:
     return execute
 
 
-def _runs_of(program: Program) -> Execute:
+def _runs_of(run: Callable[..., Awaitable[ExecResult]]) -> Execute:
     async def execute(request: ExecRequest) -> ExecResult:
-        return await program.run(request.stdin, request.args, request.timeout, limits=request.limits)
+        return await run(request.stdin, request.args, request.timeout, limits=request.limits)
 
     return execute
 

@@ -20,10 +20,10 @@ REQUEST = ExecRequest("python", "print(1)", 20)
 class Guests:
     """Runs that last until they are let go."""
 
-    def __init__(self, runs: BatchRuns, count: int) -> None:
+    def __init__(self, runs: BatchRuns, count: int, at_once: int = 2) -> None:
         self.running = self.most = 0
         self._may_end = asyncio.Semaphore(0)
-        self.tasks = [asyncio.create_task(runs.run(self._execute, 2)) for _ in range(count)]
+        self.tasks = [asyncio.create_task(runs.run(self._execute, at_once)) for _ in range(count)]
 
     async def _execute(self) -> ExecResult:
         self.running += 1
@@ -59,6 +59,23 @@ async def test_results_wait_for_others_while_the_node_has_enough_to_do(monkeypat
     await holding
     await runs.hold_results()
     await guests.let_go(4)
+
+
+async def test_results_do_not_wait_while_one_of_two_batches_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runs, "_HOLD_SECONDS", PATIENCE)
+    runs = BatchRuns()
+    many, few = Guests(runs, 9), Guests(runs, 2, at_once=1)
+    await until_async(lambda: many.running == 2 and few.running == 1)
+    async with asyncio.timeout(PATIENCE / 2):
+        await runs.hold_results()
+    await few.let_go(2)
+    holding = asyncio.create_task(runs.hold_results())
+    await many.let_go(4)
+    assert not holding.done()
+    await many.let_go(1)
+    await holding
+    await many.let_go(4)
+    assert (many.most, few.most) == (2, 1)
 
 
 async def test_other_messages_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

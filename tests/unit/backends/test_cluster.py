@@ -28,6 +28,7 @@ from warmcell import (
     judge,
 )
 from warmcell.backends.fake import FakeGuest
+from warmcell.backends.ray.batch_runs import BatchRuns
 from warmcell.backends.ray.placement import Needs, NodeFacts, NodeInfo, choose, usable
 from warmcell.lifetime.portal import portal
 
@@ -69,6 +70,12 @@ PLACEMENTS: dict[str, tuple[list[Any], Needs, str | None]] = {
         "a",
     ),
     "long runs do not": ([candidate("a", 6, seconds=9)], Needs("python", is_batch=True), None),
+    "cases of a judge are one for each processor, and two wait": (
+        [candidate("a", 4), candidate("b", 3)],
+        Needs("python", is_batch=True, per_core=1),
+        "b",
+    ),
+    "no more of them": ([candidate("a", 4)], Needs("python", is_batch=True, per_core=1), None),
     "no node": ([], Needs("python"), None),
 }
 
@@ -156,6 +163,27 @@ def test_verdicts_are_those_of_one_host_though_a_node_is_lost() -> None:
     with nodes.backend() as backend:
         verdicts = judge(REQUEST, cases, backend=backend, clock="wall")
     assert [verdict.status for verdict in verdicts] == ["accepted" if n % 3 else "wrong_answer" for n in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_batch"), [({}, True), ({"concurrency": 3}, False), ({"stop_early": True}, False)]
+)
+def test_cases_are_a_batch_with_a_processor_each(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_batch: bool
+) -> None:
+    at_once_of_cases: list[int] = []
+    run = BatchRuns.run
+
+    async def note_run(self: BatchRuns, execute: Any, at_once: int) -> Any:
+        at_once_of_cases.append(at_once)
+        return await run(self, execute, at_once)
+
+    monkeypatch.setattr(BatchRuns, "run", note_run)
+    nodes = StandInNodes("a", "b", answer=lambda _, request: str(request.stdin))
+    with nodes.backend() as backend:
+        verdicts = judge(REQUEST, [Case(str(n), str(n)) for n in range(60)], backend=backend, **options)
+    assert all(verdict.ok for verdict in verdicts) and len(verdicts) == 60
+    assert at_once_of_cases == [2] * (60 if is_batch else 0)
 
 
 def test_a_node_that_joins_is_used_and_one_that_drains_is_emptied() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +43,8 @@ T = TypeVar("T")
 Send = Callable[["NodeLink", "Listener | None"], Coroutine[Any, Any, ExecResult]]
 #: Requests of a batch that are in memory at a time, at least: enough for nodes that join.
 _BATCH_REQUESTS = 256
+#: Runs of a batch at a time: two, as on one host. Cases of a judge have a processor each, so that none is late.
+_RUNS_PER_CORE, _CASES_PER_CORE = 2, 1
 
 
 class RayBackend(BackendBase):
@@ -135,7 +137,7 @@ class RayBackend(BackendBase):
     async def _execute(self, request: ExecRequest, listener: Listener | None, *, is_batch: bool) -> ExecResult:
         with RunRecord(self.name, request, self._policy) as record:
             send = partial(_send_batch_run if is_batch else _send_run, request)
-            work = partial(self._place, self._needs(request, is_batch), send)
+            work = partial(self._place, self._needs(request, is_batch=is_batch), send)
             record.result = await self._reach(work, listener)
             return record.result
 
@@ -170,30 +172,36 @@ class RayBackend(BackendBase):
         return self._run_batch(requests, on_progress)
 
     async def _run_batch(self, requests: Requests, on_progress: OnProgress | None) -> AsyncIterator[Outcome]:
-        links = await self._reach(self._open_links)
-        most = max(_BATCH_REQUESTS, 2 * sum(link.facts.slots for link in links))
+        most = await self._count_batch_requests()
         runs = run_many(partial(self._execute, listener=None, is_batch=True), requests, most, on_progress)
         async with aclosing(runs) as outcomes:  # type: ignore[type-var]
             async for outcome in outcomes:
                 yield outcome
+
+    async def _count_batch_requests(self) -> int:
+        """How many requests of a batch to have in memory."""
+        links = await self._reach(self._open_links)
+        return max(_BATCH_REQUESTS, 2 * sum(link.facts.slots for link in links))
 
     async def build(self, request: ExecRequest) -> Program:
         """Compiles the program on one node, to raise `BuildFailed` now; others build it when they run it."""
         key = uuid4().hex
         await self._reach(partial(self._place, self._needs(request), partial(_send_build, key, request)), None)
         execute = partial(self._run_program, key, request)
-        return RayProgram(self.name, request, execute, partial(self._release_program, key))
+        release = partial(self._release_program, key)
+        return RayProgram(self.name, request, execute, release, self._count_batch_requests)
 
     def build_blocking(self, request: ExecRequest) -> Program:
         """The same in the calling thread."""
         return self._call(self.build, request)
 
     async def _run_program(
-        self, key: str, definition: ExecRequest, request: ExecRequest, listener: Listener | None
+        self, key: str, definition: ExecRequest, request: ExecRequest, listener: Listener | None, is_case: bool = False
     ) -> ExecResult:
         self._check_open()
-        send = partial(_send_program_run, key, definition, request)
-        return await self._place(self._needs(request), send, listener)
+        send = partial(_send_case if is_case else _send_program_run, key, definition, request)
+        needs = self._needs(request, is_batch=True, per_core=_CASES_PER_CORE) if is_case else self._needs(request)
+        return await self._place(needs, send, listener)
 
     def _release_program(self, key: str) -> None:
         async def release() -> None:
@@ -243,8 +251,8 @@ class RayBackend(BackendBase):
         """The nodes that carry out work now. For servers; from any thread."""
         return list(self._cluster.links.values())
 
-    def _needs(self, request: ExecRequest, is_batch: bool = False) -> Needs:
-        return Needs(str(request.language), self._policy.gpus is not None, is_batch)
+    def _needs(self, request: ExecRequest, **batch: Any) -> Needs:
+        return Needs(str(request.language), self._policy.gpus is not None, **batch)
 
     async def _ask_version(self, language: str) -> str:
         link = await self._cluster.acquire(Needs(language))
@@ -304,9 +312,13 @@ async def _send_run(request: ExecRequest, link: NodeLink, listener: Listener | N
 
 
 async def _send_batch_run(request: ExecRequest, link: NodeLink, _: Listener | None) -> ExecResult:
+    return await _time_batch_run(link, link.call("batch_run", request, batch_places(link.info.cores, _RUNS_PER_CORE)))
+
+
+async def _time_batch_run(link: NodeLink, call: Awaitable[Any]) -> ExecResult:
     """Notes how long it took, also if it ran into a limit."""
     try:
-        result: ExecResult = await link.call("batch_run", request, batch_places(link.info.cores))
+        result: ExecResult = await call
     except (ExecutionTimeout, MemoryExceeded) as error:
         if error.result is not None:
             link.note_batch_run(error.result.duration)
@@ -323,12 +335,24 @@ async def _send_build(key: str, definition: ExecRequest, link: NodeLink, _: List
 async def _send_program_run(
     key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink, listener: Listener | None
 ) -> ExecResult:
+    program, is_streamed = _program_values(key, definition, request, link), listener is not None
+    result: ExecResult = await link.call("program_run", *program, is_streamed, listener=listener)
+    return result
+
+
+async def _send_case(
+    key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink, _: Listener | None
+) -> ExecResult:
+    program, at_once = _program_values(key, definition, request, link), batch_places(link.info.cores, _CASES_PER_CORE)
+    return await _time_batch_run(link, link.call("batch_program_run", *program, at_once))
+
+
+def _program_values(key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink) -> tuple[Any, ...]:
+    """The program, with its definition at its first run on the node, and the arguments of the run."""
     arguments = (request.stdin, request.args, request.timeout, request.limits)
     sent = None if key in link.programs else definition
     link.programs.add(key)
-    is_streamed = listener is not None
-    result: ExecResult = await link.call("program_run", key, sent, arguments, is_streamed, listener=listener)
-    return result
+    return key, sent, arguments
 
 
 class _NodeVersions(Mapping[str, str]):

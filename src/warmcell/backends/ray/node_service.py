@@ -26,6 +26,8 @@ from warmcell.lifetime.threads import in_thread
 #: An empty batch after so long shows that the node is alive.
 TAKE_SECONDS = 10.0
 _MOST_MESSAGES = 512
+#: Requests whose results may wait for others.
+_OF_BATCHES = ("batch_run", "batch_program_run")
 #: Servers that tunnels lead to: the one of `Sandbox(backend="ray")`, and the one of `warmcell serve --ray`.
 SANDBOXES, FRONT = "sandboxes", "front"
 _SERVERS = {
@@ -73,7 +75,7 @@ class NodeService:
             else:
                 task = self._tasks[number] = asyncio.create_task(getattr(self, f"_{kind}")(number, *values))
                 # A callback, because a task that is cancelled before its first step runs none of its own code.
-                task.add_done_callback(partial(self._finish, number, kind == "batch_run"))
+                task.add_done_callback(partial(self._finish, number, kind in _OF_BATCHES))
 
     async def take(self) -> bytes:
         """Waits for messages; empty after a while without any."""
@@ -141,6 +143,14 @@ class NodeService:
         if not is_streamed:
             return await program.run(stdin, args, timeout, limits=limits)
         return await self._follow(number, program.stream(stdin, args, timeout, limits=limits))
+
+    async def _batch_program_run(
+        self, number: int, key: str, definition: ExecRequest | None, arguments: tuple[Any, ...], at_once: int
+    ) -> Any:
+        """The program is built before the run waits for its place: later runs come without the definition."""
+        program = await self._program(key, definition)
+        stdin, args, timeout, limits = arguments
+        return await self._batches.run(partial(program.run, stdin, args, timeout, limits=limits), at_once)
 
     # ---- sandboxes ----
 

@@ -64,6 +64,8 @@ class Needs:
     has_gpus: bool = False
     #: One of many: at most a few per processor, so that nodes which join get their part.
     is_batch: bool = False
+    #: Of a batch: how many run at a time for each processor.
+    per_core: int = 2
     #: A sandbox takes no slot: its runs wait on its node.
     is_sandbox: bool = False
 
@@ -101,19 +103,18 @@ def slots_of(one: Candidate, needs: Needs) -> int:
         return one.running + 1
     if not needs.is_batch:
         return one.facts.slots
-    return min(one.facts.slots, batch_slots(one.info.cores, one.batch_run_seconds))
+    return min(one.facts.slots, batch_slots(batch_places(one.info.cores, needs.per_core), one.batch_run_seconds))
 
 
-def batch_places(cores: int) -> int:
-    """How many runs of batches a node carries out at a time: twice the processors, as on one host."""
-    return 2 * max(1, cores)
+def batch_places(cores: int, per_core: int) -> int:
+    """How many runs of batches a node carries out at a time."""
+    return per_core * max(1, cores)
 
 
-def batch_slots(cores: int, run_seconds: float | None) -> int:
+def batch_slots(at_once: int, run_seconds: float | None) -> int:
     """How many runs of batches a node has: those that run, and those that wait there, so that both directions carry
     many in one call. Short runs only: with long ones, what waits on one node would be missing on another.
     """
-    at_once = batch_places(cores)
     ahead = 0 if run_seconds is None else int(at_once * _AHEAD_SECONDS / max(run_seconds, _SHORTEST_SECONDS))
     return at_once + max(2, ahead)
 
