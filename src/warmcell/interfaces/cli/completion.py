@@ -10,6 +10,7 @@ from warmcell.interfaces.cli.parser import build_parser
 from warmcell.interfaces.cli.render import print_json
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import all_rows, why_missing
+from warmcell.languages.table import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,11 @@ def completion(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def commands() -> list[Command]:
-    """The parser's commands and options as data, with the languages and backends of this host."""
-    from warmcell.backends.registry import backend_names
-
+def commands(*, for_any_host: bool = False) -> list[Command]:
+    """The parser's commands and options as data, with the languages and backends of this host, or with all."""
     parsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     summaries = {action.dest: action.help or "" for action in parsers._choices_actions}
-    languages, backends = _languages(), backend_names()
+    languages, backends = (_all_languages(), ("process", "wasm")) if for_any_host else (_languages(), _backends())
     found = []
     for name, parser in parsers.choices.items():
         found.append(_command(name, summaries[name], parser, languages if name == "run" else [], backends))
@@ -59,6 +58,16 @@ def _command(
         else:
             words += choices
     return Command(name, summary, tuple(options), tuple(words))
+
+
+def _backends() -> tuple[str, ...]:
+    from warmcell.backends.registry import backend_names
+
+    return backend_names()
+
+
+def _all_languages() -> list[str]:
+    return [word for row in ROWS for word in (row.name, *row.aliases)]
 
 
 def _languages() -> list[str]:
