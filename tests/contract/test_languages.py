@@ -99,6 +99,7 @@ async def _all_outcomes(backend: ProcessBackend, names: list[str]) -> Outcomes:
     return {asked[outcome.index]: outcome async for outcome in run_many(execute, runs)}  # type: ignore[arg-type]
 
 
+@pytest.mark.xdist_group("outcomes of languages")  # one test process builds and runs them all
 @pytest.mark.parametrize("language", PROCESS)
 def test_it_crashes_and_meets_its_limits(outcomes: Outcomes, language: str) -> None:
     require((language, "crash") in outcomes, f"{language} is not installed")

@@ -77,12 +77,12 @@ def test_what_is_wrong_is_named(server: Server, change: dict[str, object], named
     assert named in error_of(post(server, "/v1/run", json.dumps(PLAIN | change).encode()))["message"]
 
 
-def test_fifty_megabytes_are_not_read(server: Server) -> None:
+def test_large_bodies_are_not_read(server: Server) -> None:
     sent = 0
 
     def parts() -> object:
         nonlocal sent
-        for _ in range(50):
+        for _ in range(200):
             sent += 1
             yield b" " * (1 << 20)
 
@@ -91,7 +91,7 @@ def test_fifty_megabytes_are_not_read(server: Server) -> None:
         assert answer.status_code == 413
     except httpx.TransportError:  # it hung up while we were still sending
         pass
-    assert sent < 50
+    assert sent < 200
     head = f"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {50 << 20}\r\n\r\n"
     with connect(server) as connection:
         connection.sendall(head.encode())  # and no body at all
