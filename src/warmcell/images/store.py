@@ -216,7 +216,7 @@ class ImageStore:
             if other == name or (is_digest(reference) and found == digest):
                 self._records.remove_name(other)
         try:
-            with self._lock(is_shared=False, patience=0):
+            with self._lock(is_shared=False, waits=False):
                 return collect_garbage(self._records, self._layers, self._blobs)
         except ExecutionFailed:
             return 0
@@ -305,11 +305,11 @@ class ImageStore:
             yield StoreParts(self.path, self._blobs, self._layers, self._records, self._limits)
 
     @contextmanager
-    def _lock(self, *, is_shared: bool, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    def _lock(self, *, is_shared: bool, waits: bool = True) -> Iterator[None]:
         make_cache(self.path)
         if os.stat(self.path).st_uid != os.geteuid():
             raise InvalidRequest(f"the image store {self.path!r} belongs to another user", field="path")
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + (_PATIENCE_SECONDS if waits else 0)
         while (held := hold(self.path, is_shared=is_shared)) is None:
             if time.monotonic() > deadline:
                 what = "removing images" if is_shared else "adding an image"
