@@ -95,3 +95,11 @@ def test_the_lint_reads_the_prose_of_a_page(tmp_path: Path) -> None:
     path.write_text(PAGE)
     found = [line.split(":")[1] for line in run(str(path)).splitlines()]
     assert found == ["1", "3"], run(str(path))
+
+
+def test_the_lint_leaves_out_what_a_build_unpacked(tmp_path: Path) -> None:
+    for directory in ("own", ".patched/library"):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "page.md").write_text(PAGE)
+    found = {line.split(":")[0] for line in run(str(tmp_path)).splitlines()}
+    assert found == {str(tmp_path / "own" / "page.md")}
