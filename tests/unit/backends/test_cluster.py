@@ -20,6 +20,7 @@ from warmcell import (
     EnforcedLimits,
     EnforcerUnavailable,
     ExecRequest,
+    ExecutionFailed,
     FetchPolicy,
     InvalidRequest,
     Language,
@@ -263,6 +264,31 @@ async def test_cancelling_ends_the_run_on_its_node() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not nodes.transports["a"].service._tasks
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("failure", [BackendUnavailable("no space left"), OSError("no space left")])
+async def test_a_build_that_failed_on_a_node_is_tried_again_there(failure: Exception) -> None:
+    nodes = StandInNodes("a", "b")
+    backend = nodes.backend()
+    program = await backend.build(REQUEST)
+    await until_async(lambda: len(backend.links()) == 2)
+    (other,) = (link for link in backend.links() if not link.programs)
+    node = nodes.transports[other.info.id].backend
+    build, failures = node.build, [failure]
+
+    async def fail_once(request: ExecRequest) -> Any:
+        if failures:
+            raise failures.pop()
+        return await build(request)
+
+    node.build = fail_once  # type: ignore[method-assign]
+    nodes.drain("a" if other.info.id == "b" else "b")
+    await until_async(lambda: len(backend.links()) == 1)
+    with pytest.raises((BackendUnavailable, ExecutionFailed), match="no space left"):
+        await program.run()
+    assert (await program.run()).stdout == other.info.id
+    assert (await program.run()).stdout == other.info.id
     await backend.aclose()
 
 

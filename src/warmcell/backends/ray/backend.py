@@ -335,24 +335,27 @@ async def _send_build(key: str, definition: ExecRequest, link: NodeLink, _: List
 async def _send_program_run(
     key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink, listener: Listener | None
 ) -> ExecResult:
-    program, is_streamed = _program_values(key, definition, request, link), listener is not None
-    result: ExecResult = await link.call("program_run", *program, is_streamed, listener=listener)
+    values, is_streamed = _program_values(key, definition, request, link), listener is not None
+    result: ExecResult = await link.call("program_run", *values, is_streamed, listener=listener)
+    link.programs.add(key)
     return result
 
 
 async def _send_case(
     key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink, _: Listener | None
 ) -> ExecResult:
-    program, at_once = _program_values(key, definition, request, link), batch_places(link.info.cores, _CASES_PER_CORE)
-    return await _time_batch_run(link, link.call("batch_program_run", *program, at_once))
+    values, at_once = _program_values(key, definition, request, link), batch_places(link.info.cores, _CASES_PER_CORE)
+    result = await _time_batch_run(link, link.call("batch_program_run", *values, at_once))
+    link.programs.add(key)
+    return result
 
 
 def _program_values(key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink) -> tuple[Any, ...]:
-    """The program, with its definition at its first run on the node, and the arguments of the run."""
+    """The program and the arguments of the run. The definition is sent until a run on the node has succeeded: a build
+    that failed, or was cancelled before it began, is tried again.
+    """
     arguments = (request.stdin, request.args, request.timeout, request.limits)
-    sent = None if key in link.programs else definition
-    link.programs.add(key)
-    return key, sent, arguments
+    return key, None if key in link.programs else definition, arguments
 
 
 class _NodeVersions(Mapping[str, str]):

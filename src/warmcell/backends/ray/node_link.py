@@ -63,7 +63,7 @@ class NodeLink:
         self.running = self.sandboxes = 0
         self.batch_run_seconds: float | None = None
         self.lost: SandboxError | None = None
-        #: Keys of the programs that the node knows.
+        #: Keys of the programs that the node has built.
         self.programs: set[str] = set()
         self._transport, self._on_lost = transport, on_lost
         self._numbers = count(1)
@@ -136,8 +136,9 @@ class NodeLink:
             self._calls.pop(number, None)
 
     def release_program(self, key: str) -> None:
-        if key in self.programs and self.lost is None:
-            self.programs.discard(key)
+        """Also of one that is not among `programs`: the node may have built it for a run that failed."""
+        self.programs.discard(key)
+        if self.lost is None:
             self._send(0, "release", key)
 
     def lose(self, reason: str) -> None:

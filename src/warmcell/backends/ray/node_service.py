@@ -137,7 +137,7 @@ class NodeService:
     async def _program_run(
         self, number: int, key: str, definition: ExecRequest | None, arguments: tuple[Any, ...], is_streamed: bool
     ) -> Any:
-        """`definition` comes with the first run of the program on this node."""
+        """`definition` comes with the first runs of the program on this node."""
         program = await self._program(key, definition)
         stdin, args, timeout, limits = arguments
         if not is_streamed:
@@ -202,13 +202,15 @@ class NodeService:
 
     async def _program(self, key: str, definition: ExecRequest | None) -> Any:
         if key not in self._programs:
-            assert definition is not None
+            if definition is None:
+                raise ExecutionFailed("the node no longer has the program", hint="build it again")
             self._programs[key] = asyncio.create_task(self._backend.build(definition))
         building = self._programs[key]
         try:
             return await asyncio.shield(building)
-        except SandboxError:
-            self._programs.pop(key, None)  # the next attempt builds it again
+        except Exception:
+            if self._programs.get(key) is building:  # and not a later attempt
+                del self._programs[key]
             raise
 
     def _release(self, key: str) -> None:
