@@ -6,9 +6,9 @@ displays out; printed output goes to the pipes at 1 and 2.
 
 import __future__
 
+import _ast  # `ast` and `inspect` are slow to import
 import builtins
 import gc
-import inspect
 import linecache
 import os
 import resource
@@ -24,6 +24,7 @@ _CONTROL, _IMAGE_OUT, _IMAGE_IN = 3, 4, 5
 #: A high number: restored descriptors get the numbers that they had in the original session.
 _IMAGE_PLACE = 200
 _AWAIT = 0x2000  # PyCF_ALLOW_TOP_LEVEL_AWAIT of `ast`
+_COROUTINE = 0x80  # CO_COROUTINE of `inspect`
 _FUTURES = 0
 for _name in __future__.all_feature_names:
     _FUTURES |= getattr(__future__, _name).compiler_flag
@@ -141,7 +142,7 @@ class Session:
         last = None
         if tree.body and type(tree.body[-1]).__name__ == "Expr":
             last = builtins.compile(  # before anything runs, so that syntax errors are found first
-                _expression(tree.body.pop()), filename, "eval", self._flags | _AWAIT, dont_inherit=True
+                _ast.Expression(tree.body.pop().value), filename, "eval", self._flags | _AWAIT, dont_inherit=True
             )
         if tree.body:
             body = compile(tree, filename, "exec", self._flags | _AWAIT, dont_inherit=True)
@@ -151,7 +152,7 @@ class Session:
 
     def _carry_out(self, code):
         value = eval(code, self._namespace)
-        return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
+        return self._await(value) if code.co_flags & _COROUTINE else value
 
     def _run_nested(self, source):
         """Runs code inside a cell, for `%time`."""
@@ -248,12 +249,6 @@ def _set_aside(descriptor, place):
 def _open_descriptors():
     """The open descriptors, without the one that lists them."""
     return {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
-
-
-def _expression(statement):
-    import ast
-
-    return ast.Expression(statement.value)
 
 
 def _short(value):

@@ -3,7 +3,7 @@
 A line is parsed as a magic only if it is a syntax error in Python, so `%` and `!` in expressions are unaffected.
 """
 
-import ast
+import _ast  # `ast` is slow to import
 import os
 import re
 import subprocess
@@ -35,13 +35,13 @@ def code_of_line(source, filename, flags):
 def python_for(source, filename, flags):
     """The cell as a syntax tree, with magics replaced by calls. Raises SyntaxError."""
     if cell := _CELL.match(source):
-        return ast.parse(f"__magic__.cell{cell.groups()!r}", filename)
+        source = f"__magic__.cell{cell.groups()!r}"
     if source[:1].isspace():
         source = _at_the_margin(source)
     lines = None
     while True:
         try:
-            return compile(source, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+            return compile(source, filename, "exec", flags | _ast.PyCF_ONLY_AST, dont_inherit=True)
         except SyntaxError as error:
             lines = lines or source.split("\n")
             if not _replace(lines, (error.lineno or 0) - 1):

@@ -1,10 +1,9 @@
 """Modules that code written for notebooks imports, where the real ones are not installed or would need a notebook."""
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
+from _frozen_importlib import ModuleSpec  # as importlib.machinery has it
+from _frozen_importlib_external import PathFinder
 
 _FIGURES = "warmcell_figures"
 _DISPLAY = ("display", "update_display", "clear_output")
@@ -18,7 +17,7 @@ def install(screen):
     return adapting
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     def __init__(self, screen):
         self._makers = {
             _FIGURES: lambda module: _fill_figures(module, screen),
@@ -30,10 +29,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         maker = self._makers.get(name)
         if maker is None:
             return None
-        return importlib.util.spec_from_loader(name, _Loader(maker), is_package=name == "IPython")
+        return ModuleSpec(name, _Loader(maker), is_package=name == "IPython")
 
 
-class _AdaptingFinder(importlib.abc.MetaPathFinder):
+class _AdaptingFinder:
     """Makes libraries that would open a browser, a viewer or a notebook display their output like any value."""
 
     def __init__(self, screen):
@@ -50,7 +49,7 @@ class _AdaptingFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name not in self._adapters:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             spec.loader.exec_module = self._adapt(spec.loader.exec_module, self._adapters[name])
         return spec
@@ -73,9 +72,12 @@ def _display_by(screen, module):
         setattr(module, name, getattr(screen, name))
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     def __init__(self, maker):
         self._maker = maker
+
+    def create_module(self, spec):
+        return None
 
     def exec_module(self, module):
         self._maker(module)
