@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from importlib.util import find_spec
@@ -27,8 +27,8 @@ STARTING_SECONDS = 60
 class Server:
     """A running `warmcell serve`. `stop` gives its exit status."""
 
-    def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", *options]
+    def __init__(self, *options: str, prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "warmcell", "serve", "--port", "0", *options]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         environment.pop("WARMCELL_TOKEN", None)
         self.process = subprocess.Popen(
@@ -69,8 +69,8 @@ def start_server() -> Callable[..., contextmanager[Server]]:  # type: ignore[val
     require(has_user_namespaces(), "this host has no user namespaces")
 
     @contextmanager
-    def start(*options: str) -> Iterator[Server]:
-        server = Server(*options)
+    def start(*options: str, prefix: Sequence[str] = ()) -> Iterator[Server]:
+        server = Server(*options, prefix=prefix)
         try:
             yield server
         finally:

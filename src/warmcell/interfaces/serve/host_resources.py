@@ -14,30 +14,40 @@ from warmcell.lifetime.held_directories import writable_place
 _log = logging.getLogger("warmcell.serve")
 #: Below this a sandbox could not even be made; guests have limits of their own.
 MIN_FREE_BYTES, MIN_FREE_INODES = 64 * MIB, 1024
-#: Kept for connections and for ending what runs.
-RESERVED_DESCRIPTORS = 128
-#: How long a result is reused.
+#: Kept for ending what runs, and for what is being started when the others run out.
+RESERVED_DESCRIPTORS = 64
+#: How long a result about the disk is reused, and how often a change is logged at most.
 CACHE_SECONDS = 1.0
 
 
+class HostShortage(BackendUnavailable):
+    """The host has too little disk space or too few descriptors left for new work. A 503 with Retry-After."""
+
+    retryable = True
+
+
 class HostResources:
-    def __init__(self) -> None:
-        self._problem: str | None = None
-        self._checked = -CACHE_SECONDS
+    def __init__(self, connections: int = 0) -> None:
+        """`connections`: how many descriptors are kept for the connections of clients."""
+        self._reserved = RESERVED_DESCRIPTORS + connections
+        self._disk: str | None = None
+        self._logged: str | None = None
+        self._checked = self._logged_at = -CACHE_SECONDS
 
     def check(self) -> None:
-        """Raises `BackendUnavailable`, which is a 503 with Retry-After, if the host has too little left."""
+        """Raises `HostShortage` if the host has too little left."""
         if (problem := self.problem()) is not None:
-            raise BackendUnavailable(problem, hint="try again later")
+            raise HostShortage(problem, hint="try again later")
 
     def problem(self) -> str | None:
         now = time.monotonic()
         if now - self._checked >= CACHE_SECONDS:
-            before, self._checked = self._problem, now
-            self._problem = _disk_problem() or _descriptor_problem()
-            if self._problem != before:
-                _log.error("new work is %s", f"refused: {self._problem}" if self._problem else "accepted again")
-        return self._problem
+            self._disk, self._checked = _disk_problem(), now
+        problem = self._disk or _descriptor_problem(self._reserved)
+        if problem != self._logged and now - self._logged_at >= CACHE_SECONDS:
+            self._logged, self._logged_at = problem, now
+            _log.error("new work is %s", f"refused: {problem}" if problem else "accepted again")
+        return problem
 
 
 def _disk_problem() -> str | None:
@@ -52,10 +62,19 @@ def _disk_problem() -> str | None:
     return None
 
 
-def _descriptor_problem() -> str | None:
+def _descriptor_problem(reserved: int) -> str | None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft == resource.RLIM_INFINITY:
+    if soft == resource.RLIM_INFINITY or _count_descriptors() <= soft - min(reserved, soft // 2):
         return None
-    reserved = min(RESERVED_DESCRIPTORS, soft // 4)
-    used = len(os.listdir("/proc/self/fd"))
-    return "the server has almost no free descriptors" if used > soft - reserved else None
+    return f"the server has almost no free descriptors (RLIMIT_NOFILE is {soft})"
+
+
+def _count_descriptors() -> int:
+    count = os.stat("/proc/self/fd").st_size
+    return count or len(os.listdir("/proc/self/fd"))  # Linux before 6.2 does not tell the number
+
+
+def connections_within_limit(wanted: int) -> int:
+    """At most a quarter of the descriptors that this process may have: the others are for sandboxes."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft // 4))

@@ -24,6 +24,7 @@ from warmcell.interfaces.serve.responses import HttpError, error_response
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shutdown import LAST_RESPONSE_SECONDS, exit_after
 from warmcell.interfaces.serve.websockets import MAX_MESSAGE
+from warmcell.lifetime.descriptors import host_failure
 
 _log = logging.getLogger("warmcell.serve")
 _CLOSE = {"Connection": "close"}
@@ -70,6 +71,26 @@ class Drainable(Protocol):
         ...
 
 
+class AcceptFailures:
+    """An exception handler that logs one line if connections cannot be accepted; asyncio tries again after a second.
+
+    asyncio's own handler prints a traceback for each of up to `_MOST_AT_ONCE` attempts per second.
+    """
+
+    _PAUSE = 10.0
+
+    def __init__(self) -> None:
+        self._logged = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not context["message"].startswith("socket.accept()") or not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._logged >= self._PAUSE:
+            self._logged = loop.time()
+            _log.error("%s; trying again", host_failure(error, "accept connections"))
+
+
 OnStarted = Callable[["Server"], object]
 
 
@@ -81,6 +102,7 @@ class Server(uvicorn.Server):
         self._service, self._on_started = service, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(AcceptFailures())
         await super().startup(sockets=sockets)
         for each in sockets or ():
             each.listen(_BACKLOG)  # asyncio has one number for both

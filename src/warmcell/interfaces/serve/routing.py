@@ -20,6 +20,7 @@ from warmcell.interfaces.serve.requests import BUFFERED, ENDABLE, OWNER, REVOCAB
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 
 _log = logging.getLogger("warmcell.serve")
 Handler = Callable[[Request, Tenant], Awaitable[Response]]
@@ -105,6 +106,9 @@ def route(
             request.scope[FAULT] = getattr(error, "fault", None)
             return render_error(error)
         except Exception as error:
+            if isinstance(error, OSError) and is_exhaustion(error):
+                request.scope[FAULT] = "host"
+                return render_error(host_failure(error, "handle the request"))
             # An unexpected exception may contain anything from the host: log it, and send only its type.
             _log.exception("a request failed with an internal error")
             return render_error(HttpError(500, f"internal server error ({type(error).__name__})"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +16,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_app
 from warmcell.interfaces.serve.garbage_collection import freeze_loaded_objects
+from warmcell.interfaces.serve.host_resources import connections_within_limit
 from warmcell.interfaces.serve.listener import listen, make_tls_context, prepare_socket, serve_on, url_of
 from warmcell.interfaces.serve.passed_socket import take_passed_socket
 from warmcell.interfaces.serve.preloading import load_modules
@@ -25,6 +27,7 @@ from warmcell.interfaces.serve.settings import Settings, check_cluster_settings,
 from warmcell.interfaces.serve.telemetry import start_telemetry
 from warmcell.observe.audit import AuditLog
 
+_log = logging.getLogger("warmcell.serve")
 _MAX_DESCRIPTORS = 1 << 16
 
 
@@ -47,6 +50,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
         raise InvalidRequest("--tls-key needs --tls-cert")
     check_cluster_settings(settings)
     raise_descriptor_limit()
+    settings = replace(settings, max_connections=_connections_to_allow(settings))
     state = None if settings.state is None else hold_state(settings.state, settings.workers, settings.state_key)
     listening = listen(settings) if passed is None else prepare_socket(passed)
     audit = None if settings.audit is None else AuditLog(settings.audit)
@@ -73,6 +77,13 @@ def raise_descriptor_limit() -> None:
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _connections_to_allow(settings: Settings) -> int:
+    allowed = connections_within_limit(settings.max_connections)
+    if allowed < settings.max_connections:
+        _log.warning("at most %d connections, not %d: raise `ulimit -n`", allowed, settings.max_connections)
+    return allowed
 
 
 def _serve_with_workers(

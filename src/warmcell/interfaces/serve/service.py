@@ -18,7 +18,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.front.shared_queue import FrontQueue
 from warmcell.interfaces.serve.gpu_access import GpuAccess, Gpus, check_access
-from warmcell.interfaces.serve.host_resources import HostResources
+from warmcell.interfaces.serve.host_resources import HostResources, connections_within_limit
 from warmcell.interfaces.serve.image_access import ImageAccess, ImageChoice
 from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS, SOCKETS, Quota, TenantQuota
 from warmcell.interfaces.serve.rate_limits import ConcurrencyLimiter, RateLimiter
@@ -91,7 +91,9 @@ class Service:
         #: By tenant: processes that outlive their requests, and how many are being started.
         self._processes: defaultdict[str, set[AsyncProcess]] = defaultdict(set)
         self._starting: Counter[str] = Counter()
-        self.resources = HostResources()
+        connections = connections_within_limit(settings.max_connections)
+        # A worker also has connections to other workers, which relay requests to it.
+        self.resources = HostResources(connections if worker is None else 2 * connections)
         #: By tenant: tasks that are cancelled when its token is revoked.
         self.revocable: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
         self.open_requests = OpenRequests()

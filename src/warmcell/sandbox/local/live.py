@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, SandboxDestroyed, SessionEnded
 from warmcell.languages.shell import find_shell
-from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import ProcessInfo, PtySize, SpawnOptions
 from warmcell.sandbox.local.context import SandboxContext
@@ -250,10 +250,15 @@ class LocalLive:
 
 
 def start_worker(start: Callable[..., Worker], image: SessionImage | None) -> Worker:
-    if image is None:
-        return start()
-    with image.open_reader() as descriptor:
-        return start(image=descriptor)
+    try:
+        if image is None:
+            return start()
+        with image.open_reader() as descriptor:
+            return start(image=descriptor)
+    except OSError as error:
+        if not is_exhaustion(error):
+            raise
+        raise host_failure(error, "start the session") from error
 
 
 def listen(

@@ -128,7 +128,11 @@ class Receiver:
             if not data:
                 asyncio.get_running_loop().remove_reader(self._channel)
                 return
-            self._run(self._serve(server, int.from_bytes(data, "little"), descriptors[0]))
+            slot = int.from_bytes(data, "little")
+            if descriptors:
+                self._run(self._serve(server, slot, descriptors[0]))
+            else:  # this process has no free descriptor for it
+                self._report_closed(slot)
 
     async def _serve(self, server: Server, slot: int, descriptor: int) -> None:
         connection = WorkerSocket(descriptor, slot, self._states, partial(self._report_closed, slot))
