@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
+_MAIN_OPTIONS = ("-h", "--help", "--version")
+
+
 class Formatter(argparse.RawDescriptionHelpFormatter):
     """Sets the width itself: argparse would import half a dozen modules to find it."""
 
@@ -55,7 +58,7 @@ class MainParser(Parser):
     def format_help(self) -> str:
         lines = ["usage: warmcell COMMAND [OPTION]..."]
         for group in (RUN, SERVE, INSPECT):
-            lines += ["", f"{group}:"]
+            lines += [f"{group}:"]
             lines += [f"  {name:<11} {summary}" for name, (role, summary, _) in COMMANDS.items() if role == group]
         lines += ["'warmcell COMMAND --help' shows its options, 'warmcell --version' the version."]
         return "\n".join(lines) + "\n"
@@ -63,6 +66,8 @@ class MainParser(Parser):
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the arguments. `handler` is the command's function."""
+    if argv[:1] == ["help"]:  # `warmcell help run`
+        argv = [*argv[1:2], "--help"]
     name = argv[0] if argv else ""
     if name in COMMANDS:
         own, for_program = split_at_dashes(argv) if name in ("run", "workspace") else (argv, [])
@@ -77,7 +82,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
         return found
     if name and not name.startswith("-"):
         raise UsageError(f"unknown command {name[:80]!r}", _suggest(name, COMMANDS, "warmcell --help"))
+    if name.startswith("-") and name not in _MAIN_OPTIONS:
+        raise UsageError(f"unknown option {name[:80]!r} of 'warmcell'", _suggest_main_option(name, argv[1:]))
     return build_parser().parse_args(argv)
+
+
+def _suggest_main_option(option: str, rest: list[str]) -> str:
+    command = next((word for word in rest if word in COMMANDS), None)
+    if command is not None and any(option in names for names, _ in options_of(command)):
+        return f"options come after the command: 'warmcell {command} {option}'"
+    return _suggest(option, _MAIN_OPTIONS, "warmcell --help")
 
 
 def _check_options(command: str, words: list[str]) -> None:
