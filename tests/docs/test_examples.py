@@ -32,8 +32,9 @@ def run(command: list[str], directory: Path, **environment: str) -> str:
 
 
 def test_every_example_is_tried_and_listed() -> None:
-    found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh")}
-    assert found == {name.split()[0] for name in EXAMPLES} | {"team_server.sh"}
+    found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh", ".ipynb")}
+    elsewhere = {"notebook.ipynb"}  # tests/jupyter/test_example.py
+    assert found == {name.split()[0] for name in EXAMPLES} | {"team_server.sh"} | elsewhere
     page = (ROOT / "examples/README.md").read_text(encoding="utf-8")
     assert [name for name in found if f"]({name})" not in page] == []
 
