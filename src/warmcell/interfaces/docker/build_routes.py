@@ -65,7 +65,9 @@ class BuildRoutes:
         except BaseException:
             await in_thread(lambda: remove_directory(place))
             raise
-        return Response(200, headers={"content-type": "application/json"}, chunks=self._messages(job, place))
+        messages = self._messages(job, place)
+        await anext(messages)  # from now on closing it removes the files, also if the client has gone
+        return Response(200, headers={"content-type": "application/json"}, chunks=messages)
 
     def _read_job(self, request: Request) -> dict[str, Any]:
         if request.text("version") == "2":
@@ -94,16 +96,18 @@ class BuildRoutes:
         return policy.to_json()
 
     async def _messages(self, job: Mapping[str, Any], place: str) -> AsyncIterator[bytes]:
-        """What the build's process writes. A client that goes away ends it."""
-        process = await asyncio.create_subprocess_exec(
-            own_interpreter(),
-            *("-m", "warmcell.interfaces.docker.build_process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE,
-        )
-        assert process.stdin is not None and process.stdout is not None
+        """An empty message, then what the build's process writes. A client that goes away ends it."""
+        process = None
         try:
+            yield b""
+            process = await asyncio.create_subprocess_exec(
+                own_interpreter(),
+                *("-m", "warmcell.interfaces.docker.build_process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MAX_LINE,
+            )
+            assert process.stdin is not None and process.stdout is not None
             process.stdin.write(json.dumps(job).encode())
             process.stdin.close()
             while line := await process.stdout.readline():
@@ -112,7 +116,7 @@ class BuildRoutes:
                 message = f"the build's process ended with {process.returncode}"
                 yield json.dumps({"errorDetail": {"message": message}, "error": message}).encode() + b"\r\n"
         finally:
-            if process.returncode is None:
+            if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
             await in_thread(lambda: remove_directory(place))

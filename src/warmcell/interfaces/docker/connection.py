@@ -33,6 +33,8 @@ from warmcell.interfaces.docker.messages import (
 _log = logging.getLogger("warmcell.docker")
 _MAX_HEAD = 32 << 10
 _MAX_BODY = 4 << 20
+#: What the bodies of all requests in progress may take together, besides those up to the second size.
+_MAX_LARGE_BODIES, _SMALL_BODY = 64 << 20, 64 << 10
 _CHUNK = 1 << 16
 #: How long a connection may be idle, and how long a client may take for a request's head.
 _IDLE_SECONDS, _HEAD_SECONDS = 300.0, 30.0
@@ -49,6 +51,18 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
+class LargeBodies:
+    """Counts the bytes of large bodies of requests in progress, over all connections."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, size: int) -> None:
+        if self.total + size > _MAX_LARGE_BODIES:
+            raise DockerError(503, "too many large requests at the same time; try again")
+        self.total += size
+
+
 class Connection:
     """Serves the requests of one client, one after another. A client that goes away cancels its request."""
 
@@ -58,10 +72,14 @@ class Connection:
         writer: asyncio.StreamWriter,
         is_streamed: Callable[[Request], bool],
         answer: Callable[[Request], Awaitable[Answer]],
+        large_bodies: LargeBodies,
     ) -> None:
-        """`is_streamed`: whether a request's handler reads the body itself."""
+        """`is_streamed`: whether a request's handler reads the body itself. `large_bodies`: the server's."""
         self._reader, self._writer = reader, writer
         self._is_streamed, self._answer = is_streamed, answer
+        self._large_bodies = large_bodies
+        #: What is counted for the request in progress.
+        self._counted = 0
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
 
     async def serve(self) -> None:
@@ -87,6 +105,9 @@ class Connection:
             answer = await self._run_watched(request)
         except DockerError as error:
             answer = error_response(error)
+        finally:
+            self._large_bodies.total -= self._counted
+            self._counted = 0
         if isinstance(answer, Hijack):
             await self._hand_over(request, answer)
             return False
@@ -129,6 +150,9 @@ class Connection:
                 body += chunk
                 if len(body) > _MAX_BODY:
                     raise DockerError(413, f"the body of {request.path} is larger than {_MAX_BODY} bytes")
+                if len(body) > _SMALL_BODY:
+                    self._large_bodies.add(len(body) - self._counted)
+                    self._counted = len(body)
         return bytes(body)
 
     async def _drain_body(self) -> None:
@@ -192,8 +216,9 @@ class Connection:
             await self._write((body or b"") + (self._http.send(h11.EndOfMessage()) or b""))
             return
         headers.append(("transfer-encoding", "chunked"))
-        await self._send_head(response.status, headers)
-        await self._send_stream(response.chunks)
+        async with aclosing(response.chunks) as chunks:  # type: ignore[type-var]
+            await self._send_head(response.status, headers)
+            await self._send_stream(chunks)
 
     async def _send_head(self, status: int, headers: list[tuple[str, str]]) -> None:
         if self._http.their_state is not h11.DONE:  # the rest of the body was not read
@@ -204,10 +229,9 @@ class Connection:
         """A client that goes away ends the stream, also while there is nothing to send."""
 
         async def send() -> None:
-            async with aclosing(chunks) as open_chunks:  # type: ignore[type-var]
-                async for chunk in open_chunks:
-                    if chunk:
-                        await self._write(self._http.send(h11.Data(data=chunk)))
+            async for chunk in chunks:
+                if chunk:
+                    await self._write(self._http.send(h11.Data(data=chunk)))
             await self._write(self._http.send(h11.EndOfMessage()))
 
         await self._run_until_closed(send())

@@ -26,8 +26,8 @@ from warmcell.sessions.ports import PortListener
 _KILLED = 128 + signal.SIGKILL
 #: How long a program may take to end after it was killed.
 _KILL_SECONDS = 15.0
-#: `exec` processes that are remembered after they ended.
-_MAX_EXECS = 100
+#: `exec` processes that are remembered after they ended, and the memory that their descriptions may take.
+_MAX_EXECS, _MAX_EXEC_BYTES = 100, 8 << 20
 _MAX_CONNECTIONS = 64
 DEFAULT_SIZE = PtySize(80, 24)
 
@@ -106,7 +106,7 @@ class Container:
         process.kill_soon()
         missing = process.start_failure == 2
         self.exit_code = 127 if missing else 126
-        self.error = f'exec: "{self.spec.argv[0]}": ' + (
+        self.error = f'exec: "{self.spec.argv[0][:200]}": ' + (
             "executable file not found in $PATH" if missing else "permission denied"
         )
         raise DockerError(400, f"failed to create task for container: {self.error}: unknown")
@@ -228,9 +228,16 @@ class Container:
     # ---- exec ----
 
     def add_exec(self, process: ExecProcess) -> None:
-        ended = [other.id for other in self.execs.values() if other.has_ended]
-        if len(self.execs) >= _MAX_EXECS and not ended:
-            raise DockerError(409, f"the container has {_MAX_EXECS} exec processes; wait until some have ended")
-        for old in ended[: max(0, len(self.execs) - _MAX_EXECS + 1)]:
+        """Forgets the oldest that have ended, if there are too many or they take too much memory."""
+        for old in [other.id for other in self.execs.values() if other.has_ended]:
+            if self._has_room_for(process):
+                break
             del self.execs[old]
+        if not self._has_room_for(process):
+            most = f"{_MAX_EXECS} exec processes, or {_MAX_EXEC_BYTES >> 20} MiB of their descriptions"
+            raise DockerError(409, f"the container has {most}; wait until some have ended")
         self.execs[process.id] = process
+
+    def _has_room_for(self, process: ExecProcess) -> bool:
+        size = process.spec.size + sum(other.spec.size for other in self.execs.values())
+        return len(self.execs) < _MAX_EXECS and size <= _MAX_EXEC_BYTES

@@ -12,8 +12,11 @@ from typing import Any
 
 from warmcell.core.types import MIB, Limits, check_env
 from warmcell.images import Image
+from warmcell.images.model import config_document
 from warmcell.interfaces.docker.json_fields import (
+    check_size,
     labels_field,
+    memory_of,
     object_field,
     objects_field,
     refuse_unknown,
@@ -113,7 +116,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """A container as it will be made. `document` and `host_document` are what the client sent, for `inspect`."""
+    """A container as it will be made. `document` and `host_document` are what the client sent, for `inspect`.
+
+    `size` is the memory that they and the image's configuration take.
+    """
 
     image_name: str
     argv: tuple[str, ...]
@@ -135,6 +141,7 @@ class ContainerSpec:
     warnings: tuple[str, ...] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
     host_document: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
 
 
 def check_name(name: str) -> str:
@@ -146,6 +153,7 @@ def check_name(name: str) -> str:
 
 def read_spec(document: Mapping[str, Any], image: Image, *, ignores_capabilities: bool = False) -> ContainerSpec:
     """The request of a client, with the image's configuration filled in. Refusals name the field."""
+    size = check_size(document, "the container") + memory_of(config_document(image.config))
     host = object_field(document, "HostConfig")
     warnings = _check_host_config(host, ignores_capabilities)
     warnings += _check_document(document)
@@ -170,6 +178,7 @@ def read_spec(document: Mapping[str, Any], image: Image, *, ignores_capabilities
         warnings=tuple(warnings),
         document=document,
         host_document=host,
+        size=size,
     )
 
 

@@ -29,6 +29,8 @@ from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import is_within
 from warmcell.workspace.private_directory import PrivateDirectory
 
+#: The most memory for what clients sent to create the containers that there are.
+_MAX_DESCRIPTION_BYTES = 64 << 20
 _SHORT_ID = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ class Engine:
         self.events = EventLog()
         self.containers: dict[str, Container] = {}
         self._names: dict[str, str] = {}
+        self._description_bytes = 0
         self.directory = PrivateDirectory("serve")
         self.volumes = Volumes(self.directory.path)
         self.started = time.time()
@@ -106,10 +109,9 @@ class Engine:
 
     async def create(self, name: str, spec: ContainerSpec, image: Image) -> Container:
         name = check_name(name) if name else f"cell_{secrets.token_hex(4)}"
-        if len(self.containers) >= self.settings.containers:
-            most = self.settings.containers
-            raise DockerError(409, f"there are {most} containers, the most allowed; remove some (docker rm)")
+        self._check_room(spec)
         self._reserve(name, "")
+        self._description_bytes += spec.size
         spec, own_volumes = name_volumes(spec)
         try:
             policy = self._policy(spec)
@@ -118,6 +120,7 @@ class Engine:
             )
         except BaseException:
             del self._names[name]
+            self._description_bytes -= spec.size
             await self._remove_volumes(own_volumes)
             raise
         container = Container(name, spec, image, ContainerCage(backend, spec.env), self._emit)
@@ -125,6 +128,15 @@ class Engine:
         self.containers[container.id], self._names[name] = container, container.id
         container.emit("create")
         return container
+
+    def _check_room(self, spec: ContainerSpec) -> None:
+        """By names, which are reserved before a container is made: many requests may be in progress at once."""
+        most = self.settings.containers
+        if len(self._names) >= most:
+            raise DockerError(409, f"there are {most} containers, the most allowed; remove some (docker rm)")
+        if self._description_bytes + spec.size > _MAX_DESCRIPTION_BYTES:
+            reason = f"the descriptions of all containers take {_MAX_DESCRIPTION_BYTES >> 20} MiB, the most allowed"
+            raise DockerError(409, f"{reason}; remove some (docker rm)")
 
     def _reserve(self, name: str, identity: str) -> None:
         if name in self._names:
@@ -155,7 +167,8 @@ class Engine:
         await container.remove()
         await self._remove_volumes(container.own_volumes)
         self._names.pop(container.name, None)
-        self.containers.pop(container.id, None)
+        if self.containers.pop(container.id, None) is not None:
+            self._description_bytes -= container.spec.size
 
     async def _remove_volumes(self, names: Sequence[str]) -> None:
         for name in names:

@@ -8,13 +8,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from warmcell.interfaces.docker.json_fields import memory_of
+
 #: What is kept for clients that ask for the past, or that read slowly.
-_MAX_EVENTS = 1000
+_MAX_EVENTS, _MAX_BYTES = 1000, 4 << 20
 
 
 class EventLog:
     def __init__(self) -> None:
-        self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        self._events: deque[dict[str, Any]] = deque()
+        self._sizes: deque[int] = deque()
+        self._bytes = 0
         #: The number of all events so far.
         self._count = 0
         self._changed = asyncio.Event()
@@ -26,7 +30,12 @@ class EventLog:
         event: dict[str, Any] = {"Type": kind, "Action": action, "Actor": actor, "scope": "local"}
         event |= {"time": int(now), "timeNano": int(now * 1e9), "status": action, "id": identity}
         self._events.append(event)
+        self._sizes.append(memory_of(event))
+        self._bytes += self._sizes[-1]
         self._count += 1
+        while len(self._events) > _MAX_EVENTS or (self._bytes > _MAX_BYTES and len(self._events) > 1):
+            self._events.popleft()
+            self._bytes -= self._sizes.popleft()
         self._wake()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from warmcell.interfaces.docker.container_cage import ContainerCage, make_small_ring
 from warmcell.interfaces.docker.container_spec import parse_env
-from warmcell.interfaces.docker.json_fields import text_field, texts_field
+from warmcell.interfaces.docker.json_fields import check_size, text_field, texts_field
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.process import LocalProcess
@@ -23,6 +23,8 @@ class ExecSpec:
     has_tty: bool
     has_stdin: bool
     document: Mapping[str, Any]
+    #: The memory that the document takes.
+    size: int = 0
 
 
 def read_exec_spec(document: Mapping[str, Any], working_dir: str, user: str) -> ExecSpec:
@@ -43,6 +45,7 @@ def read_exec_spec(document: Mapping[str, Any], working_dir: str, user: str) -> 
         has_tty=bool(document.get("Tty")),
         has_stdin=bool(document.get("AttachStdin")),
         document=document,
+        size=check_size(document, "the exec process"),
     )
 
 

@@ -10,7 +10,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 from warmcell.images import Image
 from warmcell.images.model import config_document
@@ -182,10 +182,10 @@ class ImageRoutes:
         export = partial(self._store.export, image.name, path, "docker")
         try:
             await in_thread(export)
-        except BaseException:
+            file = open(path, "rb")  # noqa: SIM115
+        finally:  # a client that has gone by now never reads it, so nothing but the open file keeps it
             await in_thread(lambda: _remove_file(path))
-            raise
-        return Response(200, headers={"content-type": "application/x-tar"}, chunks=_send_file(path))
+        return Response(200, headers={"content-type": "application/x-tar"}, chunks=_send_file(file))
 
 
 def _remove_file(path: str) -> None:
@@ -193,10 +193,8 @@ def _remove_file(path: str) -> None:
         os.unlink(path)
 
 
-async def _send_file(path: str) -> AsyncIterator[bytes]:
-    """The file is removed when it is sent, or when the client goes away."""
-    with open(path, "rb") as file:
-        os.unlink(path)
+async def _send_file(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
         while data := await in_thread(lambda: file.read(_CHUNK)):
             yield data
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.docker.build_routes import BuildRoutes
-from warmcell.interfaces.docker.connection import Connection
+from warmcell.interfaces.docker.connection import Connection, LargeBodies
 from warmcell.interfaces.docker.container_routes import ContainerRoutes
 from warmcell.interfaces.docker.engine import Engine
 from warmcell.interfaces.docker.exec_routes import ExecRoutes
@@ -88,6 +88,7 @@ class DockerServer:
     def __init__(self, settings: DockerSettings, listening: socket.socket) -> None:
         self._settings, self._listening = settings, listening
         self._connections: set[asyncio.Task[None]] = set()
+        self._large_bodies = LargeBodies()
 
     async def __aenter__(self) -> DockerServer:
         self.engine = engine = Engine(self._settings)
@@ -120,6 +121,7 @@ class DockerServer:
             return
         self._connections.add(task)
         try:
-            await Connection(reader, writer, self._router.is_streamed, self._router.answer).serve()
+            router = self._router
+            await Connection(reader, writer, router.is_streamed, router.answer, self._large_bodies).serve()
         finally:
             self._connections.discard(task)
