@@ -182,6 +182,7 @@ class Last:
 kept = Last()
 print(__name__, __file__, sys.argv, sys.path[0], os.environ.get("WORD"), sorted(os.listdir("/code")), sys.stdin.read())
 print(sorted(name for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)))
+print([name for name in ("collections", "json", "re", "types") if name in sys.modules])
 def fail(): raise ValueError("own words")
 fail()
 """

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 #: The address of a job in its process.
 PLACE = 0x20_0000_0000
-#: Bytes to map, bytes that follow, the address of the calls, how many they are, the address of their results.
+#: Bytes to map, bytes that follow, the address of the calls, how many they are, the address of the values.
 _HEADER = struct.Struct("=5Q")
+#: The first values: the descriptors of the job channel and of the pipe that is closed when guest code starts. The
+#: results of the calls follow.
+_JOB, _GO, _GIVEN = 0, 1, 2
 _FAILURE = struct.Struct("=qq")
 _AT_FDCWD = -100
 _EEXIST, _ENOSPC = 17, 28
 _SIGPIPE, _SIGXFSZ, _SIG_SETMASK = 13, 25, 2
+_F_DUPFD_CLOEXEC = 1030
 
 
 class ProgramJob(NamedTuple):
@@ -47,8 +51,8 @@ class ProgramJob(NamedTuple):
 
 
 def encode_program_job(job: GuestJob) -> ProgramJob:
-    """For jobs of mode "exec" whose program is named by its path."""
-    if job.mode != "exec" or "/" not in job.argv[0]:
+    """For jobs of mode "exec" or "prelude" whose program is named by its path."""
+    if job.mode not in ("exec", "prelude") or "/" not in job.argv[0]:
         raise ValueError(f"not the path of a program: {job.mode} {job.argv[0]}")
     writer = _Writer()
     for name, content in job.files.items():
@@ -57,6 +61,8 @@ def encode_program_job(job: GuestJob) -> ProgramJob:
     for number in (_SIGPIPE, _SIGXFSZ):  # which our own code ignores
         writer.call("the program", "rt_sigaction", number, nothing, 0, 8)
     writer.call("the program", "rt_sigprocmask", _SIG_SETMASK, nothing, 0, 8)  # all were blocked from the start
+    if job.mode == "prelude":
+        _pass_channels(writer)
     if job.cwd:
         writer.call(job.cwd, "chdir", writer.text(job.cwd))
     argv = writer.texts(job.argv)
@@ -75,6 +81,15 @@ def _write_file(writer: _Writer, job: GuestJob, name: str, content: bytes) -> No
         size = len(content)
         writer.call("the program", "write", file, writer.put(content), size, is_opened=True, expected=size)
     writer.call("the program", "close", file, is_opened=True)
+
+
+def _pass_channels(writer: _Writer) -> None:
+    """For a program that reads its job itself: the channels as descriptors 3 and 4. Exec closes all other copies."""
+    copies = [
+        writer.call("the program", "fcntl", channel, _F_DUPFD_CLOEXEC, 5, is_opened=True) for channel in (_JOB, _GO)
+    ]
+    for number, copy in enumerate(copies, 3):
+        writer.call("the program", "dup3", copy, number, 0, is_opened=True)
 
 
 def _parents(path: str) -> List[str]:
@@ -115,14 +130,15 @@ class _Writer:
         allowed_errno: int = 0,
         is_opened: bool = False,
     ) -> int:
-        """Returns the number of this call. `is_opened`: the first word is the number of the call that opened it."""
+        """Returns the place of its result. `is_opened`: the first word is the place of a descriptor."""
         six = [*words, *[0] * (6 - len(words))]
         self._calls.append(CALL.pack(NUMBERS[name], *six, int(is_opened), expected, -allowed_errno, 0))
         self._about.append((name == "execve", about))
-        return len(self._calls) - 1
+        return _GIVEN + len(self._calls) - 1
 
     def job(self) -> ProgramJob:
         calls = self.put(b"".join(self._calls))
-        results = PLACE + self._size
-        header = _HEADER.pack(self._size + 8 * len(self._calls), self._size, calls, len(self._calls), results)
+        values = PLACE + self._size
+        whole = self._size + 8 * (_GIVEN + len(self._calls))
+        header = _HEADER.pack(whole, self._size, calls, len(self._calls), values)
         return ProgramJob(b"".join([header, *self._content]), tuple(self._about))

@@ -230,6 +230,7 @@ class Cell:
     def _encode(self, job: GuestJob) -> bytes:
         if not self._takes_list:
             return encode_job(job)
+        self._takes_list = False  # the next job is read by the program that this one started
         from warmcell.cage.program_job import encode_program_job
 
         self._program_job = encode_program_job(job)

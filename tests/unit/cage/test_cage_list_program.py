@@ -150,6 +150,22 @@ def test_what_cannot_be_started_is_explained(
     assert started.end()[0] == 126
 
 
+@needs_code
+def test_a_prelude_passes_the_channels_to_its_program(room: arena.Arena, tmp_path: Path) -> None:
+    """As descriptors 3 and 4, and under no other number: the program reads the next job itself."""
+    started = Started(CallList(0, room), [], tmp_path)
+    script = "exec 5<&3; read word <&5; echo $word; exec 3<&- 4>&- 5<&-; cd /proc/self/fd && echo *"
+    prelude = GuestJob("prelude", ("/bin/sh", "-c", script), {}, str(tmp_path), {})
+    started.job.sendall(encode_program_job(prelude).content)
+    started.job.sendall(b"next\n")
+    assert started.job.recv(100) == b""
+    code, output = started.end()
+    word, descriptors = output.decode().splitlines()
+    assert (code, word) == (0, "next")
+    others = set(descriptors.split()) - {"0", "1", "2", "3"}  # 3 is the directory that is being listed
+    assert len(others) == 1, "only the handoff, which a recipe would have closed"
+
+
 def test_invalid_failures_are_explained() -> None:
     job = ProgramJob(b"", ((False, "the program"),))
     words = [

@@ -93,7 +93,7 @@ def _image_python_files() -> Mapping[str, bytes]:
 
     with open(os.path.join(_PYTHON_WORKER, _IMAGE_START), "rb") as file:
         start = file.read()
-    names = ("interpreter_exit", "worker")
+    names = ("interpreter_exit", "worker", "image_job")
     return {_IMAGE_START: start, "modules": pack_modules(_PYTHON_WORKER, names, lambda name: f"<warmcell {name}>")}
 
 

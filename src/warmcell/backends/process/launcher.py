@@ -193,7 +193,7 @@ class Launcher:
             is_pooled=template.is_shared and not launch.extra_paths,
             has_keeper=template.has_keeper,
             execs=worker != "python",
-            is_program=worker is None and "/" in launch.program.argv[0],
+            is_program=worker in (None, "image-python") and "/" in launch.program.argv[0],
             prelude=make_prelude(worker, launch, template),
             overlay=self._overlay_of(template),
         )

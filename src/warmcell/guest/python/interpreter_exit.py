@@ -12,9 +12,9 @@ import gc
 import io
 import os
 import sys
+from _collections_abc import async_generator, coroutine, generator  # `types` would have to be loaded in an image
 from _ctypes import FUNCFLAG_CDECL, FUNCFLAG_PYTHONAPI, CFuncPtr, _SimpleCData, dlopen, sizeof
 from itertools import compress
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 INTERRUPTED = -_signal.SIGINT
 _MOST_BLOCKS = 300_000  # with more, listing them takes longer than finalising
@@ -211,7 +211,7 @@ def _is_noticed(thing):
 
 _FILES = frozenset([io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper])
 _SILENT = ("weakref", "_weakrefset", "logging")  # whose weak references only keep their own books; so does C's _destroy
-_FRAMES = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
+_FRAMES = {generator: "gi", coroutine: "cr", async_generator: "ag"}
 
 
 def _is_suspended(thing):

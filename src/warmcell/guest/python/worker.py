@@ -9,7 +9,6 @@ import gc
 import os
 import sys
 from _frozen_importlib_external import SourceFileLoader  # as importlib.machinery has it, which loads more
-from types import ModuleType
 
 # The file beside this one, which the zygote loads first.
 from warmcell_interpreter_exit import (
@@ -24,6 +23,7 @@ from warmcell_interpreter_exit import (
 )
 
 _REPORT = ".warmcell-report"
+ModuleType = type(sys)  # `types`, as any file of Python, takes long to load in an image
 
 
 #: Variables that keep libraries from starting threads when they are imported.

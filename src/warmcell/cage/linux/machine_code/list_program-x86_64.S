@@ -18,6 +18,7 @@
         .equ    FAILURES, 72                    # three words for each step: text, length, where the errno's digits end
         .equ    PLACE, 80                       # where a job goes
         .equ    HEADER, 88                      # of a job: bytes to map, bytes to come, steps, count, values
+                                                # the first two values are the descriptors JOB and GO
 
 start:  mov     rbx, [0x400ff8]
         mov     rdi, [rbx + STEPS]
@@ -53,10 +54,14 @@ start:  mov     rbx, [0x400ff8]
         mov     rdi, [rbx + HEADER + 16]
         mov     rsi, [rbx + HEADER + 24]
         mov     rdx, [rbx + HEADER + 32]
-        xor     ecx, ecx
+        mov     rax, [rbx + JOB]
+        mov     [rdx], rax
+        mov     rax, [rbx + GO]
+        mov     [rdx + 8], rax
+        mov     ecx, 2
         call    [rbx + RUN]
         mov     rcx, [rbx + HEADER + 32]
-        mov     r14, [rcx + rax * 8]
+        mov     r14, [rcx + rax * 8 + 16]
         mov     r15, rax
 
 # A step of the job failed: reports which one, and its result, to the supervisor.
