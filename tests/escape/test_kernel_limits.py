@@ -34,7 +34,7 @@ try:
         threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
 except RuntimeError as error:
     print(error, flush=True)
-    time.sleep(0.3)
+    time.sleep(2)  # only a look at this moment tells
 """
 
 

@@ -109,12 +109,12 @@ def test_the_bound_on_private_places(weakened: Weakened) -> None:
 
 @pytest.mark.claim("WC-RX-2")
 def test_the_memory_limit(cage: Cage, weakened: Weakened) -> None:
-    code = "x = [bytearray(b'x') * (1 << 20) for _ in range(200)]\nimport time; time.sleep(0.3); print('GOT AWAY')"
-    assert cage.run(code, memory_mb=100).status == "memory"
+    code = "x = [bytearray(b'x') * (1 << 20) for _ in range(200)]\n"
+    assert cage.run(f"{code}import time; time.sleep(5)", memory_mb=100).status == "memory"
     weakened.without(watch=Watch())
     backend = cage.backend()
     backend._launcher._group_parent = None  # no control group either
-    assert cage.run(code, memory_mb=100, backend=backend).stdout == "GOT AWAY\n"
+    assert cage.run(f"{code}print('GOT AWAY')", memory_mb=100, backend=backend).stdout == "GOT AWAY\n"
 
 
 @pytest.mark.claim("WC-RX-3")

@@ -41,7 +41,7 @@ _BOMBS = {
         def hide():
             libc.close_range(900, 1000, 2)
             keep = [memfd(50) for _ in range(6)]
-            time.sleep(1)
+            time.sleep(5)
         thread = threading.Thread(target=hide)
         thread.start()
         thread.join()
@@ -55,7 +55,7 @@ _BOMBS = {
         def go_on():
             time.sleep(0.3)
             keep = [bytearray(b'x') * MB for _ in range(300)]
-            time.sleep(1)
+            time.sleep(5)
             os.write(1, b'GOT AWAY')
             os._exit(0)
         threading.Thread(target=go_on).start()
@@ -67,7 +67,7 @@ _BOMBS = {
         shutil.copy(os.path.realpath('/proc/self/exe'), '/tmp/py')
         os.chmod('/tmp/py', 0o111)
         inner = ('import os,time;fds=[os.memfd_create("x") for _ in range(6)];'
-                 '[os.write(f,b"x"*(1<<20)) for f in fds for _ in range(50)];time.sleep(1);print("GOT AWAY")')
+                 '[os.write(f,b"x"*(1<<20)) for f in fds for _ in range(50)];time.sleep(5);print("GOT AWAY")')
         env = dict(os.environ, PYTHONHOME=sys.base_prefix, LD_LIBRARY_PATH=sys.base_prefix + '/lib')
         os.execve('/tmp/py', ['/tmp/py', '-S', '-c', inner], env)
         """,
@@ -174,8 +174,8 @@ _BOMBS = {
 @pytest.mark.claim("WC-RX-2")
 @pytest.mark.parametrize("name", list(_BOMBS))
 def test_memory_is_bounded_wherever_it_is(cage: Cage, name: str) -> None:
-    body = _TOOLS.rstrip(" ") + indent(_BOMBS[name]) + "\n    time.sleep(1.2)\n    os.write(1, b'GOT AWAY')\n"
-    outcome = cage.run(guest(body), timeout=6, memory_mb=128, disk_mb=250, processes=64)
+    body = _TOOLS.rstrip(" ") + indent(_BOMBS[name]) + "\n    time.sleep(5)\n    os.write(1, b'GOT AWAY')\n"
+    outcome = cage.run(guest(body), timeout=30, memory_mb=128, disk_mb=250, processes=64)
     # A control group of version 1 kills the child that went too far, and the rest may end by itself.
     assert "GOT AWAY" not in outcome.stdout or "children" in name
     # Sockets are counted in two ways, and one of them is met first.

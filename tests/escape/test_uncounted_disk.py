@@ -102,10 +102,10 @@ class _FullestMoment:
 @pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("name", list(_FILLS))
 def test_disk_is_bounded_however_it_is_taken(cage: Cage, shared: Path, name: str) -> None:
-    body = _TOOLS.rstrip(" ") + indent(_FILLS[name]) + "\n    time.sleep(1)\n    os.write(1, b'GOT AWAY')\n"
+    body = _TOOLS.rstrip(" ") + indent(_FILLS[name]) + "\n    time.sleep(5)\n    os.write(1, b'GOT AWAY')\n"
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
     with _FullestMoment(shared) as moment:
-        outcome = cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=15)
+        outcome = cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=30)
     shutil.rmtree(shared)
     assert "GOT AWAY" not in outcome.stdout
     assert outcome.result.exit_code == 128 + 25 or name == "allocated beyond its end", outcome
@@ -153,7 +153,7 @@ time.sleep(0.6)
 print(os.path.getsize('room'))
 """
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
-    outcome = cage.run(code, backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=15)
+    outcome = cage.run(code, backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=30)
     assert outcome.stdout == f"{2 << 20}\n" and not outcome.result.denials, outcome
 
 
@@ -176,7 +176,7 @@ print('done')
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
     neighbour = threading.Thread(target=lambda: (tmp_path / "neighbours").write_bytes(bytes(200 * _MIB)))
     neighbour.start()
-    outcome = cage.run(code, backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=15)
+    outcome = cage.run(code, backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=30)
     neighbour.join()
     (tmp_path / "neighbours").unlink()
     assert outcome.stdout == "done\n" and not outcome.result.denials, outcome

@@ -62,7 +62,7 @@ while True: time.sleep(0.05)
 
 
 def test_control_c_interrupts_what_is_in_front_and_jobs_work(sandbox: Sandbox) -> None:
-    process = sandbox.spawn(["sh", "-i"], pty=PtySize(80, 24), env={"PS1": "prompt> "}, timeout=60)
+    process = sandbox.spawn(["sh", "-i"], pty=PtySize(80, 24), env={"PS1": "prompt> "}, timeout=300)
     screen = Screen(process)
     screen.until("prompt> ")
     process.write("sleep 1000\n")
