@@ -50,7 +50,7 @@ def nodes_of(server: Server) -> list[str]:
 
 def make_sandbox(server: Server) -> Any:
     key = "e2b_" + "0" * 40
-    return e2b.Sandbox.create(api_key=key, api_url=server.url, sandbox_url=server.url)
+    return e2b.Sandbox.create(timeout=3000, api_key=key, api_url=server.url, sandbox_url=server.url)
 
 
 def run(server: Server, code: str) -> httpx.Response:

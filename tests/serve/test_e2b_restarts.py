@@ -44,16 +44,16 @@ def test_a_killed_server_gives_paused_sandboxes_and_volumes_back(
         with serve_until_killed(listening, tmp_path):
             (listed,) = e2b.Sandbox.list().next_items()
             assert (listed.sandbox_id, listed.state.value, listed.metadata) == (box.sandbox_id, "paused", {"for": "us"})
-            box.connect()  # the object from before the kill
+            box.connect(timeout=3000)  # the object from before the kill
             again = box.commands.run("cat file; echo $A; cat /mnt/shared/before.txt")
             assert again.stdout == "kept\nb\nbefore"
             assert volume.read_file("/guest.txt") == "guest\n"
             assert [found.name for found in e2b.Volume.list()] == ["shared"]
-            copy = e2b.Sandbox.create(snapshot.snapshot_id)
+            copy = e2b.Sandbox.create(snapshot.snapshot_id, timeout=3000)
             assert copy.files.read("file") == "kept\n"
             box.pause()
         with serve_until_killed(listening, tmp_path):
-            connected = e2b.Sandbox.connect(box.sandbox_id)
+            connected = e2b.Sandbox.connect(box.sandbox_id, timeout=3000)
             assert connected.files.read("/mnt/shared/guest.txt") == "guest\n"
             assert connected.kill() and copy.kill()
             assert e2b.Volume.destroy(volume.volume_id)
