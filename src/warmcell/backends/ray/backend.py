@@ -12,6 +12,7 @@ from uuid import uuid4
 from warmcell.backends.base import BackendBase
 from warmcell.backends.many import check_concurrency, run_many
 from warmcell.backends.ray.cluster import Cluster, make_closed_error
+from warmcell.backends.ray.cluster_images import ClusterImages
 from warmcell.backends.ray.placement import Needs, Node, batch_places
 from warmcell.backends.ray.program import RayProgram
 from warmcell.backends.ray.ray_nodes import RayNodes
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from warmcell.core.outcomes import Outcome
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Language
+    from warmcell.images import Image
     from warmcell.policy.model import SandboxPolicy
     from warmcell.runner.listening import Listener
 
@@ -52,8 +54,10 @@ class RayBackend(BackendBase):
     `RAY_ADDRESS` names, or else a new one on this host.
 
     `config` and `policy` are those of the `ProcessBackend` on each node: paths and `max_concurrency` are the node's. A
-    run whose node is lost is repeated elsewhere, `retries` times at most; then it raises `NodeLost`. Joins the cluster
-    at its first use. Safe to use from many threads and event loops; close it when done.
+    run whose node is lost is repeated elsewhere, `retries` times at most; then it raises `NodeLost`. Snapshots of
+    sandboxes are kept at `snapshot_url`, an fsspec URL that all nodes reach, with the `snapshot_options` of its file
+    system; None: on the sandbox's node. Joins the cluster at its first use. Safe to use from many threads and event
+    loops; close it when done.
     """
 
     name = "ray"
@@ -65,13 +69,17 @@ class RayBackend(BackendBase):
         config: ProcessConfig | None = None,
         policy: SandboxPolicy | None = None,
         retries: int = 2,
+        snapshot_url: str | None = None,
+        snapshot_options: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 100:
             raise InvalidRequest("must be a whole number from 0 to 100", field="retries")
         self._config, self._policy = config or ProcessConfig(), policy or DEFAULT_POLICY
         self._retries = retries
+        self.snapshot_url, self.snapshot_options = _check_url(snapshot_url), dict(snapshot_options or {})
         make_backend = partial(get_backend, "process", config=config, policy=policy)
         self._cluster = Cluster(RayNodes(address), make_backend, self._config.queue_timeout)
+        self._images = ClusterImages(self.links)
         self._is_closed = self._is_forked = False
         own_until_exit(self)
 
@@ -236,6 +244,10 @@ class RayBackend(BackendBase):
         """The node for a new sandbox, pinned to it until `release_sandbox`. For drivers of sandboxes."""
         return await self._reach(self._cluster.place_sandbox, has_gpus)
 
+    async def provide_image(self, link: NodeLink, image: str | Image) -> str:
+        """Returns when the node has the image; the reference with which a sandbox finds it there."""
+        return await self._reach(self._images.provide, link, image)
+
     def hold_sandbox(self, link: NodeLink) -> None:
         """One more on the same node: a fork, or the server on the node."""
         link.sandboxes += 1
@@ -295,6 +307,13 @@ class RayBackend(BackendBase):
 
     def __repr__(self) -> str:
         return f"<RayBackend retries={self._retries}>"
+
+
+def _check_url(url: str | None) -> str | None:
+    if url is not None and (not isinstance(url, str) or "://" not in url):
+        hint = "for a directory on a file system that all nodes share: file:///DIRECTORY"
+        raise InvalidRequest("must be a URL that all nodes reach", field="snapshot_url", hint=hint)
+    return url
 
 
 async def _examine(link: NodeLink | None) -> Any:

@@ -65,6 +65,8 @@ class NodeLink:
         self.lost: SandboxError | None = None
         #: Keys of the programs that the node has built.
         self.programs: set[str] = set()
+        #: By digest: images that are on their way to the node.
+        self.images: dict[str, asyncio.Future[None]] = {}
         self._transport, self._on_lost = transport, on_lost
         self._numbers = count(1)
         self._calls: dict[int, _Call] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from warmcell.backends.ray.batch_runs import BatchRuns
 from warmcell.backends.ray.placement import NodeFacts
+from warmcell.backends.ray.stored_images import StoredImages
 from warmcell.backends.ray.tunnel import Carrier, Window
 from warmcell.backends.ray.versions import own_version
 from warmcell.core.errors import ExecutionFailed, SandboxError
@@ -52,6 +53,7 @@ class NodeService:
         self._outgoing: list[bytes] = []
         self._has_outgoing = asyncio.Event()
         self._batches = BatchRuns()
+        self.images = StoredImages()
 
     async def start(self) -> NodeFacts:
         """Raises what keeps this host from running anything."""
@@ -96,6 +98,7 @@ class NodeService:
         for server in self._servers.values():
             with suppress(Exception):  # it did not start, and its caller has the error
                 await (await server).close()
+        await in_thread(self.images.close)
         await self._backend.aclose()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
@@ -152,14 +155,14 @@ class NodeService:
         stdin, args, timeout, limits = arguments
         return await self._batches.run(partial(program.run, stdin, args, timeout, limits=limits), at_once)
 
+    async def _ask_images(self, number: int, method: str, *values: Any) -> Any:
+        return await in_thread(lambda: getattr(self.images, method)(*values))
+
     # ---- sandboxes ----
 
     async def _sandbox(self, number: int, settings: Any) -> Any:
         """Makes a sandbox on this host; it is used through the server behind `_tunnel`."""
         return await (await self._find_server(SANDBOXES)).add_sandbox(settings)
-
-    async def _fetch(self, number: int, identity: str, request: Any) -> Any:
-        return await (await self._find_server(SANDBOXES)).fetch(identity, request)
 
     async def _open_server(self, number: int, name: str, definition: Any) -> None:
         """Starts a server with a definition of its caller; the node's own server of sandboxes needs none."""

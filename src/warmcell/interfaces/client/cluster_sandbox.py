@@ -6,6 +6,7 @@ It talks to the node's server as `HttpSandbox` does, over a socket that leads th
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -14,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.backends.ray.backend import RayBackend
 from warmcell.backends.ray.node_link import NodeLink
+from warmcell.backends.ray.node_service import SANDBOXES
 from warmcell.backends.shared import shared_backend_named
 from warmcell.core.errors import InvalidRequest, NodeLost, SandboxDestroyed, SandboxError
 from warmcell.core.types import BackendCapabilities
 from warmcell.interfaces.client.connection import EXTRA_SECONDS, Connection, import_httpx, import_websockets
 from warmcell.interfaces.client.endpoint import SandboxEndpoint
+from warmcell.interfaces.client.http_files import HttpFiles
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
 from warmcell.lifetime.portal import portal
+from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspaces.snapshots.chunks import parse_key
+from warmcell.workspaces.store import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from warmcell.net import FetchRequest, FetchResponse
@@ -63,6 +69,10 @@ class ClusterEndpoint(SandboxEndpoint):
     def __init__(self, backend: RayBackend, settings: SandboxSettings) -> None:
         self.backend, self._settings = backend, settings
         self.path, self.is_closed = "", False
+        #: Of those that outlast the node.
+        self.last_snapshot: SnapshotId | None = None
+        #: Of the node that had it, until it has come back on another.
+        self._loss: NodeLost | None = None
         self.created: Mapping[str, Any] = {}
         self._opening: asyncio.Task[None] | None = None
 
@@ -78,18 +88,55 @@ class ClusterEndpoint(SandboxEndpoint):
     async def open(self) -> None:
         if self.is_closed:
             raise SandboxDestroyed
+        if self._loss is not None:
+            raise self._explain_loss(self._loss)
+        await self._place()
+
+    async def _place(self) -> None:
         if self.is_open:
             return
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._open())
         await asyncio.shield(self._opening)
 
+    async def ask_node(self, method: str, *values: Any) -> Any:
+        """Calls the node's server of sandboxes, for what has no route."""
+        await self.open()
+        return await self._ask(method, *values)
+
+    async def _ask(self, method: str, *values: Any) -> Any:
+        link, identity = self.connection.link, self.created["id"]
+        return await portal.reach(link.call, "ask_server", SANDBOXES, method, identity, *values)
+
+    async def restore(self, snapshot: str, *place: Any) -> None:
+        """On another node if this one is lost. Until it has succeeded there, the sandbox stays lost."""
+        for attempts_left in range(self.backend.retries, -1, -1):
+            if self.is_closed:
+                raise SandboxDestroyed
+            await self._leave_lost_node()
+            try:
+                await self._place()
+                await self._ask("restore_snapshot", snapshot, *place)
+                self._loss = None
+                return
+            except NodeLost:
+                if not attempts_left:
+                    raise
+
+    async def _leave_lost_node(self) -> None:
+        if self.is_open and isinstance(self.connection.link.lost, NodeLost):
+            lost, self._loss = self.connection, self.connection.link.lost
+            self.created, self._opening = {}, None
+            self.backend.release_sandbox(lost.link)
+            await lost.release()
+
     async def _open(self) -> None:
         """On another node if the first one is lost meanwhile: nothing has happened in the sandbox yet."""
         for attempts_left in range(self.backend.retries, -1, -1):
             link = await self.backend.place_sandbox(_has_gpus(self._settings))
             try:
-                created = await portal.reach(link.call, "sandbox", self._settings)
+                settings = await self._bring_image(link)
+                created = await portal.reach(link.call, "sandbox", settings)
                 self.join(NodeConnection(link, await portal.reach(link.socket_path)), created)
                 return
             except BaseException as error:
@@ -97,9 +144,25 @@ class ClusterEndpoint(SandboxEndpoint):
                 if not isinstance(error, NodeLost) or not attempts_left:
                     raise
 
+    async def _bring_image(self, link: NodeLink) -> SandboxSettings:
+        """The settings for this node: the image by digest, which is then in its store."""
+        if self._settings.image is None:
+            return self._settings
+        return replace(self._settings, image=await self.backend.provide_image(link, self._settings.image))
+
     async def request(self, method: str, route: str, **more: Any) -> Any:
         await self.open()
-        return await super().request(method, route, **more)
+        try:
+            return await super().request(method, route, **more)
+        except NodeLost as error:
+            raise self._explain_loss(error) from None
+
+    def _explain_loss(self, error: NodeLost) -> NodeLost:
+        made = NodeLost(error.node, error.reason)
+        made.hint = "the sandbox was lost with its node: make another"
+        if self.last_snapshot is not None:
+            made.hint = f"restore({str(self.last_snapshot)!r}) brings back its last snapshot on another node"
+        return made
 
     @asynccontextmanager
     async def events(self, method: str, route: str, **more: Any) -> AsyncIterator[AsyncIterator[tuple[str, Any, str]]]:
@@ -114,6 +177,25 @@ class ClusterEndpoint(SandboxEndpoint):
             super().check_open()
 
 
+class ClusterFiles(HttpFiles):
+    """Snapshots are kept where the backend says; from there they come back on any node."""
+
+    _endpoint: ClusterEndpoint
+
+    async def snapshot(self) -> SnapshotId:
+        if (place := _snapshot_place(self._endpoint.backend)) is None:
+            return await super().snapshot()
+        self._endpoint.last_snapshot = await self._endpoint.ask_node("take_snapshot", *place)
+        return self._endpoint.last_snapshot
+
+    async def restore(self, snapshot: str) -> None:
+        """On another node if the sandbox's own one is lost."""
+        if (place := _snapshot_place(self._endpoint.backend)) is None:
+            await super().restore(snapshot)
+        else:
+            await self._endpoint.restore(str(snapshot), *place)
+
+
 class ClusterSandbox(HttpSandbox):
     """`settings` are carried out on the node: paths in them are paths there."""
 
@@ -126,6 +208,7 @@ class ClusterSandbox(HttpSandbox):
         self.timeout, self.limits = settings.timeout, settings.effective_limits
         self.place = "ray"
         self._use(ClusterEndpoint(backend, _node_settings(settings, backend)))
+        self.files = ClusterFiles(self._endpoint)
 
     @property
     def id(self) -> str:  # type: ignore[override]
@@ -142,9 +225,7 @@ class ClusterSandbox(HttpSandbox):
         await self._endpoint.open()
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:
-        await self._endpoint.open()
-        link, created = self._endpoint.connection.link, self._endpoint.created
-        response: FetchResponse = await portal.reach(link.call, "fetch", created["id"], request)
+        response: FetchResponse = await self._endpoint.ask_node("fetch", request)
         return response
 
     def _sibling(self, created: Mapping[str, Any]) -> ClusterSandbox:
@@ -181,6 +262,14 @@ def _node_settings(settings: SandboxSettings, backend: RayBackend) -> SandboxSet
         raise InvalidRequest("the backend already has one", field="config", hint=hint)
     policy = settings.policy if settings.policy is not None else backend.policy
     return replace(settings, backend="process", config=backend.config, policy=policy)
+
+
+def _snapshot_place(backend: RayBackend) -> tuple[str, dict[str, Any], bytes | None] | None:
+    """URL, options of its file system, and the key that encrypts snapshots."""
+    if backend.snapshot_url is None:
+        return None
+    key = os.environ.get(KEY_VARIABLE)
+    return backend.snapshot_url, backend.snapshot_options, parse_key(key) if key else None
 
 
 def _has_gpus(settings: SandboxSettings) -> bool:

@@ -32,6 +32,8 @@ from warmcell.net import FetchRequest, FetchResponse
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.local.driver import LocalSandbox
 from warmcell.sandbox.settings import SandboxSettings
+from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspaces.shared_snapshots import SharedSnapshots
 
 #: The program that started the actor decides: no quota and no lifetime but its own.
 _MOST = 1 << 16
@@ -120,7 +122,19 @@ class NodeServer(SocketServer):
         return {**sandbox_to_dict(entry), "capabilities": plain}
 
     async def fetch(self, identity: str, request: FetchRequest | str) -> FetchResponse:
-        return await self._service.sandboxes.find(_TENANT, identity).sandbox.fetch(request)
+        return await self._find(identity).fetch(request)
+
+    async def take_snapshot(self, identity: str, *place: Any) -> SnapshotId:
+        """`place` has the arguments of `SharedSnapshots`."""
+        snapshots = await in_thread(lambda: SharedSnapshots(*place))
+        return await self._find(identity)._local.files.call(snapshots.take, identity)
+
+    async def restore_snapshot(self, identity: str, snapshot: str, *place: Any) -> None:
+        snapshots = await in_thread(lambda: SharedSnapshots(*place))
+        await self._find(identity)._local.files.call(snapshots.restore, snapshot)
+
+    def _find(self, identity: str) -> AsyncSandbox:
+        return self._service.sandboxes.find(_TENANT, identity).sandbox
 
 
 async def start_server(config: ProcessConfig) -> NodeServer:
