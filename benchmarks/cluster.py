@@ -40,7 +40,9 @@ def cluster(nodes: int) -> Iterator[Any]:
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for the nodes, which import `idle_backend`
     place = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="wr", dir="/tmp")
     store = {"object_store_memory": 100 << 20}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store})
+    # The nice value of the local backend, beside which the nodes are measured.
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": {"worker_niceness": 0}, **store}
+    made = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(nodes):
             made.add_node(num_cpus=1, **store)

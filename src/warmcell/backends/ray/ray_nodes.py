@@ -62,7 +62,8 @@ class RayNodes:
             try:
                 self._ray.init(address="auto", **quiet)
             except ConnectionError:
-                self._ray.init(include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
+                own = {"object_store_memory": _STORE_BYTES, "_system_config": {"worker_niceness": 0}}
+                self._ray.init(include_dashboard=False, **own, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BackendUnavailable(
