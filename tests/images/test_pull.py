@@ -165,6 +165,24 @@ def test_wrong_documents(store: ImageStore, server: RegistryServer) -> None:
 
 
 @pytest.mark.claim("WC-IM-5")
+@pytest.mark.parametrize(
+    ("host", "token_server", "is_same"),
+    [
+        ("registry-1.docker.io", "auth.docker.io", True),
+        ("registry.gitlab.com", "gitlab.com", True),
+        ("registry.team.co.uk", "auth.team.co.uk", True),
+        ("registry.team.co.uk", "attacker.co.uk", False),
+        ("registry.team.co.uk", "auth.attacker.co.uk", False),
+        ("registry.team.com.au", "attacker.com.au", False),
+        ("registry.team.de", "auth.team.de", True),
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "198.51.2.1", False),
+    ],
+)
+def test_which_token_servers_get_the_password(host: str, token_server: str, is_same: bool) -> None:
+    assert (registry._domain(f"https://{host}") == registry._domain(f"https://{token_server}/token?x=1")) is is_same
+
+
 @pytest.mark.parametrize("path", ["manifests/1", "token"])
 def test_documents_are_bounded_while_they_arrive(store: ImageStore, server: RegistryServer, path: str) -> None:
     server.publish(Layout(LAYERS), "1")

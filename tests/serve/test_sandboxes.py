@@ -12,6 +12,8 @@ import pytest
 from tests.serve.conftest import Server, make_token
 from tests.serve.requests import create_sandbox
 
+from warmcell.interfaces.serve.e2b.creation import Create
+
 
 def test_a_sandbox_keeps_its_files(server: Server) -> None:
     client = server.client
@@ -86,3 +88,28 @@ def test_another_tenants_sandbox_is_not_there(start_server: Callable[..., Any], 
         refused = one.post("/v1/sandboxes", json={})  # its quota, whatever others have
         assert refused.status_code == 429 and "quota" in refused.text and "serve --sandboxes" in refused.text
         create_sandbox(two)
+
+
+@pytest.mark.attack("S3-18")
+def test_what_a_sandbox_makes_the_server_keep_is_bounded(server: Server) -> None:
+    """Metadata and requests are kept with the sandbox, and lists show the metadata of all."""
+    client, large = server.client, {"a": "x" * 70_000}
+    many = {str(number): "" for number in range(600)}
+    for metadata in (large, many):
+        refused = client.post("/sandboxes", json={"templateID": "base", "metadata": metadata})
+        assert refused.status_code == 400 and "metadata" in refused.text
+    refused = client.post("/v1/sandboxes", json={"metadata": large})
+    assert refused.status_code == 422 and "metadata" in refused.text
+    for path in ("/v1/sandboxes", "/sandboxes"):
+        too_large = client.post(path, json={"templateID": "base", "env": {"A": "x" * (2 << 20)}})
+        assert too_large.status_code == 413, too_large.text
+    assert client.get("/v1/sandboxes").json() == []
+    at, pairs = create_sandbox(client, metadata={"a": "x" * 40_000}), {"b": "x" * 40_000}
+    assert client.post(f"{at}/fork", json={"metadata": pairs}).status_code == 422, "a fork has the pairs of both"
+    assert client.post(f"{at}/fork", json={"metadata": {"a": "y"}}).status_code == 201
+
+
+@pytest.mark.attack("S3-18")
+def test_fields_that_are_not_read_are_not_kept() -> None:
+    asked = Create.model_validate({"autoResume": {"enabled": True, "more": [[]] * 1000}, "other": "x"})
+    assert asked.model_dump(exclude_unset=True) == {"autoResume": {"enabled": True}}

@@ -44,6 +44,8 @@ _REQUEST_SECONDS = 120.0
 _TRIES = 4
 _MOST_REDIRECTS = 5
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+#: Second labels below a country that many organisations share: `a.co.uk` and `b.co.uk` are different domains.
+_SHARED_LABELS = frozenset("ac co com edu go gob gouv gov mil ne net or org".split())
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 
 
@@ -240,6 +242,10 @@ def _without_port(host: str) -> str:
 
 
 def _domain(url: str) -> str:
-    """The last two labels of a name; the whole of an address."""
+    """What one organisation owns: the last two labels of a name, or three; the whole of an address."""
     host = urlsplit(url).hostname or ""
-    return host if host.replace(".", "").isdigit() or ":" in host else ".".join(host.split(".")[-2:])
+    if host.replace(".", "").isdigit() or ":" in host:
+        return host
+    labels = host.split(".")
+    is_shared = len(labels) > 2 and len(labels[-1]) == 2 and labels[-2] in _SHARED_LABELS
+    return ".".join(labels[-3 if is_shared else -2 :])

@@ -19,6 +19,8 @@ from warmcell.sessions.loop import Loop
 from warmcell.sessions.streams import Follower, Input, Output
 
 _MOST_ENDED = 100
+#: How much of its command an ended process keeps: a guest's may have megabytes.
+_MOST_COMMAND = 4096
 #: How much output all ended processes keep together.
 _MOST_KEPT_BYTES = 16 << 20
 #: How long a program may go on after the agent was asked to kill it.
@@ -235,6 +237,7 @@ class ProcessTable:
         with self._lock:
             if self._running.get(process.pid) is process:
                 del self._running[process.pid]
+            process.command = process.command[:_MOST_COMMAND]
             self._ended.append(process)
             forgotten = self._ended.popleft() if len(self._ended) > _MOST_ENDED else None
             self._drop_oldest_output()

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from warmcell.core.errors import NodeLost, SandboxError
+from warmcell.core.errors import InvalidRequest, NodeLost, SandboxError
 from warmcell.interfaces.serve.quotas import Quota, TenantQuota
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.tokens import Tenant
@@ -22,6 +22,10 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 _log = logging.getLogger("warmcell.serve")
 #: How long `on_expiry` may take before the sandbox is removed instead.
 EXPIRY_SECONDS = 60.0
+#: What the metadata of one sandbox may take, counting each pair as larger than its text: lists contain them all.
+MAX_METADATA_BYTES, _PAIR_BYTES = 64 << 10, 128
+#: The body of a request for a sandbox, which is kept as long as the sandbox.
+MAX_CREATION_BYTES = 1 << 20
 Make = Callable[[], AsyncSandbox]
 
 
@@ -126,6 +130,7 @@ class SandboxRegistry:
 
     def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> SandboxEntry:
         """Raises `HttpError` 429 if the tenant has reached its number of sandboxes."""
+        check_metadata(metadata)
         self._take(tenant)
         try:
             made = make()
@@ -138,6 +143,7 @@ class SandboxRegistry:
         self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> SandboxEntry:
         """`add` for a sandbox that takes time to make: its slot is reserved from the start."""
+        check_metadata(metadata)
         self._take(tenant)
         try:
             made = await make()
@@ -260,6 +266,13 @@ def _quota_exceeded(tenant: Tenant) -> HttpError:
         " quota with `warmcell serve --sandboxes N` (with --tokens: `warmcell token new NAME --sandboxes N`)",
         headers={"Retry-After": "5"},
     )
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    size = sum(len(key) + len(value) + _PAIR_BYTES for key, value in metadata.items())
+    if size > MAX_METADATA_BYTES:
+        reason = f"takes more than {MAX_METADATA_BYTES >> 10} KiB, counting {_PAIR_BYTES} bytes more for each pair"
+        raise InvalidRequest(reason, field="metadata", hint="keep large data in files of the sandbox")
 
 
 def _key(identity: str) -> bytes:

@@ -63,7 +63,7 @@ class Box:
         self.template = asked.templateID or "base"
         self.token, self.traffic_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.auto_pause = asked.autoPause is True
-        self.auto_resume = (asked.autoResume or {}).get("enabled") is True
+        self.auto_resume = asked.autoResume is not None and asked.autoResume.enabled is True
         self.is_paused = False
         #: Called when it is resumed for the first time.
         self.on_first_resume: Callable[[], object] = lambda: None

@@ -33,7 +33,7 @@ from warmcell.interfaces.serve.responses import (
     parse_whole_number,
 )
 from warmcell.interfaces.serve.routing import route
-from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxNotFound
+from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry, SandboxNotFound
 from warmcell.interfaces.serve.saved_sandboxes import save_now, save_sandbox
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -59,7 +59,7 @@ class Named(BaseModel):
 
 async def create(request: Request, tenant: Tenant) -> Response:
     service = get_service(request)
-    body = parse_model(await read_body(request, service.settings.max_body), Create)
+    body = parse_model(await read_body(request, min(service.settings.max_body, MAX_CREATION_BYTES)), Create)
     slot = await starts_of(service).new_sandbox(tenant.id)
     try:
         entry = await register(service, tenant, body, await prepare(service, tenant, body))
@@ -195,7 +195,7 @@ async def every_snapshot(request: Request, tenant: Tenant) -> Response:
 async def set_network(request: Request, tenant: Tenant) -> Response:
     """Replaces the narrowing of the server's policy; connections that are no longer allowed are closed."""
     service, entry = get_service(request), _entry(request, tenant)
-    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Network)
+    body = parse_model(await read_body(request, min(service.settings.max_body, MAX_CREATION_BYTES)) or b"{}", Network)
     await narrow(entry, service, body)
     box = _box(entry)
     box.asked = box.asked.model_copy(update={"network": body})  # for forks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -19,7 +19,7 @@ from warmcell.interfaces.serve.e2b.template_start import READY_SECONDS, copy_tem
 from warmcell.interfaces.serve.e2b.volumes import find_room, release_volumes, use_volumes, volumes_of
 from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, check_metadata
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_now
 from warmcell.interfaces.serve.saved_state import Home, StateHome
 from warmcell.interfaces.serve.service import Service
@@ -43,20 +43,24 @@ class Network(BaseModel):
         return read_lists(self.allowOut, self.denyOut)
 
 
+class AutoResume(BaseModel):
+    enabled: bool | None = None
+
+
 class VolumeMount(BaseModel):
     name: str
     path: str
 
 
 class Create(BaseModel):
-    """A request for a sandbox. Other fields are ignored: see docs/server.md."""
+    """A request for a sandbox. Other fields are ignored and not kept: see docs/server.md."""
 
     templateID: str = "base"  # noqa: N815
     timeout: int = 15
     metadata: dict[str, str] | None = None
     envVars: dict[str, str] | None = None  # noqa: N815
     autoPause: bool | None = None  # noqa: N815
-    autoResume: dict[str, Any] | None = None  # noqa: N815
+    autoResume: AutoResume | None = None  # noqa: N815
     allow_internet_access: bool | None = None
     network: Network | None = None
     volumeMounts: Annotated[list[VolumeMount], Field(max_length=16)] | None = None  # noqa: N815
@@ -70,6 +74,7 @@ class Create(BaseModel):
 async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSandbox:
     """A spare, or a new one."""
     parse_seconds(body.timeout, tenant)
+    check_metadata(body.metadata or {})
     service.sandboxes.check_room(tenant)
     built = await builds_of(service).find(tenant, body.templateID)
     if built is not None:

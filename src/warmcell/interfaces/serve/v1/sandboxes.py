@@ -14,7 +14,7 @@ from warmcell.interfaces.serve.event_streams import event_stream, stream_events,
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
-from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_packages
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT, check_timeout
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
@@ -31,7 +31,7 @@ Run = Callable[..., Awaitable[ExecResult]]
 async def create(request: Request, tenant: Tenant) -> Response:
     """Makes a sandbox."""
     service = get_service(request)
-    body = await read_model(request, CreateBody, service.settings.max_body)
+    body = await read_model(request, CreateBody, min(service.settings.max_body, MAX_CREATION_BYTES))
     options = await choose_options(service, tenant, body)
     service.sandboxes.check_room(tenant)
     home = None if service.saved is None else service.saved.make_home()
