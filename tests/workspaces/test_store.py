@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tarfile
@@ -14,6 +15,7 @@ from tests.workspaces.trees import directory_of, list_objects, look
 
 from warmcell import (
     BackendUnavailable,
+    ExecutionFailed,
     InvalidRequest,
     ProvisionFailed,
     SessionBusy,
@@ -95,6 +97,21 @@ def test_a_failed_provision_leaves_nothing(store: WorkspaceStore, tmp_path: Path
     with pytest.raises(ProvisionFailed, match="missing"):
         store.provision(Manifest(uploads={"a": str(tmp_path / "missing")}), name="bad")
     assert store.list() == [] and list_objects(store, "work") == []
+
+
+def test_a_full_disk_is_the_hosts_fault(store: WorkspaceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = store.provision(Manifest(files={"a": "x"}))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("warmcell.workspaces.export.write_tree", refuse)
+    monkeypatch.setattr("warmcell.workspace.files.write_all", refuse)
+    for work in (lambda: store.provision(Manifest(files={"a": "x"})), lambda: store.export(made, tmp_path / "a.tar")):
+        with pytest.raises(ExecutionFailed, match="No space left") as failure:
+            work()
+        assert failure.value.fault == "host"
+    assert [found.id for found in store.list()] == [made.id] and list(tmp_path.glob("a.tar*")) == []
 
 
 def test_a_sandbox_on_a_workspace(store: WorkspaceStore) -> None:

@@ -104,10 +104,12 @@ class BlobWriter:
 
     def discard(self) -> None:
         """Remove an uncommitted file. May be called twice."""
-        self._file.close()
         path, self._path = self._path, None
-        if path is not None:
-            os.unlink(path)
+        try:
+            self._file.close()  # fails on a full disk, since it writes what is buffered
+        finally:
+            if path is not None:
+                os.unlink(path)
 
 
 def hex_of(digest: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -95,5 +96,6 @@ def write_record(directory: str, name: str, document: Any) -> None:
             json.dump(document, file)
         os.rename(temporary, os.path.join(directory, name))
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):  # a full disk may refuse the file itself
+            os.unlink(temporary)
         raise

@@ -23,6 +23,7 @@ from warmcell.core.errors import ExecutionFailed, FetchFailed, ImageNotFound, In
 from warmcell.core.records import replace
 from warmcell.images.blobs import BlobStore
 from warmcell.images.export import Exporter
+from warmcell.images.full_disk import explain_full_disk
 from warmcell.images.layers import LayerSource, LayerStore
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.manifests import Manifest, check_platform, diff_ids, parse_manifest, require_object
@@ -203,7 +204,8 @@ class ImageStore:
         with self.lease(image):
             exporter = Exporter(self._blobs, self._layers)
             write = exporter.write_layout if format == "oci" else exporter.write_docker
-            write(image.digest, image.name, os.fspath(path))
+            with explain_full_disk(os.path.dirname(os.path.abspath(path))):
+                write(image.digest, image.name, os.fspath(path))
 
     def remove(self, reference: str) -> int:
         """Remove a name; with a digest, all names of that image. Returns the bytes freed.
@@ -301,7 +303,7 @@ class ImageStore:
     @contextmanager
     def adding(self) -> Iterator[StoreParts]:
         """For code that adds images by itself: meanwhile nothing is removed from the store."""
-        with self._lock(is_shared=True):
+        with explain_full_disk(self.path), self._lock(is_shared=True):
             yield StoreParts(self.path, self._blobs, self._layers, self._records, self._limits)
 
     @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.tree_tar import write_tree
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.remove import remove_directory
@@ -29,6 +31,8 @@ def export_directory(directory: str, target: str) -> None:
         else:
             _copy(directory, target)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise host_failure(error, f"write {target!r}") from error
         reason = (error.strerror or str(error)).lower()
         raise InvalidRequest(f"cannot write {target!r}: {reason}", field="path") from None
 

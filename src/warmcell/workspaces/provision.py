@@ -46,7 +46,7 @@ def provision(manifest: Manifest, directory: str) -> None:
 
 
 class _naming:  # noqa: N801  # reads as a statement
-    """Turns an error about a path into `ProvisionFailed`."""
+    """Turns an error about a path into `ProvisionFailed`. What the host is to blame for, such as a full disk, stays."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class _naming:  # noqa: N801  # reads as a statement
         return None
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, SandboxError):
+        if isinstance(error, SandboxError) and error.fault != "host":
             raise ProvisionFailed(self._path, str(error), error.hint or "correct the manifest") from error
 
 

@@ -32,6 +32,7 @@ from warmcell.images.build.step_run import OnStart, StepRun, find_runner
 from warmcell.images.build.steps import SEARCH_PATH, Configure, Copy, Env, Run, Step, User, Workdir, describe
 from warmcell.images.build.trees import Tree
 from warmcell.images.build.upper_layer import UpperLayer
+from warmcell.images.full_disk import full_disk, has_no_room
 from warmcell.images.image_users import find_user
 from warmcell.images.layers import LayerSource
 from warmcell.images.limits import Budget
@@ -179,6 +180,8 @@ class Builder:
                 )
             )
             if result.exit_code != 0:
+                if has_no_room(directory):
+                    raise full_disk(self._store.path)
                 raise _failure(result, text, policy)
             user = find_user(lower.files, state.user or "root")
             upper = UpperLayer(os.path.join(directory, "upper"), lower, (user.uid, user.gid), _CAGE_PLACES)
