@@ -33,7 +33,7 @@ from warmcell.judging.judge import ajudge
 from warmcell.judging.verdicts import Verdict
 from warmcell.lifetime.threads import in_thread
 
-DOCTOR_SECONDS = 60.0
+DOCTOR_SECONDS = VERSIONS_SECONDS = 60.0
 #: Of all cases together: they are in one JSON response, in which a byte may take six.
 MAX_JUDGE_OUTPUT = 32 * MIB
 
@@ -125,19 +125,29 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-async def capabilities(request: Request, tenant: Tenant) -> Response:
-    """The languages of this host and the limits that are enforced."""
-    found = await in_thread(get_service(request).backend.capabilities)
-    versions = await in_thread(lambda: dict(found.versions))
-    return json_response(
-        {
-            "languages": [str(language) for language in found.supported_languages],
-            "versions": versions,
-            "isolation_class": found.isolation_class,
-            "enforced_limits": dataclasses.asdict(found.enforced_limits),
-            "network": list(found.network),
-        }
-    )
+class Capabilities:
+    """Versions are queried by starting every toolchain, and are cached for a minute."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._versions: dict[str, str] = {}
+        self._at = 0.0
+
+    async def __call__(self, request: Request, tenant: Tenant) -> Response:
+        """The languages of this host and the limits that are enforced."""
+        found = await in_thread(get_service(request).backend.capabilities)
+        async with self._lock:
+            if set(self._versions) != set(found.versions) or time.monotonic() - self._at > VERSIONS_SECONDS:
+                self._versions, self._at = await in_thread(lambda: dict(found.versions)), time.monotonic()
+        return json_response(
+            {
+                "languages": [str(language) for language in found.supported_languages],
+                "versions": self._versions,
+                "isolation_class": found.isolation_class,
+                "enforced_limits": dataclasses.asdict(found.enforced_limits),
+                "network": list(found.network),
+            }
+        )
 
 
 class Doctor:
@@ -183,7 +193,7 @@ def routes() -> list[Any]:
     return [
         route("POST", "/v1/run", run, "run", body=RunBody, answers=("Result", "text/event-stream")),
         route("POST", "/v1/judge", judge, "run", body=JudgeBody, answers=("Judged",)),
-        route("GET", "/v1/capabilities", capabilities, "run", answers=("Capabilities",)),
+        route("GET", "/v1/capabilities", Capabilities(), "run", answers=("Capabilities",)),
         route("GET", "/v1/doctor", Doctor(), "doctor", answers=("Report",)),
         route("GET", "/healthz", alive, None, answers=("Status",)),
         route("GET", "/readyz", ready, None, answers=("Status",)),
