@@ -86,6 +86,11 @@ def test_e2b_narrows_at_create_and_later(open_server: Server, port: int) -> None
     assert closed.run(ask(port))[1] == "403\n"
     one = Box(open_server.client, network={**everything, "allowOut": ["127.0.0.1"]})
     assert one.run(ask(port))[1] == "200\n"
+    offline = Box(open_server.client, allow_internet_access=False)  # until an update, as in E2B
+    assert offline.run(ask(port))[1] == "403\n"
+    opened = {**everything, "allowOut": ["127.0.0.1"]}
+    assert open_server.client.put(f"/sandboxes/{offline.id}/network", json=opened).status_code == 204
+    assert offline.run(ask(port))[1] == "200\n"
     at = f"/sandboxes/{closed.id}/network"
     for body, said in (
         ({}, "200\n"),

@@ -166,6 +166,22 @@ def test_a_pause_stops_the_start_command(tenants: list[Tenant]) -> None:
     assert box.kill() == 204
 
 
+def test_metadata_names_an_image(tenants: list[Tenant]) -> None:
+    """For clients that name images and build no templates: root in the image."""
+    one = tenants[0]
+    named = {"metadata": {"warmcell.image": BASE}}
+    box = Box(one.client, one.key, **named)
+    assert box.run("id -un; cat /etc/os-release; echo new > /outside")[:2] == (0, 'root\nNAME="Cell Linux"\n')
+    kind = {"content-type": "application/octet-stream"}
+    place = {"path": "/deep/new.txt", "username": "root"}
+    one.client.post("/files", params=place, content=b"given", headers=box.headers | kind)
+    assert box.run("cat /deep/new.txt /outside") == (0, "givennew\n", "")
+    assert one.client.get(f"/sandboxes/{box.id}").json()["metadata"] == named["metadata"]
+    assert box.kill() == 204
+    for asked, status in (({"metadata": {"warmcell.image": "none:1"}}, 404), ({**named, "templateID": "other"}, 400)):
+        assert one.client.post("/v2/sandboxes", json={"templateID": "base", **asked}).status_code == status
+
+
 def test_tags_name_builds(tenants: list[Tenant]) -> None:
     one = tenants[0]
     template, first = one.request("tagged")
@@ -353,6 +369,8 @@ def test_sandboxes_of_templates_survive_a_restart(
         for name in ("moved", "gone"):
             assert one.build(name, step("ENV", "N", "1"))["status"] == "ready"
         kept, paused, moved, gone = (Box(one.client, templateID=name) for name in ("kept", "kept", "moved", "gone"))
+        named = Box(one.client, metadata={"warmcell.image": BASE})
+        assert named.run("cp /etc/os-release file") == (0, "", "")
         for box in (kept, paused, moved):
             assert box.run("echo $N > file; cp file /outside; cat file")[1] == "1\n"
         assert one.client.post(f"/sandboxes/{paused.id}/pause", json={}).status_code == 204
@@ -360,15 +378,16 @@ def test_sandboxes_of_templates_survive_a_restart(
         assert one.client.delete("/templates/gone").status_code == 204
         assert server.stop()[0] == 0
     with start_server(*options) as server:
-        for box in (kept, paused, moved):
+        for box in (kept, paused, moved, named):
             box.client = server.client
+        assert named.run("cat file; id -un")[1] == 'NAME="Cell Linux"\nroot\n'
         assert server.client.post(f"/sandboxes/{paused.id}/connect", json={"timeout": 60}).status_code == 201
         for box, number in ((kept, "1"), (paused, "1"), (moved, "2")):
             assert box.run("cat file; echo $N; ls /outside")[:2] == (2, f"1\n{number}\n")
         for box in (kept, paused):
             until(lambda box=box: box.run("cat /tmp/began")[1] == "1\n")
         assert server.client.get(f"/sandboxes/{gone.id}").status_code == 404
-        assert [box.kill() for box in (kept, paused, moved)] == [204] * 3
+        assert [box.kill() for box in (kept, paused, moved, named)] == [204] * 4
         log = server.stop()[1]
     assert f"sandbox {kept.id} is back; lost: nothing; files outside of /home/user" in log
     assert f"sandbox {gone.id} does not come back: its template 'gone' was removed" in log

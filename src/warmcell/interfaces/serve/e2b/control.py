@@ -198,7 +198,8 @@ async def set_network(request: Request, tenant: Tenant) -> Response:
     body = parse_model(await read_body(request, min(service.settings.max_body, MAX_CREATION_BYTES)) or b"{}", Network)
     await narrow(entry, service, body)
     box = _box(entry)
-    box.asked = box.asked.model_copy(update={"network": body})  # for forks
+    # For forks.
+    box.asked = box.asked.model_copy(update={"network": body, "allow_internet_access": body.allow_internet_access})
     return Response(status_code=204)
 
 

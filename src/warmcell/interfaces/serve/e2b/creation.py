@@ -27,6 +27,10 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.net.rules.network_update import read_lists
 from warmcell.net.rules.rule_book import Narrowing
+from warmcell.sandbox.asynchronous import AsyncSandbox
+
+#: The metadata entry that names an image of the server's store, for clients that name images but build no templates.
+IMAGE_KEY = "warmcell.image"
 
 
 class Network(BaseModel):
@@ -67,8 +71,15 @@ class Create(BaseModel):
 
     def is_offline(self, service: Service) -> bool:
         """Rules cannot narrow the host's own network: a sandbox that asks for less of it gets none."""
-        asks_less = self.network is not None and bool(self.network.denyOut)
-        return self.allow_internet_access is False or (asks_less and service.has_open_network)
+        asks_less = self.allow_internet_access is False or (self.network is not None and bool(self.network.denyOut))
+        return asks_less and service.has_open_network
+
+    @property
+    def first_network(self) -> Network | None:
+        """What the sandbox begins with, until `update_network`; None for all that the policy allows."""
+        if self.allow_internet_access is not False:
+            return self.network
+        return (self.network or Network()).model_copy(update={"allow_internet_access": False})
 
 
 async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSandbox:
@@ -76,22 +87,33 @@ async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSan
     parse_seconds(body.timeout, tenant)
     check_metadata(body.metadata or {})
     service.sandboxes.check_room(tenant)
+    if (image := await find_named_image(service, body)) is not None:
+        with service.sandboxes.reserve(tenant):
+            home = service.make_home()
+        return await make_prepared(service, tenant, body, home, image)
     built = await builds_of(service).find(tenant, body.templateID)
     if built is not None:
         return await _make_from_template(service, tenant, body, built[1], built[2])
     snapshot = templates.snapshot_for(service, tenant, body.templateID)
-    if (
-        snapshot is None
-        and not body.envVars
-        and not body.volumeMounts
-        and not (body.is_offline(service) and service.has_network)
-    ):
+    if snapshot is None and not body.envVars and not body.volumeMounts and not body.is_offline(service):
         spare = spares_of(service).take(tenant)
         if spare is not None:
             return spare
     with service.sandboxes.reserve(tenant):
         home = service.make_home() if snapshot is None else await copy_home(service, snapshot.home.path, tenant)
     return await make_prepared(service, tenant, body, home)
+
+
+async def find_named_image(service: Service, body: Create) -> ImageChoice | None:
+    """The image that the metadata names, as root. Raises `ImageNotFound`, or 400 beside a template."""
+    name = (body.metadata or {}).get(IMAGE_KEY)
+    if name is None:
+        return None
+    if body.templateID not in templates.TEMPLATES:
+        raise HttpError(
+            400, f"the metadata entry {IMAGE_KEY} cannot be combined with the template '{body.templateID[:80]}'"
+        )
+    return await service.images.find(name, "root")
 
 
 async def _make_from_template(
@@ -103,6 +125,8 @@ async def _make_from_template(
     prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
     prepared.build_id = build.id
     try:
+        if (network := body.first_network) is not None and not body.is_offline(service):
+            await narrow_sandbox(prepared.sandbox, service, network)
         await run_start_command(prepared.sandbox, build)
         await is_ready(prepared.sandbox, build, READY_SECONDS)
     except BaseException:
@@ -149,9 +173,9 @@ async def register(service: Service, tenant: Tenant, body: Create, prepared: Pre
         keep_sandbox(service, entry, SavedSandbox("e2b", prepared.home, box.describe))
     else:
         entry.on_close.append(lambda: in_thread(prepared.home.close))
-    if body.network is not None and not body.is_offline(service):
+    if (network := body.first_network) is not None and not body.is_offline(service):
         try:
-            await narrow(entry, service, body.network)
+            await narrow(entry, service, network)
         except BaseException:
             await service.sandboxes.remove(entry)
             raise
@@ -185,8 +209,12 @@ def parse_seconds(seconds: int, tenant: Tenant) -> float:
 
 
 async def narrow(entry: SandboxEntry, service: Service, network: Network) -> None:
+    await narrow_sandbox(entry.sandbox, service, network)
+    entry.on_change()
+
+
+async def narrow_sandbox(sandbox: AsyncSandbox, service: Service, network: Network) -> None:
     narrowing = network.narrowing
     if not service.has_network and network.allowOut:
         raise HttpError(501, "the server's policy has no network")
-    await entry.sandbox.update_network(narrowing)  # type: ignore[arg-type]
-    entry.on_change()
+    await sandbox.update_network(narrowing)  # type: ignore[arg-type]

@@ -7,7 +7,14 @@ from typing import Any
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b.box import HOME, Box
-from warmcell.interfaces.serve.e2b.creation import Create, attach_box, make_prepared
+from warmcell.interfaces.serve.e2b.creation import (
+    Create,
+    Network,
+    attach_box,
+    find_named_image,
+    make_prepared,
+    narrow_sandbox,
+)
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import Build
 from warmcell.interfaces.serve.e2b.template_start import run_start_command
@@ -22,12 +29,17 @@ _log = logging.getLogger("warmcell.serve")
 
 
 async def restore(service: Service, tenant: Tenant, own: dict[str, Any], home: StateHome) -> RestoredSandbox:
-    body, build, image = Create.model_validate(own["asked"]), None, None
+    body, build = Create.model_validate(own["asked"]), None
+    image: ImageChoice | None
     if build_id := own.get("build"):
         build, found = await builds_of(service).find_again(tenant, body.templateID, str(build_id))
         image = ImageChoice(found)
+    else:
+        image = await find_named_image(service, body)
     prepared = await make_prepared(service, tenant, body, home, image, is_new=False)
     prepared.build_id = "" if build is None else build.id
+    if body.allow_internet_access is False:  # what was updated later is restored by the caller
+        await narrow_sandbox(prepared.sandbox, service, Network(allow_internet_access=False))
 
     def attach(entry: SandboxEntry) -> None:
         box: Box = attach_box(service, entry, body, prepared)
