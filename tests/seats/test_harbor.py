@@ -1,9 +1,10 @@
-"""Harbor: its command with the oracle agent on a task made here, and the environment's contract."""
+"""Harbor: its command solves a task made here in our environment and in its own E2B environment; the contract of ours."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,17 +14,32 @@ from typing import Any
 
 import pytest
 from tests.helpers import has_user_namespaces, require
-from tests.image_roots import make_root
+from tests.image_roots import add_python, make_root
+from tests.seats.model_server import model_server
+from tests.serve.conftest import Server
 
+from warmcell import SandboxPolicyBuilder
 from warmcell.images import ImageStore
 
 if find_spec("harbor") is None:  # not installed by scripts/test-seats
     pytest.skip("harbor is not installed", allow_module_level=True)
 
 KIND = "warmcell.interfaces.seats.harbor:WarmcellEnvironment"
-PROGRAMS = "bash sh cat chmod cp dirname env find id ln ls mkdir rm sleep tar touch true".split()
+PROGRAMS = "bash sh cat chmod cp dirname env find grep id ln ls mkdir rm sleep tar tmux touch true useradd".split()
+LOCALE = Path("/usr/lib/locale/C.utf8")
+TASK = """
+[verifier]
+timeout_sec = 600.0
+[agent]
+timeout_sec = 600.0
+network_mode = "allowlist"
+allowed_hosts = ["example.com"]
+[environment]
+build_timeout_sec = 600.0
+network_mode = "no-network"
+"""
 FILES = {
-    "task.toml": "[verifier]\ntimeout_sec = 120.0\n[agent]\ntimeout_sec = 120.0\n[environment]\nbuild_timeout_sec = 120.0\n",
+    "task.toml": TASK,
     "instruction.md": "Write hello into /app/greeting.\n",
     "environment/Dockerfile": "FROM tools:1\nWORKDIR /app\nRUN echo built > /app/mark\n",
     "solution/solve.sh": "#!/bin/bash\necho hello > greeting\n",
@@ -38,7 +54,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a task and an image store."""
     require(has_user_namespaces(), "this host has no user namespaces")
     made = tmp_path_factory.mktemp("harbor")
-    ImageStore(made / "store").import_(make_root(made / "root", *PROGRAMS), "tools:1")
+    root = make_root(made / "root", *PROGRAMS)
+    if LOCALE.exists():  # tmux needs a UTF-8 locale, which the C library of some systems does not contain
+        shutil.copytree(LOCALE, root / LOCALE.relative_to("/"))
+    add_python(root)  # for E2B's file API
+    ImageStore(made / "store").import_(root, "tools:1")
     for name, text in FILES.items():
         (made / "hello" / name).parent.mkdir(parents=True, exist_ok=True)
         (made / "hello" / name).write_text(text)
@@ -47,15 +67,46 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
 def test_the_command_runs_a_task(place: Path, tmp_path: Path, agent: str, reward: float) -> None:
-    program = os.path.join(os.path.dirname(sys.executable), "harbor")
-    options = ["--environment-import-path", KIND, "--ek", f"store={place / 'store'}", "-o", str(tmp_path)]
-    command = [program, "run", "-p", str(place / "hello"), "-a", agent, *options, "--yes"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, check=False
+    assert run_harbor(place, tmp_path, "-a", agent, "--env", KIND, "--ek", f"store={place / 'store'}") == reward
+
+
+def test_the_e2b_environment_runs_a_task(place: Path, tmp_path: Path) -> None:
+    """It builds a template from the Dockerfile, and changes the network between the phases of the trial."""
+    (tmp_path / "policy.json").write_text(
+        SandboxPolicyBuilder().allow_process_spawn().allow_domain("example.com").build().to_json()
     )
-    results = [json.loads(one.read_text()) for one in tmp_path.glob("*/*/result.json")]
-    said = done.stdout + done.stderr + str(results)
-    assert [result["verifier_result"]["rewards"]["reward"] for result in results] == [reward], said
+    server = Server("--images", str(place / "store"), "--policy", str(tmp_path / "policy.json"))
+    try:
+        settings = {"E2B_API_KEY": "any", "E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url}
+        assert run_harbor(place, tmp_path, "-a", "oracle", "--env", "e2b", **settings) == 1.0
+    finally:
+        server.stop()
+
+
+def test_terminus_solves_a_task_with_a_scripted_model(place: Path, tmp_path: Path) -> None:
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """Types the solution, waits until the screen shows that it ran, and says twice that the task is complete."""
+        is_done = "greeted 42" in str(messages[-1]["content"]) or "sure you want" in str(messages[-1]["content"])
+        typed = "" if len(messages) > 1 else "echo hello > greeting; echo greeted $((6 * 7))\n"
+        step = {"keystrokes": typed, "duration": 0.1}
+        answer = {"analysis": "", "plan": "", "commands": [] if is_done else [step], "task_complete": is_done}
+        return {"content": json.dumps(answer)}
+
+    with model_server(reply) as url:
+        model = ["-m", "openai/scripted", "--ak", f"api_base={url}", "--ak", "record_terminal_session=false"]
+        kind = ["--env", KIND, "--ek", f"store={place / 'store'}"]
+        assert run_harbor(place, tmp_path, "-a", "terminus-2", *model, *kind, OPENAI_API_KEY="none") == 1.0
+
+
+def run_harbor(place: Path, jobs: Path, *options: str, **settings: str) -> float:
+    """The reward of the task."""
+    program = os.path.join(os.path.dirname(sys.executable), "harbor")
+    command = [program, "run", "-p", str(place / "hello"), "-o", str(jobs), *options, "--yes"]
+    env = {**os.environ, "HOME": str(jobs), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **settings}
+    done = subprocess.run(command, cwd=jobs, env=env, capture_output=True, text=True, check=False)
+    results = [json.loads(one.read_text()) for one in jobs.glob("*/*/result.json")]
+    assert [bool(result["verifier_result"]) for result in results] == [True], done.stdout + done.stderr + str(results)
+    return float(results[0]["verifier_result"]["rewards"]["reward"])
 
 
 @pytest.fixture
