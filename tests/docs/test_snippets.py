@@ -54,7 +54,9 @@ def having(*kinds: str) -> list[Snippet]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A shell in which `warmcell` and `python` are the ones under test."""
+    """A shell in which `warmcell` and `python` are the ones under test: the checkout's, or what was installed."""
+    if os.environ.get("WARMCELL_INSTALLED") == "1":  # scripts/try-wheels
+        return {**os.environ, "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, module in (("warmcell", " -m warmcell"), ("python", ""), ("python3", "")):
