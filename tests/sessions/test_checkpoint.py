@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
 
-from warmcell import AsyncSandbox, Limits, Sandbox, errors
+import pytest
+from tests.contract.processes import alive
+from tests.helpers import until
+
+from warmcell import AsyncSandbox, Checkpoint, Limits, Sandbox, errors
+from warmcell.sandbox.local import checkpoint as module
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -65,6 +71,70 @@ def test_large_buffers_are_mapped_and_take_memory_when_they_are_written() -> Non
             assert branch.run("big.data[5], len(big.data)").value == f"(9, {64 << 20})"
         assert one.run("del big, same, Big; import gc; gc.collect();").error is None
         assert one.run("'warmcell-image' in open('/proc/self/maps').read()").value == "False"
+
+
+def await_next(checkpoint: Checkpoint) -> int:
+    """Waits until the sandbox of the next session is prepared. Returns the pid of its agent."""
+    driver = checkpoint._async._driver
+    assert isinstance(driver, module.LocalCheckpoint)
+    until(lambda: driver._next is not None and driver._next.done())
+    assert driver._next is not None
+    cage = driver._next.result()[0].live.current()
+    assert cage is not None
+    return cage.pid
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared sandboxes are not ended, however long this machine takes."""
+    monkeypatch.setattr(module, "READY_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_sandbox_of_the_next_session_is_prepared_and_ends_with_the_checkpoint() -> None:
+    with Sandbox(forkable=True) as sandbox:
+        session = sandbox.session("python")
+        session.run("import random; random.seed(1); x = [1]")
+        checkpoint = session.checkpoint()
+    with checkpoint:
+        first = checkpoint.session()
+        with first.sandbox:
+            first.run("x.append(2)")
+            prepared = await_next(checkpoint)
+            second = checkpoint.session(reseed=False)
+            with second.sandbox:
+                assert second.sandbox._async._driver.live.current().pid == prepared
+                assert second.run("x, random.random()").value == "([1], 0.13436424411240122)"
+                unused = await_next(checkpoint)
+                assert alive([unused])
+    assert not alive([unused])
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_prepared_sandbox_that_ended_is_replaced() -> None:
+    with Sandbox(forkable=True) as sandbox, sandbox.session("python") as session:
+        session.run("x = 1")
+        with session.checkpoint() as checkpoint:
+            checkpoint.session().sandbox.destroy()
+            killed = await_next(checkpoint)
+            os.kill(killed, signal.SIGKILL)
+            second = checkpoint.session()
+            with second.sandbox:
+                assert second.run("x").value == "1"
+
+
+def test_a_prepared_sandbox_that_nobody_uses_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READY_SECONDS", 0.0)
+    with Sandbox(forkable=True) as sandbox, sandbox.session("python") as session:
+        session.run("x = 1")
+        with session.checkpoint() as checkpoint:
+            checkpoint.session().sandbox.destroy()
+            driver = checkpoint._async._driver
+            assert isinstance(driver, module.LocalCheckpoint)
+            until(lambda: driver._next is None and not driver._under_way)
+            last = checkpoint.session()
+            with last.sandbox:
+                assert last.run("x").value == "1"
 
 
 def test_what_cannot_be_kept_is_refused_by_name() -> None:

@@ -35,6 +35,8 @@ _MOST_CHARACTERS, _LONGEST_VARIABLE = 64 * 1024, 1000
 def main():
     """Serves cells until the host disconnects. Never returns."""
     image = _set_aside(_IMAGE_IN, _IMAGE_PLACE)
+    if image is not None:
+        from . import session_image  # noqa: F401  # slow, and the host has not asked for the image yet
     session = Session(Channel(_CONTROL), image)
     gc.freeze()
     while True:

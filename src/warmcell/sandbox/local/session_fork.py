@@ -46,7 +46,9 @@ async def fork_session(context: SandboxContext, session: LocalSession, branch: B
     try:
         begin_cage(branch)
         await copy_session(context, session, branch.context, image)
-        return await start_branch(branch, session.language, session.env, image, reseed)
+        started = await start_interpreter(branch, session.language, session.env, image)
+        await resume_session(branch, started, reseed)
+        return started
     except BaseException:
         await branch.close()
         raise
@@ -69,11 +71,11 @@ async def copy_session(
     await interpreter.run(interpreter.picture(timeout, image, copy_files))
 
 
-async def start_branch(
-    branch: Branch, language: str, env: Mapping[str, str], image: SessionImage, reseed: bool
-) -> LocalSession:
-    """A session in the new sandbox, which has its files already."""
+async def start_interpreter(branch: Branch, language: str, env: Mapping[str, str], image: SessionImage) -> LocalSession:
+    """A session in the new sandbox, which has its files already. `resume_session` has it read the image."""
     await branch.context.start()
-    started = await branch.live.start_session(language, None, env, image)
-    await started.interpreter.run(started.interpreter.resumption(branch.context.settings.timeout, reseed))
-    return started
+    return await branch.live.start_session(language, None, env, image)
+
+
+async def resume_session(branch: Branch, session: LocalSession, reseed: bool) -> None:
+    await session.interpreter.run(session.interpreter.resumption(branch.context.settings.timeout, reseed))
