@@ -46,23 +46,30 @@ def by_size(rounds: int) -> None:
         print(f"| {megabytes} MB | {min(times):.0f} | {statistics.median(times):.0f} | {max(times):.0f} |", flush=True)
 
 
+def time_checkpoint(megabytes: int, rounds: int, *, keep: bool) -> list[float]:
+    """Sessions of one checkpoint, until each has answered a cell, in ms. `keep`: the earlier ones stay open."""
+    with Sandbox(forkable=True, timeout=120, limits=Limits(memory_mb=2048)) as sandbox, ExitStack() as branches:
+        session = sandbox.session("python")
+        session.run(BUFFER.format(megabytes=megabytes))
+        times = []
+        with session.checkpoint() as checkpoint:
+            for _ in range(rounds):
+                start = time.perf_counter()
+                branch = checkpoint.session()
+                branch.run("0")
+                times.append((time.perf_counter() - start) * 1e3)
+                branches.enter_context(branch.sandbox) if keep else branch.sandbox.destroy()
+        return times
+
+
 def from_checkpoint(rounds: int) -> None:
-    """Sessions of one checkpoint, the first of them left out."""
+    """The first session of each is left out: the next one is prepared while its caller uses the last."""
     print("\n| buffers | session of a checkpoint, ms: lowest | median | highest |\n|---|---|---|---|")
     for megabytes in MEGABYTES:
-        with Sandbox(forkable=True, timeout=120, limits=Limits(memory_mb=2048)) as sandbox:
-            session = sandbox.session("python")
-            session.run(BUFFER.format(megabytes=megabytes))
-            times = []
-            with session.checkpoint() as checkpoint:
-                for _ in range(rounds + 1):
-                    start = time.perf_counter()
-                    branch = checkpoint.session()
-                    branch.run("0")
-                    times.append((time.perf_counter() - start) * 1e3)
-                    branch.sandbox.destroy()
-        later = times[1:]
-        print(f"| {megabytes} MB | {min(later):.0f} | {statistics.median(later):.0f} | {max(later):.0f} |", flush=True)
+        for keep in (False, True):
+            times = time_checkpoint(megabytes, rounds + 1, keep=keep)[1:]
+            name = f"{megabytes} MB, {'all kept open' if keep else 'one after the other'}"
+            print(f"| {name} | {min(times):.0f} | {statistics.median(times):.0f} | {max(times):.0f} |", flush=True)
 
 
 def at_once(count: int) -> None:
