@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.helpers import until
+from tests.image_roots import make_root
 
 from warmcell import (
     AsyncSandbox,
@@ -23,6 +25,7 @@ from warmcell import (
     SandboxDestroyed,
 )
 from warmcell.errors import FetchFailed, FileMissing
+from warmcell.images import ImageStore
 
 SERVER = "import http.server as h; h.HTTPServer(('127.0.0.1', 8123), h.SimpleHTTPRequestHandler).serve_forever()"
 
@@ -133,3 +136,22 @@ async def test_sandboxes_spread_over_nodes_and_are_lost_with_theirs(cluster: Any
 def test_a_directory_of_this_host_is_not_the_nodes(backend: RayBackend) -> None:
     with Sandbox(backend=backend) as sandbox, pytest.raises(InvalidRequest, match="not on this host"):
         _ = sandbox.work_dir
+
+
+def test_nodes_with_their_own_stores_get_the_image(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test here: from now on only the nodes with the resource are used."""
+    for node in "ab":
+        place = {"XDG_CACHE_HOME": str(tmp_path / node)}
+        cluster.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"warmcell": 1}, env_vars=place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "driver"))
+    image = ImageStore().import_(make_root(tmp_path / "root", "sh", "cat"), "cell:1")
+    with RayBackend() as backend:
+        until(lambda: [node.reason for node in backend.nodes()] == ["", ""])
+        with Sandbox(backend=backend, image="cell:1") as one, Sandbox(backend=backend, image=image) as other:
+            for sandbox in (one, other):
+                assert sandbox.sh("cat /etc/os-release").stdout == 'NAME="Cell Linux"\n'
+            assert one.id[-8:] != other.id[-8:]
+    for node in "ab":
+        assert [found.digest for found in ImageStore(tmp_path / node / "warmcell/images").list()] == [image.digest]
