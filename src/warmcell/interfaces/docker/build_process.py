@@ -1,18 +1,21 @@
 """A build in a process of its own: `python -m warmcell.interfaces.docker.build_process`.
 
-It reads one JSON object from stdin and writes Docker's messages to stdout, one in each line. Killing it ends the build
-at any moment, with the cage of the step that it is running.
+It reads one line of JSON from stdin and writes Docker's messages to stdout, one in each line. Killing it ends the build
+at any moment, with the cage of the step that it is running. The end of stdin kills it too: the server is gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
 from warmcell.core.errors import ImageNotFound, SandboxError
 from warmcell.images import Image, ImageStore
 from warmcell.images.build.progress import BuildProgress
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.policy.model import SandboxPolicy
 
 #: How many base images a build may pull.
@@ -20,7 +23,8 @@ _MAX_PULLS = 20
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
+    job = json.loads(_read_line())
+    start_daemon(_end_with_server)
     try:
         image = _build(ImageStore(job["store"]), job)
     except SandboxError as error:
@@ -30,6 +34,21 @@ def main() -> None:
     _write({"stream": f"Successfully built {image.digest[7:19]}\n"})
     for name in job["names"]:
         _write({"stream": f"Successfully tagged {name}\n"})
+
+
+def _read_line() -> bytes:
+    """Without `sys.stdin`: a thread that waits in its lock would abort the end of the interpreter."""
+    line = bytearray()
+    while not line.endswith(b"\n") and (data := os.read(0, 1 << 16)):
+        line += data
+    return bytes(line)
+
+
+def _end_with_server() -> None:
+    """A server that was killed cannot end the build, and a command that prints nothing would not notice."""
+    while os.read(0, 1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _build(store: ImageStore, job: dict[str, Any]) -> Image:

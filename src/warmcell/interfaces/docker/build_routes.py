@@ -108,8 +108,7 @@ class BuildRoutes:
                 limit=_MAX_LINE,
             )
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(job).encode())
-            process.stdin.close()
+            process.stdin.write(json.dumps(job).encode() + b"\n")  # open until the end: it notices if we are killed
             while line := await process.stdout.readline():
                 yield line.rstrip(b"\n") + b"\r\n"
             if await process.wait() != 0:
