@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from tests.helpers import PATIENCE, require, until
 
 if find_spec("nemo_gym") is None:  # not installed by scripts/test-seats
     pytest.skip("nemo_gym is not installed", allow_module_level=True)
@@ -34,6 +37,28 @@ async def test_its_sandbox(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not supported"):
             await sandbox.exec("true", user="agent")
     assert await sandbox.status() == SandboxStatus.STOPPED
+
+
+async def test_a_server_in_the_sandbox() -> None:
+    from nemo_gym.sandbox.api import AsyncSandbox
+    from nemo_gym.sandbox.providers import base
+
+    require(hasattr(base, "SandboxEndpoint"), "this NeMo Gym has no endpoints")
+    async with AsyncSandbox({"warmcell": {}}, base.SandboxSpec(ports=[8000], workdir="/tmp/www")) as sandbox:
+        await sandbox.start()
+        await sandbox.exec("echo hello > page; python3 -m http.server -b 127.0.0.1 8000 > /dev/null 2>&1 &")
+        found = await sandbox.endpoint(8000)
+
+        def is_served() -> bool:
+            try:
+                with build_opener(ProxyHandler({})).open(
+                    f"{found.endpoint.rstrip('/')}/page", timeout=PATIENCE
+                ) as answer:
+                    return bool(answer.read() == b"hello\n")
+            except OSError:  # it is starting
+                return False
+
+        await asyncio.to_thread(until, is_served)
 
 
 async def test_what_is_refused() -> None:

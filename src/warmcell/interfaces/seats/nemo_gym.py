@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ class WarmcellProvider:
         data = await portal.reach(_running(handle).commands.read, source_path)
         Path(target_path).parent.mkdir(parents=True, exist_ok=True)
         await in_thread(lambda: Path(target_path).write_bytes(data))
+
+    async def endpoint(self, handle: SandboxHandle, port: int) -> Any:
+        """A port of this host's loopback that leads to a server in the sandbox (NeMo Gym 0.5 and newer)."""
+        from nemo_gym.sandbox.providers.base import SandboxEndpoint
+
+        exposed = await in_thread(partial(_running(handle).commands.sandbox.expose, port))
+        return SandboxEndpoint(exposed.url)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         return SandboxStatus.STOPPED if handle.raw.is_closed else SandboxStatus.RUNNING
