@@ -1,7 +1,8 @@
-"""OpenHands: the contract of its workspaces."""
+"""OpenHands: the contract of its workspaces, and a conversation whose agent runs commands in a cage."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import require
+from tests.seats.model_server import model_server
 
 if find_spec("openhands") is None:  # not installed by scripts/test-seats
     pytest.skip("openhands is not installed", allow_module_level=True)
@@ -57,6 +59,35 @@ def test_git(workspace: Any) -> None:
         assert (found.original, found.modified) == (original, modified)
     with pytest.raises(RuntimeError, match="not a git repository"):
         workspace.git_changes("/tmp")
+
+
+def test_a_conversation_with_a_scripted_model(tmp_path: Path) -> None:
+    from openhands.sdk import LLM, Agent, Conversation, Tool
+
+    from warmcell.interfaces.seats.openhands import CagedTerminalTool  # importing it registers it
+
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        if messages[-1]["role"] == "tool":
+            seen.append(str(messages[-1]["content"]))
+            return {"content": "done"}
+        asked = {"command": "cat given; pwd; echo $((6 * 7)) > made; exit 3"}
+        call = {"name": "caged_terminal", "arguments": json.dumps(asked)}
+        return {"tool_calls": [{"id": "1", "type": "function", "function": call}]}
+
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/given").write_text("from the host\n")
+    seen: list[str] = []
+    with model_server(reply) as url:
+        model = LLM(model="openai/scripted", base_url=url, api_key="none", usage_id="test")
+        agent = Agent(llm=model, tools=[Tool(name=CagedTerminalTool.name, params={"memory_mb": 512})])
+        conversation = Conversation(agent=agent, workspace=str(tmp_path / "project"), visualizer=None)
+        try:
+            conversation.send_message("Compute 6 * 7.")
+            conversation.run()
+        finally:
+            conversation.close()
+    assert len(seen) == 1 and all(part in seen[0] for part in ("from the host", "/work", "[exit status 3]")), seen
+    assert (tmp_path / "project/made").read_text() == "42\n"
 
 
 def test_a_closed_workspace_is_refused(workspace: Any) -> None:

@@ -1,8 +1,8 @@
-"""OpenHands: `WarmcellWorkspace`, a `BaseWorkspace` whose commands and files are in a cage."""
+"""OpenHands: `WarmcellWorkspace`, a workspace in a cage, and `caged_terminal`, a tool for agents of conversations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from warmcell.sandbox.blocking import Sandbox
 
 try:
     from openhands.sdk.git.models import GitChange, GitChangeStatus, GitDiff
+    from openhands.sdk.tool import Action, Observation, ToolDefinition, ToolExecutor, register_tool
     from openhands.sdk.workspace.base import BaseWorkspace
     from openhands.sdk.workspace.models import CommandResult, FileOperationResult
-    from pydantic import PrivateAttr
+    from pydantic import Field, PrivateAttr
 except ImportError as error:
     raise framework_missing("openhands", error) from error
 
@@ -28,13 +29,14 @@ _TIMED_OUT = -1
 
 
 class WarmcellWorkspace(BaseWorkspace):
-    """For programs that use a workspace themselves. A conversation refuses it: its tools would run on the host.
+    """For programs that use a workspace themselves. A conversation refuses it: most of its tools run on the host.
 
-    `image` is the root file system (default: this host's programs), as `user`. Files, `/tmp` and background processes
-    stay from one command to the next.
+    `image` is the root file system (default: this host's programs), as `user`. `host_dir` is the directory of this host
+    that is `/work` (default: an empty one). Files, `/tmp` and background processes stay from one command to the next.
     """
 
     working_dir: str = "/work"
+    host_dir: str | None = None
     image: str | None = None
     user: str | None = None
     memory_mb: int = 2048
@@ -43,7 +45,8 @@ class WarmcellWorkspace(BaseWorkspace):
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
         limits = Limits(memory_mb=self.memory_mb)
-        self._commands = CageCommands(Sandbox(live=True, image=self.image, user=self.user, limits=limits))
+        settings: dict[str, Any] = {"image": self.image, "user": self.user, "work_dir": self.host_dir}
+        self._commands = CageCommands(Sandbox(live=True, limits=limits, **settings))
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         self._send_completion_callback(exc_type, exc_val)
@@ -140,3 +143,44 @@ def _operate(act: Callable[[], int], source: str | Path, destination: str | Path
         return FileOperationResult(success=True, file_size=act(), **names)
     except (OSError, SandboxError) as error:
         return FileOperationResult(success=False, error=str(error), **names)
+
+
+class CagedTerminalAction(Action):
+    command: str = Field(description="The shell command. The working directory is the same each time.")
+    timeout: float = Field(default=120.0, gt=0, description="Seconds after which the command is killed.")
+
+
+class CagedTerminalObservation(Observation):
+    exit_code: int
+
+
+class CagedTerminalExecutor(ToolExecutor[CagedTerminalAction, CagedTerminalObservation]):
+    def __init__(self, workspace: WarmcellWorkspace) -> None:
+        self._workspace = workspace
+
+    def __call__(self, action: CagedTerminalAction, conversation: Any = None) -> CagedTerminalObservation:
+        result = self._workspace.execute_command(action.command, timeout=action.timeout)
+        text = f"{result.stdout}{result.stderr}\n[exit status {result.exit_code}]"
+        return CagedTerminalObservation.from_text(text, exit_code=result.exit_code)
+
+    def close(self) -> None:
+        self._workspace.close()
+
+
+class CagedTerminalTool(ToolDefinition[CagedTerminalAction, CagedTerminalObservation]):
+    """For `Tool(name="caged_terminal", params={"image": ...})`. The conversation's directory is `/work` in the cage."""
+
+    @classmethod
+    def create(cls, conv_state: Any, **params: Any) -> Sequence[CagedTerminalTool]:
+        workspace = WarmcellWorkspace(host_dir=str(Path(conv_state.workspace.working_dir).resolve()), **params)
+        return [
+            cls(
+                description="Runs a shell command in a sandbox. Files are in /work.",
+                action_type=CagedTerminalAction,
+                observation_type=CagedTerminalObservation,
+                executor=CagedTerminalExecutor(workspace),
+            )
+        ]
+
+
+register_tool(CagedTerminalTool.name, CagedTerminalTool)
