@@ -16,7 +16,6 @@ import pytest
 from tests.helpers import has_user_namespaces, require
 from tests.image_roots import add_python, make_root
 from tests.seats.model_server import model_server
-from tests.serve.conftest import Server
 
 from warmcell import SandboxPolicyBuilder
 from warmcell.images import ImageStore
@@ -72,6 +71,8 @@ def test_the_command_runs_a_task(place: Path, tmp_path: Path, agent: str, reward
 
 def test_the_e2b_environment_runs_a_task(place: Path, tmp_path: Path) -> None:
     """It builds a template from the Dockerfile, and changes the network between the phases of the trial."""
+    from tests.serve.conftest import Server
+
     (tmp_path / "policy.json").write_text(
         SandboxPolicyBuilder().allow_process_spawn().allow_domain("example.com").build().to_json()
     )

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from tests.helpers import has_user_namespaces, require
 from tests.image_roots import add_python, make_root
-from tests.serve.conftest import Server
 
 from warmcell.images import ImageStore
 
@@ -56,6 +55,8 @@ class Greetings(vf.Taskset[Greeting, vf.TasksetConfig]):
 
 
 def test_its_command_validates_a_task(tmp_path: Path) -> None:
+    from tests.serve.conftest import Server
+
     require(has_user_namespaces(), "this host has no user namespaces")
     root = make_root(tmp_path / "root", *PROGRAMS)
     add_python(root)
