@@ -34,7 +34,7 @@ SCRIPTS = {
     "format_directives": 'console.log("%s is %d years %i %f %j %o %O %%",  "Bob", 42.5, 42.9, "3.5", {a:1}, [1], {b:2}, "extra");console.log("%s %s", 1); console.log("100%", 5); console.log("%c styled", "color:red");console.log("%s", {a:{b:1}}, [1,[2,[3]]], null, undefined, Symbol("a"), 12n)',
     "tables": 'console.table([{a:1,b:"x"},{a:2,c:true}]);console.table([[1,2],[3,4]]);console.table(["x","y"]);console.table(new Map([["k",1]]));console.table({r:{c:1}});console.table(5);console.table([{a:1,b:2}],["b"])',
     "console_groups": 'console.group("G");console.log("a\\nb");console.groupEnd();console.count();console.count("x");console.count();console.dir({a:{b:{c:{d:1}}}},{depth:0});console.assert(1==2,"no");console.error("err")',
-    "event_loop_order": 'setImmediate(()=>console.log("i"));process.nextTick(()=>console.log("n"));Promise.resolve().then(()=>console.log("p"));queueMicrotask(()=>console.log("m"));console.log("s");(async()=>{await null;console.log("a")})();setTimeout(()=>console.log("t"),30)',
+    "event_loop_order": 'setImmediate(()=>console.log("i"));process.nextTick(()=>console.log("n"));Promise.resolve().then(()=>console.log("p"));queueMicrotask(()=>console.log("m"));console.log("s");(async()=>{await null;console.log("a")})();setTimeout(()=>console.log("t"),500)',
     "ticks_between_timers": 'setTimeout(()=>{console.log(1);process.nextTick(()=>console.log("t"));Promise.resolve().then(()=>console.log("p"))},1);setTimeout(()=>console.log(2),1)',
     "interval": 'const i=setInterval(()=>{console.log("tick");if(++n==3)clearInterval(i)},1);let n=0',
     "exit_code_set": "process.exitCode=3",
