@@ -217,14 +217,8 @@ def main() -> None:
     machine = f"{os.cpu_count()} processors, Linux {platform.release()}; load average at start and end: {load}."
     tables = [*snapshot_table(arguments.files, found), "", *checkpoint_table(checkpoint), ""]
     print("\n".join([machine, "", *tables]))
-    page = [
-        "# Workspaces",
-        "",
-        "Written by `python benchmarks/workspaces.py`, as an ordinary user.",
-        machine,
-        "",
-        *tables,
-    ]
+    command = f"python benchmarks/workspaces.py --files {arguments.files} --sessions {arguments.sessions}"
+    page = ["# Workspaces", "", f"Written by `{command}`, as an ordinary user.", machine, "", *tables]
     (arguments.results / "workspaces.md").write_text("\n".join(page))
     report = {"files": arguments.files, "load": load, "snapshots": found, "checkpoint_ms": checkpoint}
     (arguments.results / "workspaces.json").write_text(json.dumps(report, indent=1) + "\n")
