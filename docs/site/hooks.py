@@ -29,7 +29,7 @@ ELSEWHERE = {
     "examples/kernels/README.md": "examples/kernels/index.md",
     **{
         f"benchmarks/results/{name}.md": f"results/{name}.md"
-        for name in ("process", "peers", "computesdk", "living", "wasm", "images", "cluster", "gpu")
+        for name in ("process", "peers", "computesdk", "living", "wasm", "images", "workspaces", "cluster", "gpu")
     },
 }
 _LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
