@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from warmcell.lifetime.held_directories import create_held_directory, writable_place
+
+#: The path of a Unix socket may have 107 bytes; the rest is for the name of the socket.
+_MAX_SOCKET_DIRECTORY = 99
 
 
 @contextmanager
@@ -18,3 +22,17 @@ def temporary_directory(kind: str) -> Iterator[str]:
     finally:
         shutil.rmtree(held.path, ignore_errors=True)
         held.let_go()
+
+
+@contextmanager
+def socket_directory(kind: str) -> Iterator[str]:
+    """For Unix sockets that only this process uses. Below a long TMPDIR the path leads through a descriptor."""
+    with temporary_directory(kind) as path:
+        if len(os.fsencode(path)) <= _MAX_SOCKET_DIRECTORY:
+            yield path
+            return
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from warmcell.core.errors import SandboxError
-from warmcell.lifetime.temporary_directory import temporary_directory
+from warmcell.lifetime.temporary_directory import socket_directory
 
 #: Bytes on their way to a reader; a writer of more waits.
 WINDOW = 256 * 1024
@@ -86,7 +86,7 @@ class NodeSocket:
         self.path = ""
 
     async def listen(self) -> None:
-        directory = self._stack.enter_context(temporary_directory("node"))
+        directory = self._stack.enter_context(socket_directory("node"))
         self.path = f"{directory}/socket"
         self._server = await asyncio.start_unix_server(self._serve, self.path)
 

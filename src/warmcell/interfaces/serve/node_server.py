@@ -26,7 +26,7 @@ from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.sandboxes import sandbox_to_dict
 from warmcell.languages.config import ProcessConfig
-from warmcell.lifetime.temporary_directory import temporary_directory
+from warmcell.lifetime.temporary_directory import socket_directory
 from warmcell.lifetime.threads import in_thread
 from warmcell.net import FetchRequest, FetchResponse
 from warmcell.sandbox.asynchronous import AsyncSandbox
@@ -68,7 +68,7 @@ class SocketServer:
     def __init__(self, service: Service, inner: Sequence[Middleware] = (), http: Any = DeadlineProtocol) -> None:
         self._service, self._inner, self._http = service, inner, http
         self._stack = ExitStack()
-        directory = self._stack.enter_context(temporary_directory("node"))
+        directory = self._stack.enter_context(socket_directory("node"))
         self.path = os.path.join(directory, "socket")
         self._serving: asyncio.Task[None] | None = None
         self._server: Server | None = None
