@@ -219,6 +219,7 @@ def main() -> None:
     print("\n".join([machine, "", *tables]))
     command = f"python benchmarks/workspaces.py --files {arguments.files} --sessions {arguments.sessions}"
     page = ["# Workspaces", "", f"Written by `{command}`, as an ordinary user.", machine, "", *tables]
+    arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "workspaces.md").write_text("\n".join(page))
     report = {"files": arguments.files, "load": load, "snapshots": found, "checkpoint_ms": checkpoint}
     (arguments.results / "workspaces.json").write_text(json.dumps(report, indent=1) + "\n")
