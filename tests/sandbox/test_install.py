@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import http.server
-import io
 import os
 import sys
-import threading
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.sandbox.package_servers import Index, wheel
 
 from warmcell import InvalidRequest, Limits, ProcessConfig, ProvisionFailed, Sandbox, SessionBusy
 from warmcell.net.rules.package_index import PublicIndex, configured_index
@@ -21,87 +15,6 @@ from warmcell.policy.model import NetworkRule
 from warmcell.sandbox.local import pip_packages
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
-
-
-def wheel(name: str, version: str, code: str, needs: str = "", extra: bytes = b"", command: str = "") -> bytes:
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}.py": code.encode(),
-        f"{name}.bin": extra,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    if command:
-        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{command} = {name}:main\n".encode()
-    digests = {
-        path: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=") for path, data in files.items()
-    }
-    record = "".join(f"{path},sha256={digests[path].decode()},{len(data)}\n" for path, data in files.items())
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for path, data in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
-            archive.writestr(path, data)
-    return made.getvalue()
-
-
-class Index(http.server.ThreadingHTTPServer):
-    """A simple index, as PEP 503 has it. `asked` are the paths that were fetched."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Page)
-        self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/simple"
-
-
-class Page(http.server.BaseHTTPRequestHandler):
-    server: Index
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        name = self.path.strip("/").split("/")[-1]
-        body, kind = self.server.files.get(name), "application/octet-stream"
-        if body is None:
-            kind = "text/html"
-            found = {file: data for file, data in self.server.files.items() if file.startswith(f"{name}-")}
-            links = (
-                f'<a href="/files/{file}#sha256={hashlib.sha256(data).hexdigest()}">{file}</a>'
-                for file, data in found.items()
-            )
-            body = ("<!DOCTYPE html><html><body>" + "".join(links) + "</body></html>").encode()
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "max-age=3600" if self.path.startswith("/files/") else "no-cache")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    made = Index()
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", made.url)
-    monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")  # pip keeps nothing that came by plain http otherwise
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made.files = {
-        "fruit-1.0-py3-none-any.whl": wheel(
-            "fruit", "1.0", "import seeds\nWORD = 'fruit ' + seeds.WORD\n", "Requires-Dist: seeds\n"
-        ),
-        "seeds-2.0-py3-none-any.whl": wheel("seeds", "2.0", "WORD = 'with seeds'\n"),
-    }
-    yield made
-    made.shutdown()
-    made.server_close()
 
 
 USE = "import fruit; print(fruit.WORD)"

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
-import http.server
-import io
 import json
 import os
-import tarfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
 import pytest
+from tests.sandbox.package_servers import Registry, tarball
 
 from warmcell import InvalidRequest, Limits, ProvisionFailed, Sandbox
 from warmcell.net.rules.npm_registry import parse_npm_config
@@ -24,79 +15,6 @@ from warmcell.policy.model import NetworkRule
 from warmcell.sandbox.local.npm_packages import check_npm_names
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces"), pytest.mark.needs("npm")]
-
-
-def tarball(manifest: dict[str, Any], code: str, extra: bytes = b"") -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name, data in (("package.json", json.dumps(manifest).encode()), ("index.js", code.encode()), ("x", extra)):
-            entry = tarfile.TarInfo(f"package/{name}")
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return gzip.compress(made.getvalue(), mtime=0)
-
-
-class Registry(http.server.ThreadingHTTPServer):
-    """As npm asks it: a document for each name, and tarballs. `asked` are the paths that were fetched."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Page)
-        self.url = f"http://127.0.0.1:{self.server_port}/"
-        self.documents: dict[str, dict[str, Any]] = {}
-        self.tarballs: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def publish(self, name: str, code: str, needs: dict[str, str] | None = None, **more: Any) -> None:
-        extra = more.pop("extra", b"")
-        manifest = {"name": name, "version": "1.0.0", "main": "index.js", "dependencies": needs or {}, **more}
-        data = tarball(manifest, code, extra)
-        path = f"/files/{name.replace('/', '-')}-1.0.0.tgz"
-        self.tarballs[path] = data
-        integrity = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
-        has_scripts = {"hasInstallScript": True} if "scripts" in more else {}
-        version = {**manifest, **has_scripts, "dist": {"tarball": self.url[:-1] + path, "integrity": integrity}}
-        self.documents[name] = {"name": name, "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
-
-
-class Page(http.server.BaseHTTPRequestHandler):
-    server: Registry
-
-    def do_GET(self) -> None:
-        path = unquote(self.path)
-        self.server.asked.append(path)
-        body = self.server.tarballs.get(path)
-        if body is None and (document := self.server.documents.get(path[1:])) is not None:
-            body = json.dumps(document).encode()
-        self.send_response(404 if body is None else 200)
-        self.send_header(
-            "Content-Type", "application/octet-stream" if path in self.server.tarballs else "application/json"
-        )
-        self.send_header("Content-Length", str(len(body or b"{}")))
-        self.end_headers()
-        self.wfile.write(body or b"{}")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    made = Registry()
-    for name in [name for name in os.environ if name.lower().startswith("npm_config_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "npmrc").write_text(f"registry={made.url}\n")
-    monkeypatch.setenv("npm_config_userconfig", str(tmp_path / "npmrc"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made.publish("fruit", "exports.word = 'fruit ' + require('@garden/seeds').word", {"@garden/seeds": "^1.0.0"})
-    made.publish(
-        "@garden/seeds",
-        "exports.word = 'with seeds'",
-        scripts={"preinstall": "touch /target/ran", "install": "touch /target/ran", "postinstall": "touch /target/ran"},
-    )
-    yield made
-    made.shutdown()
-    made.server_close()
 
 
 USE = "console.log(require('fruit').word)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from typing import NamedTuple
 
 from warmcell.core.types import MIB
@@ -29,14 +30,26 @@ class CopyReport(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def copy_tree(source: Root, target: Root, limits: TreeLimits | None = None) -> CopyReport:
-    """Copy everything in `source` into `target`, which should be empty, and charge it to the target's quota."""
+def copy_tree(
+    source: Root,
+    target: Root,
+    limits: TreeLimits | None = None,
+    *,
+    is_shared: Callable[[str], bool] = lambda name: False,
+) -> CopyReport:
+    """Copy everything in `source` into `target`, which should be empty, and charge it to the target's quota.
+
+    Files for whose name `is_shared` is true become hard links where the two are on one file system.
+    """
     limits = limits or TreeLimits()
     files, total, skipped = 0, 0, []
     with Descent(target, create=True) as descent:
         for found in walk(source, (), limits):
             with translate_os_errors(found.parts):
-                size = _copy_entry(found, target, descent, found.parts, limits.total_bytes - total)
+                if found.kind == "file" and is_shared(found.name) and _link_file(found, descent):
+                    size: int | None = 0
+                else:
+                    size = _copy_entry(found, target, descent, found.parts, limits.total_bytes - total)
             if size is None:
                 skipped.append(text_of(found.parts))
             else:
@@ -55,6 +68,16 @@ def _copy_entry(found: TreeEntry, target: Root, descent: Descent, parts: Parts, 
     else:
         return None
     return 0
+
+
+def _link_file(found: TreeEntry, descent: Descent) -> bool:
+    """False on another file system, or where the number of links is limited."""
+    above = descent.enter(found.parts[:-1])
+    try:
+        os.link(found.name, found.name, src_dir_fd=found.dir_fd, dst_dir_fd=above, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
 
 
 def _copy_link(found: TreeEntry, descent: Descent, parts: Parts) -> int | None:

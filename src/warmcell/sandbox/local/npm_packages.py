@@ -1,8 +1,9 @@
 """`sandbox.install(..., manager="npm")`: npm packages for one sandbox, resolved and unpacked in cages of their own.
 
-No code of a package runs: npm runs with `--ignore-scripts`. The first cage asks the registry, without a cache, for the
-versions and their hashes. The second one takes the packages from the cache or the registry and checks those hashes, so
-a manipulated cache is detected.
+No code of a package runs: npm runs with `--ignore-scripts`, and the cages refuse new processes, so that git does not
+start for a dependency that is a repository. The first cage asks the registry, without a cache, for the versions and
+their hashes. The second one takes the packages from the cache or the registry and checks those hashes, so a manipulated
+cache is detected.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ async def _npm(
 
     # The host's user configured the registry, whose address may well be private.
     egress = FetchPolicy(rules=registry.rules(), deny_private_ips=False)
-    policy = SandboxPolicy(tuple(paths), allow_process_spawn=True)
+    policy = SandboxPolicy(tuple(paths), allow_process_spawn=False)
     # The loopback of the cage is not the host's: a registry there is reached through the proxy too.
     env = {"no_proxy": "", "NO_PROXY": "", "npm_config_noproxy": ""}
     result = await installer.run_in_cage(policy, [npm.node, npm.program, *words], env, egress)

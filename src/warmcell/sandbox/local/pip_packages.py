@@ -1,30 +1,35 @@
 """`sandbox.install`: Python packages for one sandbox, downloaded and unpacked in cages of their own.
 
-No code of a package runs: only wheels are accepted, and they are unpacked, not built. pip caches downloads by URL for
+No code of a package runs: only wheels are accepted, and they are unpacked, not built. Where pip would build a source
+archive after all, for a dependency that is a URL, the cage refuses the process for it. pip caches downloads by URL for
 other sandboxes, and compares them each time with the hash in the index. Only the downloading cage can write to the
 cache; guests never see it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-import shutil
 import stat
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, ProvisionFailed, SandboxError
 from warmcell.core.records import dataclass, replace
-from warmcell.core.types import ExecRequest, ExecResult, Limits, check_text
+from warmcell.core.types import MIB, ExecRequest, ExecResult, Limits, check_text
 from warmcell.languages.config import ProcessConfig
-from warmcell.lifetime.held_directories import cache_place, make_cache
+from warmcell.lifetime.descriptors import host_failure
+from warmcell.lifetime.held_directories import cache_place, make_cache, writable_place
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.sandbox.local.guest_config import PACKAGES
+from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.private_directory import PrivateDirectory
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import TreeLimits
 
 if TYPE_CHECKING:
     from warmcell.enforcers.contract import SandboxEnforcer
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 _CACHE, _WHEELS = "/cache", "/wheels"
 MAX_CACHE_BYTES = 1 << 30
 _INSTALL_SECONDS = 600.0
+#: The disk limit of the sandbox bounds what is installed, and so what is copied.
+_COPY_LIMITS = TreeLimits(entries=1_000_000, total_bytes=1 << 40, path_bytes=256 * MIB, seconds=_INSTALL_SECONDS)
 #: A name with extras and versions as in PEP 508; no options, paths, URLs or markers.
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _REQUIREMENT = re.compile(
@@ -43,6 +50,8 @@ _REQUIREMENT = re.compile(
 )
 #: The errno depends on what is full: the file size limit, the file system or a quota.
 _FULL = re.compile(r"Errno (?:27|28|122)\b|No space left|File too large|no space left|ENOSPC|EDQUOT|EFBIG")
+#: pip and npm could not start a program.
+_NO_PROCESS = re.compile(r"PermissionError: \[Errno 1\]|spawn EPERM")
 _WHEEL = re.compile(r"[\w.+!-]+\.whl", re.ASCII)
 
 
@@ -55,19 +64,17 @@ class Packages:
         self.path = private.path
         self.close = weakref.finalize(self, private.close)
         if before is not None:
-            source = before if isinstance(before, str) else before.path
-            shutil.copytree(source, self.path, symlinks=True, copy_function=_link_or_copy, dirs_exist_ok=True)
+            copy_packages(before if isinstance(before, str) else before.path, self.path, is_shared=True)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    """npm rewrites its lists in place, so these must not be shared with other sandboxes."""
-    if os.path.basename(source) in ("package.json", "package-lock.json"):
-        shutil.copyfile(source, target)
-        return
-    try:
-        os.link(source, target)
-    except OSError:  # on another file system
-        shutil.copy2(source, target)
+def copy_packages(source: str, target: str, *, is_shared: bool = False) -> None:
+    """Copies a directory of packages, whose files may be hard links to the same files. `target` is empty.
+
+    A package chooses the depth of its directories. npm rewrites its lists in place, so these are never shared.
+    """
+    lists = ("package.json", "package-lock.json")
+    with closing(Root(source)) as packages, closing(Root(target)) as copy:
+        copy_tree(packages, copy, _COPY_LIMITS, is_shared=lambda name: is_shared and name not in lists)
 
 
 def _keep_commands(before: Packages | None, packages: Packages) -> None:
@@ -128,7 +135,7 @@ class Installer:
         paths += [
             AllowedPath(path, AccessMode.READ_ONLY) for path in readable if not path.startswith(("/usr/", "/etc/ssl/"))
         ]
-        policy = SandboxPolicy(tuple(paths), allow_process_spawn=True)
+        policy = SandboxPolicy(tuple(paths), allow_process_spawn=False)
         words = ["download", "--cache-dir", _CACHE, "--dest", _WHEELS, "--only-binary", ":all:"]
         words += [word for directory in index.directories for word in ("--find-links", directory)]
         # The loopback of the cage is not the host's: an index there is reached through the proxy too.
@@ -142,7 +149,7 @@ class Installer:
             AllowedPath(downloads, AccessMode.READ_ONLY, _WHEELS),
             AllowedPath(packages.path, AccessMode.READ_WRITE, PACKAGES),
         )
-        policy = SandboxPolicy(paths, allow_process_spawn=True)
+        policy = SandboxPolicy(paths, allow_process_spawn=False)
         words = ["install", "--no-cache-dir", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
         words += ["--target", PACKAGES, "--", *(f"{_WHEELS}/{name}" for name in wheels)]
         await self._pip(policy, words, {"PIP_CONFIG_FILE": os.devnull}, "could not unpack the packages")
@@ -163,7 +170,8 @@ class Installer:
             return
         if "No module named pip" in result.stderr:
             raise _no_pip()
-        reasons = [line.removeprefix("ERROR: ") for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
+        lines = (line.removeprefix("ERROR: ") for line in result.stderr.splitlines() if line.startswith("ERROR: "))
+        reasons = [line for line in lines if line != "Exception:"]  # a traceback of pip follows
         hint = "only wheels are installed: check the name, and that there is a wheel for this Python"
         raise self.make_error(result, failure, reasons, hint)
 
@@ -196,15 +204,31 @@ class Installer:
 
     def make_error(self, result: ExecResult, failure: str, reasons: Sequence[str], hint: str) -> SandboxError:
         """The error for a failed run; `reasons` are from the output of the package manager."""
-        if _FULL.search(result.stderr) or any(denial.kind == "disk" for denial in result.denials):
+        refused = {denial.kind for denial in result.denials}
+        if "disk" not in refused and (place := find_full_place()):
+            return host_failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place), "install packages")
+        if "disk" in refused or _FULL.search(result.stderr):
             reason = f"the packages do not fit into the disk limit of {self.disk_mb} MB"
             return ProvisionFailed("packages", reason, "raise Limits(disk_mb=...) of the sandbox")
+        if "process" in refused and _NO_PROCESS.search(result.stderr):
+            reason = "one of the packages would have to be built, or fetched by git, and no code of packages is run"
+            return ProvisionFailed("packages", f"{failure}: {reason}", hint)
         reason = reasons[-1] if reasons else result.stderr.strip()[-200:] or f"exit status {result.exit_code}"
         for denial in result.denials:
             if denial.kind == "network":
                 hint = f"{denial.what} was refused: {denial.rule}"
                 break
         return ProvisionFailed("packages", f"{failure}: {reason}", hint)
+
+
+def find_full_place() -> str | None:
+    """A directory of ours on a host disk with less than a MiB left; None if there is none."""
+    for place in filter(None, (writable_place(), cache_place())):
+        with suppress(OSError):
+            found = os.statvfs(place)
+            if found.f_bavail * found.f_frsize < MIB:
+                return place
+    return None
 
 
 def cache_directory(manager: str, sources: object) -> str:
