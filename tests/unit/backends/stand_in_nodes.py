@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from warmcell import ExecRequest, FakeBackend, ProcessConfig, RayBackend
@@ -40,15 +40,20 @@ class LocalTransport:
         self._check()
         self.service.submit(payload)
 
+    async def ask(self, payload: bytes) -> bytes:
+        return await self._until_dead(self.service.ask(payload))
+
     async def take(self) -> bytes:
-        self._check()
-        taking, dying = asyncio.ensure_future(self.service.take()), asyncio.ensure_future(self._is_dead.wait())
+        return await self._until_dead(self.service.take())
+
+    async def _until_dead(self, call: Coroutine[Any, Any, bytes]) -> bytes:
+        calling, dying = asyncio.ensure_future(call), asyncio.ensure_future(self._is_dead.wait())
         try:
-            await asyncio.wait([taking, dying], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([calling, dying], return_when=asyncio.FIRST_COMPLETED)
             self._check()
-            return taking.result()
+            return calling.result()
         finally:
-            taking.cancel()
+            calling.cancel()
             dying.cancel()
 
     async def close(self) -> None:

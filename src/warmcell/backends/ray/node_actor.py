@@ -27,6 +27,10 @@ class NodeActor:
         assert self._service is not None
         self._service.submit(payload)
 
+    async def ask(self, payload: bytes) -> bytes:
+        assert self._service is not None
+        return await self._service.ask(payload)
+
     async def take(self) -> bytes:
         assert self._service is not None
         return await self._service.take()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -31,6 +31,7 @@ class Transport(Protocol):
 
     async def start(self) -> NodeFacts: ...
     async def submit(self, payload: bytes) -> None: ...
+    async def ask(self, payload: bytes) -> bytes: ...
     async def take(self) -> bytes: ...
     async def close(self) -> None: ...
     def kill(self) -> None:
@@ -53,7 +54,9 @@ class _Call:
 
 
 class NodeLink:
-    """One call in each direction is under way at a time; what accumulates meanwhile goes with the next, in order."""
+    """One call in each direction is under way at a time; what accumulates meanwhile goes with the next, in order. A run
+    that is alone on its node has a call of its own, which returns its answer.
+    """
 
     def __init__(
         self, info: NodeInfo, facts: NodeFacts, transport: Transport, on_lost: Callable[[NodeLink], object]
@@ -68,7 +71,7 @@ class NodeLink:
         #: By digest: images that are on their way to the node.
         self.images: dict[str, asyncio.Future[None]] = {}
         self._transport, self._on_lost = transport, on_lost
-        self._numbers = count(1)
+        self._numbers, self._orders = count(1), count(1)
         self._calls: dict[int, _Call] = {}
         self._outgoing: list[bytes] = []
         self._has_outgoing = asyncio.Event()
@@ -78,7 +81,7 @@ class NodeLink:
             "output": self._take_output,
         }
         self._loops = [asyncio.ensure_future(self._guard(loop())) for loop in (self._send_all, self._receive_all)]
-        self._deliveries: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         #: By the name of the server: the socket here, and its start.
         self._sockets: dict[str, tuple[NodeSocket, asyncio.Task[None]]] = {}
 
@@ -88,6 +91,16 @@ class NodeLink:
             raise self.lost
         number, call = next(self._numbers), _Call(listener)
         self._send(number, kind, *values)
+        return await self._await_answer(number, call)
+
+    async def call_run(self, kind: str, *values: Any, listener: Listener | None) -> Any:
+        """The same for a run that has a slot here. Saves a call of the actor if it is the only one."""
+        is_alone = listener is None and self.running == 1 and not self._outgoing
+        if not is_alone or self.lost is not None:
+            return await self.call(kind, *values, listener is not None, listener=listener)
+        number, call = next(self._numbers), _Call(None)
+        payload = self._pack([_dump(number, kind, *values, False)])
+        self._start(self._guard(self._ask(payload)))
         return await self._await_answer(number, call)
 
     def note_batch_run(self, seconds: float) -> None:
@@ -163,7 +176,7 @@ class NodeLink:
         for call in self._calls.values():
             if not call.answer.done():
                 call.answer.set_exception(_copy(error))
-        for task in (*self._loops, *self._deliveries):
+        for task in (*self._loops, *self._tasks):
             task.cancel()
         for one, listening in self._sockets.values():
             listening.cancel()
@@ -174,11 +187,18 @@ class NodeLink:
 
     def _send(self, *message: Any) -> None:
         """Raises here, and not where the batch is sent, if it has something that only this process can have."""
-        try:
-            self._outgoing.append(pickle.dumps(message))
-        except Exception as error:
-            raise InvalidRequest(f"cannot be sent to a node of the cluster: {error}", field=str(message[1])) from None
+        self._outgoing.append(_dump(*message))
         self._has_outgoing.set()
+
+    def _pack(self, batch: list[bytes]) -> bytes:
+        """One value: Ray serialises each argument of a call by itself."""
+        return pickle.dumps((next(self._orders), batch))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that ends with the link."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _guard(self, loop: Any) -> None:
         try:
@@ -192,7 +212,7 @@ class NodeLink:
             batch, self._outgoing = self._outgoing[:_MOST_MESSAGES], self._outgoing[_MOST_MESSAGES:]
             if not self._outgoing:
                 self._has_outgoing.clear()
-            payload = pickle.dumps(batch)
+            payload = self._pack(batch)
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._transport.submit(payload)
 
@@ -201,14 +221,23 @@ class NodeLink:
             async with asyncio.timeout(TAKE_SECONDS + _ANSWER_SECONDS):
                 payload = await self._transport.take()
             for message in pickle.loads(payload):  # noqa: S301  # of our own actor
-                number, kind, *values = pickle.loads(message)  # noqa: S301
-                call = self._calls.get(number)
-                if call is None or call.answer.done():
-                    continue
-                if kind in self._receive:
-                    self._receive[kind](number, call, *values)
-                elif call.carrier is not None:
-                    call.carrier.receive(kind, *values)
+                self._receive_message(message)
+
+    async def _ask(self, payload: bytes) -> None:
+        async with asyncio.timeout(TAKE_SECONDS + _ANSWER_SECONDS):
+            answer = await self._transport.ask(payload)
+        if answer:
+            self._receive_message(answer)
+
+    def _receive_message(self, message: bytes) -> None:
+        number, kind, *values = pickle.loads(message)  # noqa: S301  # of our own actor
+        call = self._calls.get(number)
+        if call is None or call.answer.done():
+            return
+        if kind in self._receive:
+            self._receive[kind](number, call, *values)
+        elif call.carrier is not None:
+            call.carrier.receive(kind, *values)
 
     def _take_result(self, number: int, call: _Call, result: Any) -> None:
         call.answer.set_result(result)
@@ -230,9 +259,7 @@ class NodeLink:
             return
         call.owed += len(data)
         if call.owed == len(data):
-            delivery = asyncio.ensure_future(self._acknowledge(number, call))
-            self._deliveries.add(delivery)
-            delivery.add_done_callback(self._deliveries.discard)
+            self._start(self._acknowledge(number, call))
 
     async def _acknowledge(self, number: int, call: _Call) -> None:
         """Lets the guest write on when the reader has caught up. Looks now and then: its descriptor is for threads."""
@@ -240,6 +267,13 @@ class NodeLink:
             await asyncio.sleep(_LOOK_SECONDS)
         owed, call.owed = call.owed, 0
         self._send(number, "credit", owed)
+
+
+def _dump(*message: Any) -> bytes:
+    try:
+        return pickle.dumps(message)
+    except Exception as error:
+        raise InvalidRequest(f"cannot be sent to a node of the cluster: {error}", field=str(message[1])) from None
 
 
 async def _finish(answer: asyncio.Future[Any]) -> None:

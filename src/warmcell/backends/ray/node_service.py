@@ -50,6 +50,11 @@ class NodeService:
         #: By name: servers for tunnels.
         self._servers: dict[str, asyncio.Task[Any]] = {}
         self._programs: dict[str, asyncio.Task[Any]] = {}
+        #: By number: callers of `ask` that wait.
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        #: By order: batches that arrived before an earlier one.
+        self._ahead: dict[int, list[bytes]] = {}
+        self._next_order = 1
         self._outgoing: list[bytes] = []
         self._has_outgoing = asyncio.Event()
         self._batches = BatchRuns()
@@ -65,19 +70,40 @@ class NodeService:
         return NodeFacts(os.getpid(), own_version(), self._backend.config.most_at_once, plain)
 
     def submit(self, payload: bytes) -> None:
-        for message in pickle.loads(payload):  # noqa: S301  # of the program that started us
-            number, kind, *values = pickle.loads(message)  # noqa: S301
-            if kind == "cancel":
-                if number in self._tasks:
-                    self._tasks[number].cancel()
-            elif kind in ("credit", "data", "eof"):
-                self._pass_on(number, kind, values)
-            elif kind == "release":
-                self._release(*values)
-            else:
-                task = self._tasks[number] = asyncio.create_task(getattr(self, f"_{kind}")(number, *values))
-                # A callback, because a task that is cancelled before its first step runs none of its own code.
-                task.add_done_callback(partial(self._finish, number, kind in _OF_BATCHES))
+        """Batches are carried out in the order in which they were sent: Ray may deliver a later one first."""
+        self._accept(*pickle.loads(payload))  # noqa: S301  # of the program that started us
+
+    async def ask(self, payload: bytes) -> bytes:
+        """`submit` for one run without a listener. Returns its answer; empty if it takes long: `take` has it then."""
+        order, batch = pickle.loads(payload)  # noqa: S301
+        number = pickle.loads(batch[0])[0]  # noqa: S301
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._accept(order, batch)
+            await asyncio.wait([answer], timeout=TAKE_SECONDS)
+        finally:
+            del self._asked[number]
+        return answer.result() if answer.done() else b""
+
+    def _accept(self, order: int, batch: list[bytes]) -> None:
+        self._ahead[order] = batch
+        while (next_batch := self._ahead.pop(self._next_order, None)) is not None:
+            self._next_order += 1
+            for message in next_batch:
+                self._begin(*pickle.loads(message))  # noqa: S301
+
+    def _begin(self, number: int, kind: str, *values: Any) -> None:
+        if kind == "cancel":
+            if number in self._tasks:
+                self._tasks[number].cancel()
+        elif kind in ("credit", "data", "eof"):
+            self._pass_on(number, kind, values)
+        elif kind == "release":
+            self._release(*values)
+        else:
+            task = self._tasks[number] = asyncio.create_task(getattr(self, f"_{kind}")(number, *values))
+            # A callback, because a task that is cancelled before its first step runs none of its own code.
+            task.add_done_callback(partial(self._finish, number, kind in _OF_BATCHES))
 
     async def take(self) -> bytes:
         """Waits for messages; empty after a while without any."""
@@ -105,10 +131,14 @@ class NodeService:
 
     def _send(self, number: int, *message: Any, is_urgent: bool = True) -> None:
         try:
-            self._outgoing.append(pickle.dumps((number, *message)))
+            data = pickle.dumps((number, *message))
         except Exception as error:  # the caller waits for an answer
             failure = ExecutionFailed(f"the node's answer cannot be sent: {error}")
-            self._outgoing.append(pickle.dumps((number, "failed", failure)))
+            data = pickle.dumps((number, "failed", failure))
+        if number in self._asked:
+            self._asked[number].set_result(data)
+            return
+        self._outgoing.append(data)
         self._has_outgoing.set()
         if is_urgent:
             self._batches.has_urgent.set()
@@ -180,7 +210,7 @@ class NodeService:
         self._carriers[number] = carrier
         await carrier.run()
 
-    def _pass_on(self, number: int, kind: str, values: list[Any]) -> None:
+    def _pass_on(self, number: int, kind: str, values: tuple[Any, ...]) -> None:
         if number in self._windows:
             self._windows[number].add(*values)
         elif number in self._carriers:

@@ -138,6 +138,10 @@ class RayTransport:
     async def submit(self, payload: bytes) -> None:
         await self._call(self._actor.submit, payload)
 
+    async def ask(self, payload: bytes) -> bytes:
+        answer: bytes = await self._call(self._actor.ask, payload)
+        return answer
+
     async def take(self) -> bytes:
         taken: bytes = await self._call(self._actor.take)
         return taken
