@@ -103,7 +103,7 @@ class Session:
                 self._channel.check_interrupted(cell)
                 work()
             finally:
-                self._interrupts.forbid()
+                self._interrupts.is_allowed = False  # not by a call: an interrupt may come when one begins
         except BaseException as error:
             return error
         return None
