@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from warmcell import Sandbox
@@ -16,3 +18,22 @@ def test_modules_that_the_session_does_not_need_are_not_imported() -> None:
         assert session.run(f"import sys; sorted(set({slow!r}) & set(sys.modules))").value == "[]"
         sandbox.write_file("random.py", b"own = 1\n")
         assert session.run("import random; random.own").value == "1"
+
+
+LOADER = "import sys; type(sys.modules['warmcell_live.agent'].__loader__).__module__"
+
+
+def test_modules_that_the_zygote_has_loaded_are_hidden_from_guests_that_do_not_need_them() -> None:
+    """The zygote loads the agent's modules for the second live cage. A guest's own modules still come first."""
+    with ExitStack() as opened:
+        sandboxes = [opened.enter_context(Sandbox(forkable=True)) for _ in range(3)]
+        sessions = [sandbox.session("python") for sandbox in sandboxes]
+        # Not of the last one alone: that zygote may have been replaced meanwhile.
+        assert "'cage.zygote.live_modules'" in [session.run(LOADER).value for session in sessions[1:]]
+        sandboxes[-1].write_file("pickle.py", b"own = 1\n")
+        assert sessions[-1].run("import pickle; pickle.own").value == "1"
+        sandboxes[-1].write_file("subprocess.py", b"own = 2\n")
+        assert sandboxes[-1].run("import pickle, subprocess; print(pickle.own, subprocess.own)").stdout == "1 2\n"
+        sessions[-2].run("import pickle, sys")
+        opened.enter_context(sessions[-2].fork().sandbox)
+        assert sessions[-2].run("sys.modules['pickle'] is pickle").value == "True"

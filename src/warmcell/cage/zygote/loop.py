@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import struct
+import sys
 from types import ModuleType
 
 from .. import plan as plans
@@ -22,6 +23,7 @@ from ..linux.call_list import CallList, Field, PreparedCalls
 from ..linux.syscalls import MACHINE, prctl
 from ..records import NamedTuple
 from ..wire import FORK_ANSWER, FORK_ORDER, new_receive_buffer, receive_order, send_packet
+from . import live_modules
 from .prepare import (
     hide_command_line,
     hide_modules,
@@ -44,6 +46,8 @@ _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 
 _PR_GET_TID_ADDRESS = 40
 _MOST_PREPARED = 64
 _FEW_FORKS, _ENOUGH_REHEARSALS = 4, 10
+#: A program with one live cage does without preloaded modules, which take as long to load as the agent saves.
+_FEW_LIVE_CAGES = 1
 _MSG_NOSIGNAL = 0x4000
 
 _python = fast_ctypes.PyDLL(None)
@@ -68,6 +72,8 @@ class _PreparedFork(NamedTuple):
     """An order, laid out before the fork: objects made after it would cost copied pages."""
 
     number: int
+    #: Whether its guest is the agent of a live cage.
+    is_live: bool
     #: The function of the new process.
     become: GuestMain
     descriptors: List[int]
@@ -84,6 +90,10 @@ class _Zygote:
         self._inbox = (new_receive_buffer(),)
         self._worker: Optional[ModuleType] = None
         self._recipes: Dict[int, recipe.Recipe] = {}
+        self._live_directory = order.get("worker", "").rpartition("/")[0] + "/live"
+        #: Empty until there have been a few live cages.
+        self._live_modules: Dict[str, ModuleType] = {}
+        self._live_cages = 0
         self._is_caging = order["isolation"] == "namespaces"
         reset_signals()
         if order.get("spares"):
@@ -130,6 +140,8 @@ class _Zygote:
             fork = prepared.get((order, descriptors)) or self._prepare_order(order, descriptors)
             if fork is None:
                 continue
+            if fork.is_live:
+                self._count_live_cage()
             if self._fork(fork):
                 channel.detach()
                 _kept.append((self, fork))
@@ -146,6 +158,12 @@ class _Zygote:
         for _ in range(_ENOUGH_REHEARSALS):
             self._rehearse()
         gc.freeze()
+
+    def _count_live_cage(self) -> None:
+        self._live_cages += 1
+        if self._live_cages == _FEW_LIVE_CAGES + 1:
+            self._live_modules.update(live_modules.load(self._live_directory))
+            gc.freeze()
 
     def _rehearse(self) -> None:
         rehearse()
@@ -206,7 +224,8 @@ class _Zygote:
             return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors, wait)
         given = recipe.from_order(descriptors)
         # The results are in the guest's copy of the memory, so one layout serves all orders like this one.
-        return partial(_be_guest, self._recipes[number].prepare(given), given, wait)
+        become = partial(_be_guest, self._recipes[number].prepare(given), given, wait)
+        return partial(_be_agent, become, self._live_modules) if self._recipes[number].plan.terminals else become
 
     def _prepare_fork(self, number: int, become: GuestMain, descriptors: List[int]) -> _PreparedFork:
         answer = fast_ctypes.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
@@ -221,7 +240,8 @@ class _Zygote:
             namespaces.send_children_to(after, self._own_pids)
         after.call("sendto", self._channel.fileno(), answer, FORK_ANSWER.size, _MSG_NOSIGNAL, None, 0)
         fds.close_numbers(after, descriptors)
-        return _PreparedFork(number, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
+        is_live = self._recipes[number].plan.terminals
+        return _PreparedFork(number, is_live, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
 
     def _learn(self, lesson: Dict[str, Any]) -> None:
         if "forget" in lesson:
@@ -268,6 +288,11 @@ _kept: List[object] = []
 def _be_guest(steps: recipe.GuestSteps, given: recipe.GuestDescriptors, await_job: _AwaitJob) -> Callable[[], None]:
     recipe.lock_in(steps, given.handoff)
     return await_job(given.job, given.go)
+
+
+def _be_agent(become: GuestMain, modules: Dict[str, ModuleType]) -> Callable[[], None]:
+    sys.modules.update(modules)
+    return become()
 
 
 def _be_keeper(

@@ -11,7 +11,7 @@ import importlib
 import os
 import socket
 
-from . import frames, relays, starting, trees
+from . import frames, preloaded, relays, starting, trees
 from .loop import READ, WRITE, Loop
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -167,6 +167,7 @@ class Agent:
 
     def _start_worker(self, request, given, env, started):
         """Imports the worker's module before the fork, so that only the first worker of a kind pays for it."""
+        preloaded.use(request["worker"])
         module = importlib.import_module("warmcell_live." + request["worker"])
         pid = starting.worker(env, request["cwd"], given)
         if pid == 0:

@@ -16,7 +16,7 @@ import sys
 import time
 from types import ModuleType
 
-from . import session_display, session_errors, session_magics, session_modules, session_streams
+from . import preloaded, session_display, session_errors, session_magics, session_modules, session_streams
 from .session_channel import PIECE, Channel
 
 #: Descriptors: the channel to the host, where a forkable session writes its image, and where a fork reads its own.
@@ -36,6 +36,7 @@ def main():
     """Serves cells until the host disconnects. Never returns."""
     image = _set_aside(_IMAGE_IN, _IMAGE_PLACE)
     if image is not None:
+        preloaded.use("session_image")
         from . import session_image  # noqa: F401  # slow, and the host has not asked for the image yet
     session = Session(Channel(_CONTROL), image)
     gc.freeze()
@@ -204,6 +205,7 @@ class Session:
     # ---- forks ----
 
     def _write_image(self):
+        preloaded.use("session_image")
         from . import session_image
 
         session_streams.flush()

@@ -40,9 +40,10 @@ class _Modules:
         exec(code, module.__dict__)
 
 
-_package = ModuleType("warmcell_live")
-_package.__path__ = []
-sys.modules["warmcell_live"] = _package
+if "warmcell_live" not in sys.modules:  # the zygote has not loaded it
+    _package = ModuleType("warmcell_live")
+    _package.__path__ = []
+    sys.modules["warmcell_live"] = _package
 sys.meta_path.append(_Modules())
 
 if len(sys.argv) > 1:
