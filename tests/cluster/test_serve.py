@@ -14,12 +14,15 @@ import httpx
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from tests.helpers import until
+from tests.helpers import PATIENCE, until
 from tests.mcp_door.requests import call
 from tests.serve.conftest import Server
 from websockets.sync.client import connect
 
 from warmcell import SandboxPolicy
+
+#: For a node of Ray to start, or to be missed.
+STARTING_SECONDS = 4 * PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -113,34 +116,50 @@ def test_a_reload_reaches_the_nodes(server: Server, policy_file: Path) -> None:
     until(lambda: stages() == {"two"})
 
 
-def test_the_loss_of_a_node_costs_its_sandboxes_and_nothing_else(cluster: Any, server: Server) -> None:
-    boxes = [make_sandbox(server) for _ in range(4)]
+def test_sandboxes_on_three_nodes_of_which_one_is_lost(cluster: Any, server: Server) -> None:
+    """E2B's SDK at one address. The loss costs the sandboxes of the node and nothing else."""
+    cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+    until(lambda: len(nodes_of(server)) == 3, STARTING_SECONDS)
+    boxes = [make_sandbox(server) for _ in range(6)]
     for box in boxes:
         box.files.write("kept.txt", box.sandbox_id)
         assert box.commands.run("cat kept.txt").stdout == box.sandbox_id
+    running = {box.sandbox_id: box.commands.run("cat", background=True, stdin=True) for box in boxes}
     assert {box.sandbox_id[-8:] for box in boxes} == {one.node_id[:8] for one in cluster.worker_nodes}
-    assert {box.sandbox_id for box in boxes} == {row["sandboxID"] for row in server.client.get("/v2/sandboxes").json()}
+    assert list_sandboxes(server) == {box.sandbox_id for box in boxes}
     gone = next(one for one in cluster.worker_nodes if one.node_id[:8] == boxes[0].sandbox_id[-8:])
     cluster.remove_node(gone, False)
-    until(lambda: gone.node_id not in nodes_of(server))
-    for box in boxes:
-        if box.sandbox_id.endswith(gone.node_id[:8]):
-            with pytest.raises(e2b.TimeoutException, match="was lost"):
-                box.commands.run("true")
-            lost = server.client.get(f"/v1/sandboxes/{box.sandbox_id}/files")
-            error = lost.json()["error"]
-            assert (lost.status_code, error["code"], error["fault"]) == (410, "sandbox.node_lost", "host")
-            assert not box.kill()
-        else:
-            assert box.commands.run("cat kept.txt").stdout == box.sandbox_id
+    until(lambda: gone.node_id not in nodes_of(server), STARTING_SECONDS)
+    lost = [box for box in boxes if box.sandbox_id.endswith(gone.node_id[:8])]
+    kept = [box for box in boxes if box not in lost]
+    for box in lost:
+        with pytest.raises(e2b.TimeoutException, match="was lost"):
+            box.commands.run("true")
+        answer = server.client.get(f"/v1/sandboxes/{box.sandbox_id}/files")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["fault"]) == (410, "sandbox.node_lost", "host")
+        assert not box.kill()
+    for box in kept:
+        assert box.files.read("kept.txt") == box.sandbox_id
+        box.files.write("kept.txt", "changed")
+        assert box.commands.run("cat kept.txt").stdout == "changed"
+        process = running[box.sandbox_id]
+        box.commands.send_stdin(process.pid, "still here")
+        box.commands.close_stdin(process.pid)
+        assert process.wait().stdout == "still here"
     assert run(server, "print('after')").json()["run_result"]["stdout"] == "after\n"
-    other = make_sandbox(server)
-    assert other.commands.run("echo new").stdout == "new\n"
+    made = [make_sandbox(server) for _ in range(2)]
+    assert [box.commands.run("echo new").stdout for box in made] == ["new\n"] * 2
+    assert list_sandboxes(server) == {box.sandbox_id for box in (*kept, *made)}
     rows = {row["id"]: row["node"] for row in server.client.get("/v1/activity").json()["sandboxes"]}
-    assert rows[other.sandbox_id] == other.sandbox_id[-8:]
-    for box in (*boxes, other):
+    assert rows == {box.sandbox_id: box.sandbox_id[-8:] for box in (*kept, *made)}
+    assert len(set(rows.values())) == 2
+    for box in (*kept, *made):
         box.kill()
-    cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+
+
+def list_sandboxes(server: Server) -> set[str]:
+    return {row["sandboxID"] for row in server.client.get("/v2/sandboxes").json()}
 
 
 def test_the_quota_is_that_of_all_nodes(server: Server) -> None:
