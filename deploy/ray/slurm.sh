@@ -10,6 +10,10 @@ set -eu
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(srun --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | cut -d' ' -f1):6379
 ray=$VIRTUAL_ENV/bin/ray
+# Only this job's processes may join its cluster; srun passes both on.
+export RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN=$("$VIRTUAL_ENV/bin/python" -c 'import secrets; print(secrets.token_hex(32))')
+export RAY_AUTH_TOKEN
 
 srun --overlap --nodes=1 --ntasks=1 -w "$head" \
     "$ray" start --head --node-ip-address="${address%:*}" --port=6379 --block &

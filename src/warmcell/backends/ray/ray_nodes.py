@@ -67,8 +67,7 @@ class RayNodes:
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BackendUnavailable(
-                f"cannot join the Ray cluster {address or 'on this host'}: {reason}",
-                hint="`ray status` shows whether one runs; `ray start --head` starts one",
+                f"cannot join the Ray cluster {address or 'on this host'}: {reason}", hint=_join_hint(address)
             ) from error
 
     def leave(self) -> None:
@@ -107,6 +106,14 @@ class RayNodes:
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": placed}
         actor = self._ray.remote(NodeActor).options(**options).remote(pickle.dumps(make_backend))
         return RayTransport(self._ray, actor)
+
+
+def _join_hint(address: str | None) -> str:
+    """Ray's error does not say that the token is missing: it is not sent to an address unless the mode is set."""
+    status = "`ray status` shows whether one runs; `ray start --head` starts one"
+    if address in (None, "auto") or os.environ.get("RAY_AUTH_MODE"):
+        return status
+    return f"{status}; if it was started with a token, set RAY_AUTH_MODE=token and have its ~/.ray/auth_token"
 
 
 def _info(node: dict[str, Any], is_draining: bool) -> NodeInfo:
