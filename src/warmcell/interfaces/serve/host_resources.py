@@ -6,6 +6,8 @@ import logging
 import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.types import MIB
@@ -27,38 +29,52 @@ class HostShortage(BackendUnavailable):
 
 
 class HostResources:
-    def __init__(self, connections: int = 0) -> None:
-        """`connections`: how many descriptors are kept for the connections of clients."""
-        self._reserved = RESERVED_DESCRIPTORS + connections
+    def __init__(self, connections: int = 0, state: str | None = None) -> None:
+        """`connections`: how many descriptors are kept for the connections of clients. `state`: a directory."""
+        self._reserved, self._state = RESERVED_DESCRIPTORS + connections, state
         self._disk: str | None = None
         self._logged: str | None = None
         self._checked = self._logged_at = -CACHE_SECONDS
+        self._is_suspended = False
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """While saved sandboxes are restored: their files are there already, and removing some makes room."""
+        self._is_suspended = True
+        try:
+            yield
+        finally:
+            self._is_suspended = False
 
     def check(self) -> None:
         """Raises `HostShortage` if the host has too little left."""
-        if (problem := self.problem()) is not None:
+        if not self._is_suspended and (problem := self.problem()) is not None:
             raise HostShortage(problem, hint="try again later")
 
     def problem(self) -> str | None:
         now = time.monotonic()
         if now - self._checked >= CACHE_SECONDS:
-            self._disk, self._checked = _disk_problem(), now
+            self._disk, self._checked = self._disk_problem(), now
         problem = self._disk or _descriptor_problem(self._reserved)
         if problem != self._logged and now - self._logged_at >= CACHE_SECONDS:
             self._logged, self._logged_at = problem, now
             _log.error("new work is %s", f"refused: {problem}" if problem else "accepted again")
         return problem
 
+    def _disk_problem(self) -> str | None:
+        place = writable_place()
+        if place is None:
+            return "the host has no writable directory for temporary files"
+        problem = _lack_of_room(place, "temporary files")
+        return problem if problem or self._state is None else _lack_of_room(self._state, "saved sandboxes")
 
-def _disk_problem() -> str | None:
-    place = writable_place()
-    if place is None:
-        return "the host has no writable directory for temporary files"
+
+def _lack_of_room(place: str, purpose: str) -> str | None:
     found = os.statvfs(place)
     if found.f_bavail * found.f_frsize < MIN_FREE_BYTES:
-        return "the host's disk for temporary files is full"
+        return f"the host's disk for {purpose} is full"
     if found.f_files and found.f_favail < MIN_FREE_INODES:
-        return "the host's disk for temporary files has no free inodes"
+        return f"the host's disk for {purpose} has no free inodes"
     return None
 
 

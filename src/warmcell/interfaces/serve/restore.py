@@ -19,5 +19,6 @@ async def restore_all(service: Service) -> None:
         return
     await in_thread(snapshots_of(service).load)
     await in_thread(volumes_of(service).load)
-    await restore_sandboxes(service, _RESTORERS)
+    with service.resources.suspend():
+        await restore_sandboxes(service, _RESTORERS)
     service.on_stop.append(lambda: save_all(service))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -106,9 +107,9 @@ def route(
             request.scope[FAULT] = getattr(error, "fault", None)
             return render_error(error)
         except Exception as error:
-            if isinstance(error, OSError) and is_exhaustion(error):
+            if isinstance(error, OSError) and (is_exhaustion(error) or error.errno in (errno.ENOSPC, errno.EDQUOT)):
                 request.scope[FAULT] = "host"
-                return render_error(host_failure(error, "handle the request"))
+                return render_error(host_failure(OSError(error.errno, error.strerror), "handle the request"))
             # An unexpected exception may contain anything from the host: log it, and send only its type.
             _log.exception("a request failed with an internal error")
             return render_error(HttpError(500, f"internal server error ({type(error).__name__})"))

@@ -100,8 +100,13 @@ class SandboxEntry:
         return self._started + self.max_lifetime
 
     def prolong(self, seconds: float, max_lifetime: float) -> None:
+        before = self.deadline
         self.deadline = min(time.monotonic() + seconds, self._started + max_lifetime)
-        self.on_change()
+        try:
+            self.on_change()
+        except BaseException:
+            self.deadline = before
+            raise
 
     async def destroy(self) -> None:
         try:
@@ -255,8 +260,11 @@ class SandboxRegistry:
             await self.remove(entry)
             return
         entry.deadline = entry.last_deadline
-        entry.on_change()
         self._set_timer(entry)
+        try:
+            entry.on_change()
+        except SandboxError as error:
+            _log.error("cannot save the expired sandbox %s: %s", entry.id, error)
 
 
 def _quota_exceeded(tenant: Tenant) -> HttpError:

@@ -77,8 +77,17 @@ async def save_packages(service: Service, entry: SandboxEntry) -> None:
         save_sandbox(service, entry)
 
 
+async def keep_new_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
+    """From now on the sandbox has a record, until it is removed. It is removed at once if that cannot be written."""
+    keep_sandbox(service, entry, saved)
+    try:
+        save_sandbox(service, entry)
+    except BaseException:
+        await service.sandboxes.remove(entry)
+        raise
+
+
 def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
-    """From now on the sandbox has a record, until it is removed."""
     state = service.saved
     assert state is not None
 
@@ -89,10 +98,10 @@ def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> 
         saved.home.close()
 
     entry.state.put(saved)
+    saved.home.is_kept = False
     sessions = entry.state.get(SavedSessions, lambda: SavedSessions(state, entry, lambda: entry.on_change()))
     entry.on_close.append(lambda: in_thread(forget))
     entry.on_change = lambda: save_sandbox(service, entry)
-    save_sandbox(service, entry)
 
 
 async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) -> None:
@@ -102,22 +111,33 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
         return
     homes, packages, images = set(), set(), set()
     for document in await in_thread(lambda: state.documents(SANDBOXES)):
-        restored = await _restore(service, state, restorers, document)
-        if not isinstance(restored, str):
-            homes.add(str(document.get("home")))
-            packages.add(str(document.get("packages")))
-            images |= restored
-        else:
-            _log.warning("sandbox %s does not come back: %s", document["id"], restored)
-            state.remove(SANDBOXES, str(document["id"]))
+        try:
+            images |= await _restore(service, state, restorers, document)
+        except _NotRestored as error:
+            _log.warning("sandbox %s does not come back: %s", document["id"], error)
+            if error.is_final:
+                state.remove(SANDBOXES, str(document["id"]))
+                continue
+            _log.warning("its files stay: the next start of the server tries again, until it expires")
+            images |= _images_in(document)
+        homes.add(str(document.get("home")))
+        packages.add(str(document.get("packages")))
     homes |= {str(document.get("home")) for document in state.documents("snapshots")}
     await in_thread(lambda: state.remove_unused(homes, packages, images))
 
 
+class _NotRestored(Exception):
+    """`is_final`: the next server could not restore it either, so its files are removed."""
+
+    def __init__(self, reason: str, *, is_final: bool = True) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
 async def _restore(
     service: Service, state: SavedState, restorers: Mapping[str, Restore], document: dict[str, Any]
-) -> set[str] | str:
-    """Restore one sandbox, and return the images of its sessions; or the reason if that is not possible."""
+) -> set[str]:
+    """Restore one sandbox, and return the images of its sessions. Raises `_NotRestored`."""
     try:
         own, created, expires = document["own"], float(document["created"]), float(document["expires"])
         tenant, home = service.find_tenant_by_id(str(document["tenant"])), state.find_home(document["home"])
@@ -125,33 +145,52 @@ async def _restore(
         if not isinstance(own, dict) or not math.isfinite(created + expires):
             raise ValueError("a field has a value of the wrong kind")
     except (KeyError, TypeError, ValueError) as error:
-        return f"its record is damaged ({error!r})"
+        raise _NotRestored(f"its record is damaged ({error!r})") from None
     if tenant is None:
-        return "its token was revoked"
+        raise _NotRestored("its token was revoked")
     if home is None:
-        return "its files are gone"
+        raise _NotRestored("its files are gone")
     if expires < time.time() and not own.get("is_kept_after_expiry"):
-        return "it expired while the server was stopped"
+        raise _NotRestored("it expired while the server was stopped")
+    home.is_kept, source = True, state.find_packages(document.get("packages"))
     try:
         made = await restore(service, tenant, own, home)
-        if (network := document.get("network")) is not None:
-            await made.sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
-    except (SandboxError, HttpError) as error:
-        return str(error)
+        await _prepare(made.sandbox, document.get("network"), source)
+    except (SandboxError, HttpError) as error:  # a full disk, or an image or a volume that is not there at the moment
+        raise _NotRestored(str(error), is_final=False) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"its record is damaged ({error!r})"
+        raise _NotRestored(f"its record is damaged ({error!r})") from None
     entry = service.sandboxes.restore(made.sandbox, tenant, document["id"], created, expires, metadata)
     saved = SavedSandbox(str(document["protocol"]), home, dict)
-    if (source := state.find_packages(document.get("packages"))) is not None:
-        saved.packages = document["packages"]
-        await made.sandbox.use_packages(source)
+    saved.packages = None if source is None else document["packages"]
     entry.state.put(saved)
     sessions = _load_sessions(state, entry, document)
     made.attach(entry)
     lost = [document.get("lost") or "what ran in it, if anything", *([made.lost] if made.lost else [])]
     _log.warning("sandbox %s is back; lost: %s", entry.id, "; ".join(lost))
     keep_sandbox(service, entry, saved)
+    try:
+        save_sandbox(service, entry)
+    except SandboxError as error:
+        _log.error("cannot write the record of sandbox %s, the former one stays: %s", entry.id, error)
     return sessions.images()
+
+
+async def _prepare(sandbox: AsyncSandbox, network: Any, packages: str | None) -> None:
+    """What was changed after the sandbox was made. If that fails, the sandbox is closed."""
+    try:
+        if network is not None:
+            await sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
+        if packages is not None:
+            await sandbox.use_packages(packages)
+    except BaseException:
+        await sandbox.destroy()
+        raise
+
+
+def _images_in(document: dict[str, Any]) -> set[str]:
+    found = document.get("sessions")
+    return {str(item.get("image")) for item in found if isinstance(item, dict)} if isinstance(found, list) else set()
 
 
 def _load_sessions(state: SavedState, entry: SandboxEntry, document: dict[str, Any]) -> SavedSessions:
@@ -172,7 +211,10 @@ async def save_all(service: Service) -> None:
 
     def save() -> None:
         for entry in service.sandboxes.all():
-            save_sandbox(service, entry, lost=_describe_loss(entry))
+            try:
+                save_sandbox(service, entry, lost=_describe_loss(entry))
+            except SandboxError as error:
+                _log.error("cannot write the record of sandbox %s, the former one stays: %s", entry.id, error)
         state.is_closing = True
         state.sync_files()
 

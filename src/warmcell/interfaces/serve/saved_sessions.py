@@ -85,7 +85,11 @@ class SavedSessions:
         """The sessions go on in this server: after a crash, copies of their variables would not match the files."""
         dropped, self.copies, self.lost = self.copies, [], {}
         if dropped:
-            self._on_change()
+            try:
+                self._on_change()
+            except BaseException:
+                self.copies = dropped  # the record still names them
+                raise
             await in_thread(lambda: self._remove(dropped))
 
     async def restore(self) -> None:

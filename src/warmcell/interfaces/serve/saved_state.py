@@ -9,25 +9,29 @@
         snapshots/ID.json    a snapshot
         volumes/             see `e2b/volumes.py`
 
-A record is replaced as a whole. It is synced, together with the files, where clients rely on it: after a pause, a
-snapshot and a stop.
+A record is replaced as a whole, by a draft `*.new` that is complete. It is synced, together with the files, where
+clients rely on it: after a pause, a snapshot and a stop. If it cannot be written, the former one stays.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import logging
 import os
 import re
 import secrets
-import shutil
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import ExecutionFailed, InvalidRequest
 from warmcell.interfaces.serve.state_encryption import StateCipher
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
+from warmcell.sandbox.local.pip_packages import copy_packages
 from warmcell.sessions.image import SessionImage
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory
@@ -39,17 +43,21 @@ _log = logging.getLogger("warmcell.serve")
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 SANDBOXES, SNAPSHOTS, VOLUMES = "records", "snapshots", "volumes"
 _DIRECTORIES = ("homes", "packages", "sessions", SANDBOXES, SNAPSHOTS, VOLUMES)
+_DRAFT = ".json.new"
 
 
 class StateHome:
-    """A directory below the state. `close` removes it, unless the server is stopping."""
+    """A directory below the state. `close` removes it, unless the server is stopping or `is_kept` is set.
+
+    `is_kept`: its sandbox is being restored. If that fails, the files stay for the next server.
+    """
 
     def __init__(self, state: SavedState, name: str) -> None:
-        self._state, self.name = state, name
+        self._state, self.name, self.is_kept = state, name, False
         self.path = os.path.join(state.path, "homes", name)
 
     def close(self) -> None:
-        if not self._state.is_closing:
+        if not self._state.is_closing and not self.is_kept:
             remove_directory(self.path)
 
 
@@ -70,10 +78,24 @@ class SavedState:
         self._held: HeldDirectory = held
         #: Set when the server stops: homes and records then stay.
         self.is_closing = False
+        self._numbers = itertools.count(1)
+        #: By path: the number of the record that is there now.
+        self._newest: dict[str, int] = {}
+        self._replacing = threading.Lock()
+        self._has_unreadable = False
+        self._remove_drafts()
+
+    def _remove_drafts(self) -> None:
+        """A killed server was writing them."""
+        for kind in (SANDBOXES, SNAPSHOTS, VOLUMES):
+            for entry in os.scandir(os.path.join(self.path, kind)):
+                if entry.name.endswith(_DRAFT) and not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
 
     def make_home(self) -> StateHome:
         home = StateHome(self, secrets.token_hex(16))
-        make_directory(home.path)
+        with explain_failure("make the directory of a sandbox"):
+            make_directory(home.path)
         return home
 
     def find_home(self, name: Any) -> StateHome | None:
@@ -81,21 +103,38 @@ class SavedState:
         return home if _is_name(name) and os.path.isdir(home.path) else None
 
     def put(self, kind: str, identity: str, document: dict[str, Any], *, is_durable: bool = False) -> None:
-        path = self._record(kind, identity)
-        draft = f"{path}.new"
-        with open(draft, "wb") as file:
-            grant_owner(file.fileno())
-            os.fchmod(file.fileno(), 0o600)  # it has the secrets of the sandbox
-            file.write(self._cipher.seal(json.dumps(document).encode(), f"{kind}/{identity}"))
-        if is_durable:
-            self.sync_files()
-            sync_file(draft)
-        os.replace(draft, path)
-        if is_durable:
-            sync_directory(os.path.dirname(path))
+        """Of two calls at once, in two threads, the document of the later one stays."""
+        number, path = next(self._numbers), self._record(kind, identity)
+        draft = f"{path.removesuffix('.json')}.{number}{_DRAFT}"
+        with explain_failure(f"write to the {kind} of this server"):
+            try:
+                with open(draft, "wb") as file:
+                    grant_owner(file.fileno())
+                    os.fchmod(file.fileno(), 0o600)  # it has the secrets of the sandbox
+                    file.write(self._cipher.seal(json.dumps(document).encode(), f"{kind}/{identity}"))
+                if is_durable:
+                    self.sync_files()
+                    sync_file(draft)
+                self._replace(draft, path, number)
+                if is_durable:
+                    sync_file(path)
+                    sync_directory(os.path.dirname(path))
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(draft)
+
+    def _replace(self, draft: str, path: str, number: int) -> None:
+        with self._replacing:
+            if number > self._newest.get(path, 0):
+                os.replace(draft, path)
+                self._newest[path] = number
 
     def remove(self, kind: str, identity: str) -> None:
-        if not self.is_closing and os.path.exists(path := self._record(kind, identity)):
+        if self.is_closing:
+            return
+        path = self._record(kind, identity)
+        self._newest.pop(path, None)
+        with suppress(FileNotFoundError):
             os.unlink(path)
 
     def documents(self, kind: str) -> list[dict[str, Any]]:
@@ -113,6 +152,7 @@ class SavedState:
                     raise ValueError("it is not the record of that id")
             except (OSError, ValueError, InvalidRequest) as error:
                 _log.error("cannot read %s in %s: %s", name, directory, error)
+                self._has_unreadable = True
                 continue
             found.append(document)
         return sorted(found, key=lambda document: str(document.get("created")))
@@ -122,7 +162,14 @@ class SavedState:
         if source is None:
             return None
         name = secrets.token_hex(16)
-        shutil.copytree(source, os.path.join(self.path, "packages", name), symlinks=True)
+        path = os.path.join(self.path, "packages", name)
+        try:
+            with explain_failure("save the packages"):
+                make_directory(path)
+                copy_packages(source, path)
+        except BaseException:
+            remove_directory(path)
+            raise
         self.remove_packages(before)
         return name
 
@@ -137,10 +184,14 @@ class SavedState:
     def keep_image(self, image: SessionImage) -> str:
         """A file with the variables of a session; its name."""
         name = secrets.token_hex(16)
-        with open(self._image(name), "xb") as file:
-            grant_owner(file.fileno())
-            os.fchmod(file.fileno(), 0o600)
-            self._cipher.write(file, image.pieces(), f"sessions/{name}")
+        try:
+            with explain_failure("save the session"), open(self._image(name), "xb") as file:
+                grant_owner(file.fileno())
+                os.fchmod(file.fileno(), 0o600)
+                self._cipher.write(file, image.pieces(), f"sessions/{name}")
+        except BaseException:
+            self.remove_image(name)
+            raise
         return name
 
     def load_image(self, name: Any, max_bytes: int) -> SessionImage:
@@ -165,7 +216,10 @@ class SavedState:
         return os.path.join(self.path, "sessions", name)
 
     def remove_unused(self, homes: set[str], packages: set[str], images: set[str]) -> None:
-        """What no record names: a killed server was making or removing it."""
+        """What no record names: a killed server was making or removing it. A record that cannot be read may name it."""
+        if self._has_unreadable:
+            _log.error("unused files in %s stay until all records there can be read, or are removed", self.path)
+            return
         for kind, used in (("homes", homes), ("packages", packages)):
             for name in os.listdir(os.path.join(self.path, kind)):
                 if name not in used:
@@ -188,6 +242,18 @@ class SavedState:
         if not _is_name(identity):
             raise InvalidRequest("is not an id", field="id")
         return os.path.join(self.path, kind, f"{identity}.json")
+
+
+@contextmanager
+def explain_failure(doing: str) -> Iterator[None]:
+    """Turns an error of the disk into one that clients may see: the host's fault, and without a path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+            raise
+        hint = "the operator has to make room on the disk of `--state`; try again later"
+        raise ExecutionFailed(f"could not {doing}: {error.strerror}", hint=hint) from error
 
 
 def _is_name(name: Any) -> bool:

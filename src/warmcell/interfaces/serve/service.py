@@ -93,7 +93,7 @@ class Service:
         self._starting: Counter[str] = Counter()
         connections = connections_within_limit(settings.max_connections)
         # A worker also has connections to other workers, which relay requests to it.
-        self.resources = HostResources(connections if worker is None else 2 * connections)
+        self.resources = HostResources(connections if worker is None else 2 * connections, settings.state)
         #: By tenant: tasks that are cancelled when its token is revoked.
         self.revocable: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
         self.open_requests = OpenRequests()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry
 from warmcell.interfaces.serve.usage import UsageLedger
 from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import TreeLimits, walk
 
 _log = logging.getLogger("warmcell.serve")
 MIN_SECONDS, MEASURE_SECONDS = 2.0, 20.0
 #: More files than this are not counted: a guest must not keep the server busy.
-MAX_FILES = 200_000
+_LIMITS = TreeLimits(entries=200_000, seconds=60.0)
 
 
 async def measure_regularly(sandboxes: SandboxRegistry, ledger: UsageLedger) -> None:
@@ -44,14 +45,9 @@ async def measure(entries: list[SandboxEntry], ledger: UsageLedger) -> None:
 
 
 def directory_bytes(path: str) -> int:
-    """Allocated bytes. A guest may change the tree meanwhile: no link is followed."""
-    size = files = 0
-    with suppress(FileNotFoundError):  # the sandbox has ended
-        for _, names, others, directory in os.fwalk(path, follow_symlinks=False):
-            for name in (*names, *others):
-                with suppress(OSError):  # removed meanwhile
-                    size += os.stat(name, dir_fd=directory, follow_symlinks=False).st_blocks * 512
-            files += len(names) + len(others)
-            if files > MAX_FILES:
-                break
+    """Allocated bytes. A guest may change the tree meanwhile: no link is followed, and what is too deep is left out."""
+    size = 0
+    with suppress(SandboxError), closing(Root(path)) as root:  # the sandbox has ended, or has more than the limits
+        for found in walk(root, limits=_LIMITS):
+            size += found.state.st_blocks * 512 if found.kind != "closed" else 0
     return size

@@ -36,8 +36,18 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, found: Any, problem: str |
     assert text is None if problem is None else problem in str(text)
 
 
+def test_a_full_disk_of_the_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda place: statvfs(0 if place == str(tmp_path) else 1 << 20)(place))
+    resources = HostResources(state=str(tmp_path))
+    assert resources.problem() == "the host's disk for saved sandboxes is full"
+    with resources.suspend():
+        resources.check()  # saved sandboxes come back: removing some makes room
+    with pytest.raises(BackendUnavailable):
+        resources.check()
+
+
 def test_few_descriptors_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_resources, "_disk_problem", lambda: None)
+    monkeypatch.setattr(host_resources, "_lack_of_room", lambda place, purpose: None)
     used = len(os.listdir("/proc/self/fd"))
     for soft, is_short in ((used + 3, True), (used + 600, False)):
         monkeypatch.setattr(host_resources.resource, "getrlimit", lambda _, soft=soft: (soft, soft))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b import templates
 from warmcell.interfaces.serve.e2b.box import Box, find_box, rfc3339
 from warmcell.interfaces.serve.e2b.creation import (
@@ -130,8 +132,13 @@ async def pause(request: Request, tenant: Tenant) -> Response:
     if _box(entry).is_paused:
         raise HttpError(409, "the sandbox is already paused")
     await _box(entry).pause()
-    get_service(request).sandboxes.prolong(entry, tenant.lifetime, tenant)
-    await save_now(get_service(request), entry)
+    try:
+        get_service(request).sandboxes.prolong(entry, tenant.lifetime, tenant)
+        await save_now(get_service(request), entry)
+    except SandboxError:  # clients rely on what a paused sandbox has saved
+        with suppress(SandboxError):
+            await _box(entry).resume()
+        raise
     return Response(status_code=204)
 
 

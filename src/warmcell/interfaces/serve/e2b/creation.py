@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from warmcell.core.errors import SandboxError
 from warmcell.core.types import check_env
 from warmcell.images import Image
 from warmcell.interfaces.serve.e2b import templates
@@ -20,7 +22,7 @@ from warmcell.interfaces.serve.e2b.volumes import find_room, release_volumes, us
 from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, check_metadata
-from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_now
+from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_now
 from warmcell.interfaces.serve.saved_state import Home, StateHome
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -29,6 +31,7 @@ from warmcell.net.rules.network_update import read_lists
 from warmcell.net.rules.rule_book import Narrowing
 from warmcell.sandbox.asynchronous import AsyncSandbox
 
+_log = logging.getLogger("warmcell.serve")
 #: The metadata entry that names an image of the server's store, for clients that name images but build no templates.
 IMAGE_KEY = "warmcell.image"
 
@@ -170,7 +173,7 @@ async def register(service: Service, tenant: Tenant, body: Create, prepared: Pre
         raise
     box = attach_box(service, entry, body, prepared)
     if isinstance(prepared.home, StateHome):
-        keep_sandbox(service, entry, SavedSandbox("e2b", prepared.home, box.describe))
+        await keep_new_sandbox(service, entry, SavedSandbox("e2b", prepared.home, box.describe))
     else:
         entry.on_close.append(lambda: in_thread(prepared.home.close))
     if (network := body.first_network) is not None and not body.is_offline(service):
@@ -197,7 +200,10 @@ def attach_box(service: Service, entry: SandboxEntry, body: Create, prepared: Pr
 
 async def _pause_expired(service: Service, box: Box) -> None:
     await box.pause()
-    await save_now(service, box.entry)
+    try:
+        await save_now(service, box.entry)
+    except SandboxError as error:  # it stays paused in this server
+        _log.error("cannot save the paused sandbox %s: %s", box.entry.id, error)
 
 
 def parse_seconds(seconds: int, tenant: Tenant) -> float:

@@ -15,7 +15,7 @@ from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry
-from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_packages
+from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_packages
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT, check_timeout
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -49,7 +49,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
             home.close()
         raise
     if home is not None:
-        keep_sandbox(service, entry, SavedSandbox("v1", home, lambda: describe(body)))
+        await keep_new_sandbox(service, entry, SavedSandbox("v1", home, lambda: describe(body)))
         keep_sessions(entry)
     return json_response(sandbox_to_dict(entry), 201)
 
