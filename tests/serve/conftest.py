@@ -8,13 +8,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -27,9 +28,9 @@ STARTING_SECONDS = 60
 class Server:
     """A running `warmcell serve`. `stop` gives its exit status."""
 
-    def __init__(self, *options: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, *options: str, prefix: Sequence[str] = (), packages: Path = ROOT / "src") -> None:
         command = [*prefix, sys.executable, "-m", "warmcell", "serve", "--port", "0", *options]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        environment = {**os.environ, "PYTHONPATH": str(packages)}
         environment.pop("WARMCELL_TOKEN", None)
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -69,8 +70,8 @@ def start_server() -> Callable[..., contextmanager[Server]]:  # type: ignore[val
     require(has_user_namespaces(), "this host has no user namespaces")
 
     @contextmanager
-    def start(*options: str, prefix: Sequence[str] = ()) -> Iterator[Server]:
-        server = Server(*options, prefix=prefix)
+    def start(*options: str, **more: Any) -> Iterator[Server]:
+        server = Server(*options, **more)
         try:
             yield server
         finally:
@@ -99,6 +100,13 @@ def shared_server_stays_up() -> Iterator[None]:
     for started in _shared:
         exited = started.process.poll()
         assert exited is None, f"the server exited with {exited}: {started.process.communicate(timeout=10)[1]}"
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """Paths of Unix sockets have 108 bytes, which pytest's own directories may exceed."""
+    with tempfile.TemporaryDirectory(prefix="wc", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -207,13 +206,6 @@ def test_the_answers_of_all_cases_have_a_bound(server: Server) -> None:
     notebook = {"cells": [linked], "fetch_files": [f"l{number}" for number in range(9)], "total_timeout": 60}
     fetched = server.client.post("/run_jupyter", json=notebook)
     assert fetched.status_code == 422 or len(fetched.content) < 100 << 20, fetched.status_code
-
-
-@pytest.fixture
-def short_directory() -> Iterator[Path]:
-    """Paths of Unix sockets have 108 bytes, which pytest's own directories may exceed."""
-    with tempfile.TemporaryDirectory(prefix="wc", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

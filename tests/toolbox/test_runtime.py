@@ -23,7 +23,7 @@ def bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write() -> None:
-    runtime.write_bytecode.__wrapped__()  # uncached
+    runtime.write_worker_bytecode.__wrapped__()  # uncached
 
 
 def test_missing_bytecode_is_written_and_existing_is_kept(bytecode: Path) -> None:

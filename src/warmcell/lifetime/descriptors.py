@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
+import warmcell.cage
 from warmcell.cage.sockets import blocking
 from warmcell.core.errors import BackendBusy, ExecutionFailed, SandboxError
 from warmcell.lifetime import short_calls
@@ -158,18 +159,17 @@ def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxErr
         message = f"could not {doing}: {what}{_soft_limit(limit)}"
         return (DescriptorsExhausted if is_exhaustion(error) else ExecutionFailed)(message, hint=hint)
     what = f" ({error.filename})" if error.filename else ""
-    remedy = _REINSTALL if _is_own_file(error) else _HINTS.get(error.errno or 0)
+    remedy = _hint_if_own_file(error) or _HINTS.get(error.errno or 0)
     return ExecutionFailed(f"could not {doing}: {error.strerror or error}{what}", hint=remedy)
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_REINSTALL = f"Warmcell's own files in {_PACKAGE} are gone: was its environment removed? Reinstall it and restart"
-
-
-def _is_own_file(error: OSError) -> bool:
+def _hint_if_own_file(error: OSError) -> str | None:
+    package = os.path.dirname(warmcell.cage.__path__[0])  # not when this is loaded: a server changes it
     if error.errno != errno.ENOENT:
-        return False
-    return str(error.filename or "").startswith(_PACKAGE + os.sep) or not os.path.exists(_PACKAGE)
+        return None
+    if not str(error.filename or "").startswith(package + os.sep) and os.path.exists(package):
+        return None
+    return f"Warmcell's own files in {package} are gone: was its environment removed? Reinstall it and restart"
 
 
 def shortage_from_message(last_words: str, doing: str) -> SandboxError | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+import warmcell.cage
 from warmcell.cage.environment import CHILD_MARK as CHILD_MARK
 
 TYPE_CHECKING = False
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 #: The last message of such a child.
 NOT_AN_INTERPRETER = "this program is not a Python interpreter, but Warmcell started it as one"
 
+#: As `python -m MODULE`, with its first arguments removed: where the package is, and the module.
+_RUN_MODULE = (
+    "import runpy, sys; root, module = sys.argv[1:3]; del sys.argv[1:3];"
+    " root in sys.path or sys.path.insert(0, root); runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
 _INTERPRETERS = ("python", "pypy", "graalpy")
 _ASK_FOR_PATH = (
     "name one: ProcessConfig(python_path='/usr/bin/python3'), or `python -m warmcell` of an installed Python"
@@ -43,6 +49,12 @@ def base_interpreter() -> str:
 def own_interpreter() -> str:
     """The interpreter that runs this program, with the packages that it sees."""
     return _check_interpreter(sys.executable or "")
+
+
+def command_of_module(module: str) -> list[str]:
+    """A command that runs a module of ours in another process, from the same package as this process."""
+    package = os.path.dirname(os.path.abspath(warmcell.cage.__path__[0]))
+    return [own_interpreter(), "-c", _RUN_MODULE, os.path.dirname(package), module]
 
 
 def _check_interpreter(path: str) -> str:

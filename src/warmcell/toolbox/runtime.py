@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
-import sys
 from _frozen_importlib_external import PathFinder
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
+from warmcell.lifetime.bytecode import write_bytecode
 from warmcell.lifetime.late_site import run_site
 from warmcell.toolbox.location import REMEDY
 from warmcell.toolbox.small_digests import sha256
@@ -44,41 +43,13 @@ def wasmtime_version() -> str:
 
 
 @functools.cache
-def write_bytecode() -> None:
+def write_worker_bytecode() -> None:
     """Compiles the files that workers import, if the installer did not: in their cage they cannot write byte code, and
     compiling doubles their start-up time.
     """
-    if sys.dont_write_bytecode:
-        return
     wasmtime = wasmtime_directory()
     for directory in (_WORKER, wasmtime, os.path.join(wasmtime, "component")):
-        for source, bytecode in _missing_bytecode(directory):
-            _compile(source, bytecode)
-
-
-def _missing_bytecode(directory: str) -> list[tuple[str, str]]:
-    """Pairs of source and byte code path where byte code is missing or old; none in a read-only directory."""
-    found = []
-    for name in os.listdir(directory) if os.access(directory, os.W_OK) else ():
-        source, (stem, suffix) = os.path.join(directory, name), os.path.splitext(name)
-        bytecode = os.path.join(directory, "__pycache__", f"{stem}.{sys.implementation.cache_tag}.pyc")
-        if suffix == ".py" and _mtime(bytecode) < _mtime(source):
-            found.append((source, bytecode))
-    return found
-
-
-def _mtime(path: str) -> float:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return -math.inf
-
-
-def _compile(source: str, bytecode: str) -> None:
-    import py_compile
-
-    with contextlib.suppress(OSError, py_compile.PyCompileError):  # a full disk: workers then compile each time
-        py_compile.compile(source, bytecode, doraise=True)
+        write_bytecode(directory)
 
 
 def interpreter() -> str:

@@ -17,7 +17,7 @@ from warmcell.lifetime.ownership import own
 from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.location import ready_made_directory
-from warmcell.toolbox.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory, write_bytecode
+from warmcell.toolbox.runtime import WORKER_SCRIPT, interpreter, wasmtime_directory, write_worker_bytecode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class WorkerHandle:
 
     def _launch(self) -> WorkerProcess:
         wasmtime = wasmtime_directory()
-        write_bytecode()
+        write_worker_bytecode()
         argv = [interpreter(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
         directories = (os.path.dirname(WORKER_SCRIPT), wasmtime, ready_made_directory())
         shown = [path for path in directories if os.path.isdir(path)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
+from warmcell.interfaces.cli.messages import say_warning
 from warmcell.interfaces.cli.render import print_json, print_url
 
 if TYPE_CHECKING:
@@ -23,8 +25,24 @@ _PACKAGES = ("starlette", "uvicorn", "pydantic")
 def serve(arguments: Namespace) -> int:
     """Serve until SIGTERM or SIGINT. The URL is printed to stdout when clients can connect."""
     _check_installed()
-    if arguments.docker_socket:
-        return _serve_docker(arguments)
+    with ExitStack() as stack:
+        if arguments.ray is None:  # the cluster's nodes import what is installed there, and may outlive this server
+            _use_package_copy(stack)
+        return _serve_docker(arguments) if arguments.docker_socket else _serve_http(arguments)
+
+
+def _use_package_copy(stack: ExitStack) -> None:
+    """First of all: modules that are imported later keep paths of the package."""
+    from warmcell.lifetime.package_copy import use_package_copy
+
+    try:
+        stack.enter_context(use_package_copy())
+    except OSError as error:
+        hint = "do not replace it while this server runs, or set TMPDIR to a directory with room"
+        say_warning(f"cannot make a private copy of the package: {error}", hint)
+
+
+def _serve_http(arguments: Namespace) -> int:
     from warmcell.interfaces.serve.json_logs import configure_logging
     from warmcell.interfaces.serve.server import serve as serve_http
     from warmcell.interfaces.serve.settings import MAX_WORKERS, Settings

@@ -19,7 +19,7 @@ from warmcell.interfaces.docker.engine import Engine
 from warmcell.interfaces.docker.image_routes import save_body
 from warmcell.interfaces.docker.messages import DockerError, Request, Response, json_response
 from warmcell.interfaces.docker.routing import Route
-from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.remove import remove_directory
 
@@ -101,8 +101,7 @@ class BuildRoutes:
         try:
             yield b""
             process = await asyncio.create_subprocess_exec(
-                own_interpreter(),
-                *("-m", "warmcell.interfaces.docker.build_process"),
+                *command_of_module("warmcell.interfaces.docker.build_process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_LINE,

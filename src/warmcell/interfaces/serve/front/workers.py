@@ -23,7 +23,7 @@ from warmcell.interfaces.serve.front.shared_queue import WorkerSlots
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.lifetime.fair_semaphore import FairSemaphore
-from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.temporary_directory import temporary_directory
 
 _log = logging.getLogger("warmcell.serve")
@@ -134,8 +134,8 @@ class Worker(Peer):
 
     async def _start_process(self, *descriptors: int) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            own_interpreter(),
-            *("-m", "warmcell.interfaces.serve.front.worker", str(self.number), *map(str, descriptors)),
+            *command_of_module("warmcell.interfaces.serve.front.worker"),
+            *map(str, (self.number, *descriptors)),
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
