@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 from tests.contract.processes import alive
@@ -11,6 +13,7 @@ from tests.helpers import until
 
 from warmcell import AsyncSandbox, Checkpoint, Limits, Sandbox, errors
 from warmcell.sandbox.local import checkpoint as module
+from warmcell.sandbox.local.session_fork import resume_session
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -135,6 +138,40 @@ def test_a_prepared_sandbox_that_nobody_uses_is_ended(monkeypatch: pytest.Monkey
             last = checkpoint.session()
             with last.sandbox:
                 assert last.run("x").value == "1"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_sessions_taken_in_a_row_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next sandbox is begun when the last is taken, before its session has read the image."""
+    may_prepare, is_next_begun = asyncio.Event(), []
+    plain_prepare, plain_resume = module.LocalCheckpoint._prepare, resume_session
+
+    async def prepare(self: module.LocalCheckpoint) -> object:
+        await may_prepare.wait()
+        return await plain_prepare(self)
+
+    async def resume(*arguments: Any) -> None:
+        is_next_begun.append(driver._next is not None)
+        may_prepare.clear()
+        await plain_resume(*arguments)
+
+    monkeypatch.setattr(module.LocalCheckpoint, "_prepare", prepare)
+    monkeypatch.setattr(module, "resume_session", resume)
+    async with AsyncSandbox(forkable=True) as sandbox, sandbox.session("python") as session:
+        await session.run("x = 1")
+        async with await session.checkpoint() as checkpoint:
+            driver: Any = checkpoint._driver
+            may_prepare.set()
+            first = await checkpoint.session()
+            taking = asyncio.ensure_future(checkpoint.session())
+            while driver._next is not None:
+                await asyncio.sleep(0)
+            may_prepare.set()
+            second = await taking
+            may_prepare.set()
+            async with first.sandbox, second.sandbox:
+                assert (await second.run("x")).value == "1"
+            assert is_next_begun == [False, True]
 
 
 def test_what_cannot_be_kept_is_refused_by_name() -> None:

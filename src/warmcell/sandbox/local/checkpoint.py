@@ -64,8 +64,11 @@ class LocalCheckpoint:
         task.add_done_callback(self._under_way.discard)
 
     async def _start(self, reseed: bool) -> tuple[BranchSandbox, LocalSession]:
+        is_late = self._next is not None and not self._next.done()
         prepared = await self._take_next()
         if prepared is not None:
+            if is_late:  # sessions are taken faster than they are prepared
+                self._prepare_next()
             with suppress(SessionEnded):  # while it waited
                 return await self._resume(*prepared, reseed)
         return await self._resume(*await self._prepare(), reseed)
@@ -78,8 +81,7 @@ class LocalCheckpoint:
         except BaseException:
             await branch.close()
             raise
-        if self._next is None and not self._is_closed:
-            self._prepare_next()
+        self._prepare_next()
         return branch, session
 
     async def _prepare(self) -> tuple[BranchSandbox, LocalSession]:
@@ -97,6 +99,8 @@ class LocalCheckpoint:
     # ---- the branch of the next session ----
 
     def _prepare_next(self) -> None:
+        if self._next is not None or self._is_closed:
+            return
         self._next = asyncio.ensure_future(self._prepare())
         self._next.add_done_callback(self._keep_ready)
 
