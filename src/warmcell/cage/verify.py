@@ -10,6 +10,7 @@ import os
 from .failure import CageError
 from .guest.root import TERMINALS
 from .linux import kernel_files, namespaces
+from .linux.mount_table import MountTable
 from .plan import LaunchPlan
 from .records import NamedTuple
 
@@ -37,6 +38,8 @@ class Facts(NamedTuple):
     descriptors: List[Identity]
     #: Mount point: whether it is writable.
     mounts: Dict[str, bool]
+    #: Points with more than one mount, of which the last covers the others.
+    covered: Tuple[str, ...]
     namespaces: Dict[str, int]
     uid_map: str
     gid_map: str
@@ -60,21 +63,21 @@ def check(pid: int, init: int, expected: Expected) -> None:
     if expected.plan.isolation == "none":
         return
     try:
-        found = problems(gather(pid, init), expected)
+        found = problems(gather(pid, init, expected.plan), expected)
     except OSError as error:
         raise CageError("verify", error.errno or 0, str(error.filename or "")) from None
     if found:
         raise CageError("verify", 0, "; ".join(found))
 
 
-def gather(pid: int, init: int) -> Facts:
+def gather(pid: int, init: int, plan: LaunchPlan) -> Facts:
     base = f"/proc/{pid}"
     lines = kernel_files.read(f"{base}/status").split("\n")
     status = dict(line.split(":\t", 1) for line in lines if line.startswith(_WANTED))
     return Facts(
         status,
         identities(f"{base}/fd/{name}" for name in os.listdir(f"{base}/fd")),
-        _mounts(f"{base}/mountinfo"),
+        *_mounts(pid, plan),
         namespaces.identities(pid),
         _words(f"{base}/uid_map"),
         _words(f"{base}/gid_map"),
@@ -86,13 +89,38 @@ def _words(path: str) -> str:
     return " ".join(kernel_files.read_short(path).split())
 
 
-def _mounts(path: str) -> Dict[str, bool]:
-    mounts: Dict[str, bool] = {}
-    for line in kernel_files.read(path).split("\n")[:-1]:
-        fields = line.split(" ")  # spaces in paths are escaped
-        # The options of the mount, and, last, those of its file system.
-        mounts[_unescape(fields[4])] = ",ro," not in f",{fields[5]},{fields[-1]},"
-    return mounts
+def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...]]:
+    """The mounts of a process, and which points have several.
+
+    The first cell of a plan shows where mounts are; the next are looked at in these places. Not with a caller's paths:
+    their file systems may never answer.
+    """
+    is_own = plan.isolation == "namespaces" and not any(bind.as_owner for bind in (*plan.binds, *plan.upper))
+    table = _tables.get(plan) if is_own else None
+    found = None if table is None else table.read(pid)
+    if found is not None:
+        return found, ()
+    lines = kernel_files.read(f"/proc/{pid}/mountinfo").split("\n")[:-1]
+    found, covered = {}, []
+    for point, is_writable in map(_parse, lines):
+        covered += [point] if point in found else []
+        found[point] = is_writable
+    if is_own and not covered and (table is None or table.is_usable):
+        if len(_tables) >= _MOST_TABLES:
+            _tables.clear()
+        _tables[plan] = MountTable(found)
+    return found, tuple(covered)
+
+
+_tables: Dict[LaunchPlan, MountTable] = {}
+_MOST_TABLES = 16
+
+
+def _parse(line: str) -> Tuple[str, bool]:
+    """A mount point, and whether it is writable."""
+    fields = line.split(" ")  # spaces in paths are escaped
+    # The options of the mount, and, last, those of its file system.
+    return _unescape(fields[4]), ",ro," not in f",{fields[5]},{fields[-1]},"
 
 
 def _unescape(text: str) -> str:
@@ -155,6 +183,10 @@ def _mount_problems(facts: Facts, plan: LaunchPlan) -> List[str]:
     writable |= {"/"} if plan.layers else set()
     readable = {bind.target for bind in plan.binds} | ({"/", "/dev"} if plan.layers else {"/"})
     found = [f"nothing is mounted at {point}" for point in sorted((readable | writable) - set(facts.mounts))]
+    own = {path for path, _ in plan.scratch_dirs} & {bind.target for bind in plan.binds}
+    for point in facts.covered:
+        if point not in own and not _is_below(point, readable | writable | {"/proc"}):
+            found.append(f"a mount at {point} is covered by another")
     for point, is_writable in facts.mounts.items():
         if point == "/proc" or point.startswith("/proc/"):
             continue

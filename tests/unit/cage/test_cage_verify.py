@@ -26,6 +26,7 @@ _GOOD = Facts(
     status=_STATUS,
     descriptors=_DESCRIPTORS,
     mounts={"/": False, "/usr": False, "/data": True, "/dev/null": False, "/tmp": True, "/proc": True},
+    covered=(),
     namespaces={name: number + 100 for name, number in _OUTER.items()},
     uid_map="1000 1879048192 1",
     gid_map="1000 1879048192 1",
@@ -144,3 +145,13 @@ def test_terminals_only_where_planned_and_always_there() -> None:
     assert "unplanned mount at /dev/pts" in _problems(shown)
     assert "nothing is mounted at /dev/pts" in _problems(_GOOD, with_terminals)
     assert not _problems(shown, with_terminals)
+
+
+@pytest.mark.parametrize("point", ["/", "/tmp", "/usr", "/data"])
+def test_a_mount_that_is_covered_by_another(point: str) -> None:
+    assert f"a mount at {point} is covered by another" in _problems(_GOOD._replace(covered=(point,)))
+
+
+def test_a_path_of_the_caller_may_cover_a_scratch_directory() -> None:
+    plan = _PLAN._replace(binds=(*_PLAN.binds, Bind("/data", "/tmp", writable=True)))
+    assert not _problems(_GOOD._replace(covered=("/tmp", "/usr/share/x")), _EXPECTED._replace(plan=plan))

@@ -16,6 +16,7 @@ from ..linux import call_list, capabilities, namespaces, sleeper
 from ..linux.call_list import CallList, PreparedCalls, SpawnedChild, Value
 from ..linux.descriptors import OwnedDescriptors
 from .host_ids import HostIds
+from .init_mounts import InitMounts
 from .network_namespaces import NetworkNamespaces
 
 TYPE_CHECKING = False
@@ -45,6 +46,8 @@ class SleepingInits:
         self._ids = ids
         self._on_birth = on_birth
         self._networks = networks
+        #: Made with the first spare: for a single cell, that would take longer than it saves.
+        self._mounts: Optional[InitMounts] = None
         self._program = sleeper.make(tmpfs)
         self._calls: Optional[CallList] = None
         self._ids_of_calls = _USUAL_IDS
@@ -68,6 +71,8 @@ class SleepingInits:
         """Makes the spare. If this fails, the cell that needs it makes one itself, and reports why it cannot."""
         self.is_complete = True
         try:
+            if self._mounts is None:
+                self._mounts = InitMounts()
             self._spare = self._make()
         except (CageError, OSError):
             pass
@@ -95,12 +100,10 @@ class SleepingInits:
 
     def _start(self, prepared: PreparedCalls, awake: int) -> SpawnedChild:
         if self._networks is None:
-            with step("clone into namespaces"):
-                return _start(prepared, awake)
+            return self._clone(prepared, awake)
         own = self._networks.enter()
         try:
-            with step("clone into namespaces"):
-                spawned = _start(prepared, awake)
+            spawned = self._clone(prepared, awake)
         except BaseException:
             os.close(own)
             raise
@@ -108,6 +111,13 @@ class SleepingInits:
             self._networks.leave()
         self._networks.assign(own, spawned.pid)
         return spawned
+
+    def _clone(self, prepared: PreparedCalls, awake: int) -> SpawnedChild:
+        with step("clone into namespaces"):
+            if self._mounts is None:
+                return _start(prepared, awake)
+            with self._mounts:
+                return _start(prepared, awake)
 
 
 def _recipe(uid: int, gid: int) -> CallList:
