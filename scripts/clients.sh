@@ -2,13 +2,20 @@
 # of ours. WARMCELL_CLIENTS is where the environments stay: not below /work or /home/user, where guests have something else.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib.sh
+. scripts/uv.sh
 clients=${WARMCELL_CLIENTS:-${XDG_CACHE_HOME:-$HOME/.cache}/warmcell/clients}
-python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 server=''
 trap 'stop; rm -rf "$scratch"' EXIT
 
 stop() { [ -z "$server" ] || { kill -TERM $server 2>/dev/null || true; wait $server || true; }; }
+
+# The server's Python, which also makes the images: PYTHON, or that of the checkout's environment, made as for the tests.
+if [ -z "${PYTHON:-}" ]; then
+    .venv/bin/python -c 'import mcp, pytest, uvicorn, warmcell' 2>/dev/null || make_venv "$(find_python)" .venv
+fi
+python=${PYTHON:-$PWD/.venv/bin/python}
 
 # environment NAME PACKAGE...: made once; leaves its directory in $made.
 environment() {
