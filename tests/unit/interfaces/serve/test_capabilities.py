@@ -23,7 +23,7 @@ async def test_versions_are_queried_once_in_a_while(monkeypatch: pytest.MonkeyPa
         bodies = {bytes((await handler(request, LOCAL_TENANT)).body) for _ in range(3)}
         assert len(bodies) == 1 and b'"python":"1.0"' in bodies.pop()
         assert queried.count("python") == 1
-        monkeypatch.setattr(runs, "VERSIONS_SECONDS", -1.0)
+        monkeypatch.setattr(runs, "CACHE_SECONDS", -1.0)
         await handler(request, LOCAL_TENANT)
         assert queried.count("python") == 2
     finally:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,7 +33,9 @@ from warmcell.judging.judge import ajudge
 from warmcell.judging.verdicts import Verdict
 from warmcell.lifetime.threads import in_thread
 
-DOCTOR_SECONDS = VERSIONS_SECONDS = 60.0
+#: How old the answer about this host may be.
+CACHE_SECONDS = 60.0
+Answer = TypeVar("Answer")
 #: Of all cases together: they are in one JSON response, in which a byte may take six.
 MAX_JUDGE_OUTPUT = 32 * MIB
 
@@ -125,24 +127,36 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-class Capabilities:
-    """Versions are queried by starting every toolchain, and are cached for a minute."""
+class CachedQuery(Generic[Answer]):
+    """The last answer to a question that takes long. It is asked once at a time, and again after a minute."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._versions: dict[str, str] = {}
-        self._at = 0.0
+        self._last: tuple[object, Answer, float] | None = None
+
+    async def ask(self, question: object, find_answer: Callable[[], Answer]) -> Answer:
+        """`find_answer` may block."""
+        async with self._lock:
+            last = self._last
+            if last is None or last[0] != question or time.monotonic() - last[2] > CACHE_SECONDS:
+                last = self._last = question, await in_thread(find_answer), time.monotonic()
+            return last[1]
+
+
+class Capabilities:
+    """Versions are queried by starting every toolchain."""
+
+    def __init__(self) -> None:
+        self._versions: CachedQuery[dict[str, str]] = CachedQuery()
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
         """The languages of this host and the limits that are enforced."""
         found = await in_thread(get_service(request).backend.capabilities)
-        async with self._lock:
-            if set(self._versions) != set(found.versions) or time.monotonic() - self._at > VERSIONS_SECONDS:
-                self._versions, self._at = await in_thread(lambda: dict(found.versions)), time.monotonic()
+        versions = await self._versions.ask(frozenset(found.versions), lambda: dict(found.versions))
         return json_response(
             {
                 "languages": [str(language) for language in found.supported_languages],
-                "versions": self._versions,
+                "versions": versions,
                 "isolation_class": found.isolation_class,
                 "enforced_limits": dataclasses.asdict(found.enforced_limits),
                 "network": list(found.network),
@@ -151,19 +165,14 @@ class Capabilities:
 
 
 class Doctor:
-    """Examines the host by attacking our own cage, one examination at a time; the report is cached for a minute."""
+    """Examines the host by attacking our own cage."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._report: dict[str, Any] = {}
-        self._at = 0.0
+        self._report: CachedQuery[dict[str, Any]] = CachedQuery()
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
         """What this host can enforce, verified by trying."""
-        async with self._lock:
-            if not self._report or time.monotonic() - self._at > DOCTOR_SECONDS:
-                self._report, self._at = await in_thread(_examine), time.monotonic()
-        return json_response(self._report)
+        return json_response(await self._report.ask("this host", _examine))
 
 
 def _examine() -> dict[str, Any]:
