@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.helpers import PATIENCE
 from tests.images.image_files import ARCHITECTURE, INDEX, MANIFEST, Layout, digest_of, entry, layer
 from tests.images.registry_server import TOKEN, RegistryServer, basic, run_registry
 
@@ -50,6 +54,32 @@ def test_an_image_by_tag_and_by_digest(store: ImageStore, server: RegistryServer
     by_digest = store.pull(f"{server.host}/team/app@{digest}", plain_http=True)
     assert by_digest.layer_paths == image.layer_paths
     assert len(server.requests) == before + 1  # the manifest: everything else is in the store
+
+
+def test_a_killed_pull_leaves_nothing_that_is_seen_or_stays(store: ImageStore, server: RegistryServer) -> None:
+    server.publish(Layout(LAYERS), "1")
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def stall(body: bytes) -> bytes:
+        if body == LAYERS[1]:
+            is_asked.set()
+            may_answer.wait(PATIENCE)
+        return body
+
+    server.change = stall
+    pull = f"pull('{server.host}/team/app:1', plain_http=True)"
+    code = f"from warmcell.images import ImageStore; ImageStore({store.path!r}).{pull}"
+    with subprocess.Popen([sys.executable, "-c", code]) as pulling:
+        try:
+            assert is_asked.wait(PATIENCE)
+        finally:
+            pulling.kill()
+    may_answer.set()
+    assert store.list() == []
+    image = store.pull(f"{server.host}/team/app:1", plain_http=True)
+    assert Path(image.layer_paths[1], "top").stat().st_size == 30_000
+    store.remove(image.name)
+    assert_nothing_is_left(store)
 
 
 def test_large_blobs_come_in_slices(store: ImageStore, server: RegistryServer) -> None:

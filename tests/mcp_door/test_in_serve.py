@@ -87,6 +87,17 @@ async def test_a_tenant_works_in_a_sandbox_that_counts(served: Served) -> None:
 
 @pytest.mark.attack("LK-06")
 @pytest.mark.attack("PT-15")
+def test_what_a_client_says_about_itself_is_bounded(served: Served) -> None:
+    """Ten such requests took gigabytes, for as long as the sessions last."""
+    params = HELLO["params"] | {"capabilities": {"experimental": {f"k{number}": {} for number in range(20_000)}}}  # type: ignore[operator]
+    with httpx.Client(headers=served.headers("two") | HEADERS, timeout=60) as client:
+        assert client.post(served.url, json=HELLO | {"params": params}).status_code == 413
+        session = session_of(client, served.url)
+        assert client.post(served.url, json=HELLO | {"params": params}, headers=session).status_code == 413
+        assert client.post(served.url, json=HELLO, headers=session).status_code == 200
+        assert client.delete(served.url, headers=session).status_code == 200
+
+
 def test_who_has_no_token_or_anothers_session_gets_nothing(served: Served) -> None:
     with httpx.Client(timeout=60) as client:
         for headers, status in (

@@ -24,7 +24,9 @@ _NOT_AUDITED = frozenset(
         *("program.started", "program.ended"),
     }
 )
+#: A longer line would be unreadable, and hide what it says: guests choose paths and names.
 _LONGEST_LINE = 64 * 1024
+_LONGEST_TEXT = 4096
 
 
 class AuditLog:
@@ -58,9 +60,7 @@ class AuditLog:
     def _on_event(self, event: Event) -> None:
         if event.name in _NOT_AUDITED:
             return
-        fields = {name: value for name, value in event.fields.items() if value is not None}
-        line = {"time": round(event.time, 3), "event": event.name, "subject": event.subject, **fields}
-        data = (json.dumps(line, ensure_ascii=True, default=str) + "\n").encode()
+        data = _format(event)
         with self._lock:
             if self._file >= 0:
                 self._rotate_for(len(data))
@@ -104,6 +104,24 @@ class AuditLog:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _format(event: Event) -> bytes:
+    """A line that `read_audit` can read, however long the texts are that guests and clients chose."""
+    known = {"time": round(event.time, 3), "event": event.name, "subject": _shorten(event.subject)}
+    fields = {name: _shorten(value) for name, value in event.fields.items() if value is not None}
+    data = _encode({**known, **fields})
+    return data if len(data) < _LONGEST_LINE else _encode({**known, "left_out": sorted(fields)})
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    return (json.dumps(line, ensure_ascii=True, default=str) + "\n").encode()
+
+
+def _shorten(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= _LONGEST_TEXT:
+        return value
+    return f"{value[:_LONGEST_TEXT]}... ({len(value) - _LONGEST_TEXT} more characters)"
 
 
 def read_audit(file: IO[bytes]) -> Iterator[dict[str, Any]]:

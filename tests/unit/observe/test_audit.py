@@ -54,6 +54,18 @@ def test_it_is_rotated_and_no_line_is_lost(tmp_path: Path) -> None:
     assert len(files) > 5 and all(file.stat().st_size <= 2000 for file in files)
 
 
+def test_long_texts_of_guests_hide_no_event(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path):
+        events.emit("network", "h" * 100_000, {"decision": "deny", "path": "\xff\n" * 50_000})
+        events.emit("network", "host", {name: "\xff" * 5000 for name in "abcdef"})
+    with open(path, "rb") as file:
+        first, second = read_audit(file)
+    assert (first["event"], first["decision"]) == ("network", "deny")
+    assert str(first["path"]).endswith("(95904 more characters)") and len(str(first["subject"])) < 5000
+    assert second["left_out"] == list("abcdef")
+
+
 def write_some(name: str) -> None:
     for number in range(40):
         events.emit("file", "s", {"operation": "write_file", "path": f"{name}{number}"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from warmcell.interfaces.serve.mcp_route import McpApp
+from warmcell.interfaces.serve.mcp_route import MAX_PLAIN_BYTES, McpApp, check_size
 from warmcell.interfaces.serve.requests import BodyMemory
+from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import add_token
@@ -56,3 +58,32 @@ async def test_sessions_that_begin_at_once_are_counted(tmp_path: Path) -> None:
         assert statuses[-1] == 200
     finally:
         await service.aclose()
+
+
+LONG = "x" * MAX_PLAIN_BYTES
+
+
+@pytest.mark.attack("S3-10")
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"method": "initialize", "params": {"capabilities": {"experimental": {"a": LONG}}}}, 413),
+        ({"method": "tools/call", "params": {"arguments": {"code": [[]] * 20_000}}}, 413),
+        ([{"method": "tools/call", "params": LONG}], 413),
+        (LONG, 413),
+        (b'{"method": "tools/call", "method": "initialize", "params": "%s"}' % LONG.encode(), 413),
+        (b"[" * 100_000, 400),
+        (b"\xff" * 100_000, 400),
+    ],
+)
+async def test_what_the_sdk_would_keep_is_small(body: object, status: int) -> None:
+    """It keeps the last `initialize` of a session as objects, until the session ends."""
+    with pytest.raises(HttpError) as refused:
+        await check_size(body if isinstance(body, bytes) else json.dumps(body).encode())
+    assert refused.value.status == status
+
+
+async def test_tool_calls_may_have_long_texts() -> None:
+    sent = {"method": "tools/call", "params": {"arguments": {"code": LONG + "\n\udc80"}}}
+    assert json.loads(await check_size(json.dumps(sent).encode())) == sent
+    assert await check_size(b"small, and the SDK's to refuse") == b"small, and the SDK's to refuse"
