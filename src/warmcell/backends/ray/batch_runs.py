@@ -12,7 +12,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import ExecResult
 
 #: How long a result waits for others.
-_HOLD_SECONDS = 0.1
+_HOLD_SECONDS = 0.2
 
 
 class _Line:
