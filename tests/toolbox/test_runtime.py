@@ -19,6 +19,7 @@ def bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runtime, "_WORKER", str(tmp_path))
     monkeypatch.setattr(runtime, "wasmtime_directory", lambda: str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     return tmp_path / "__pycache__" / f"part.{sys.implementation.cache_tag}.pyc"
 
 

@@ -9,8 +9,11 @@ import sys
 
 
 def write_bytecode(directory: str) -> None:
-    """Compiles the modules of a directory that have no byte code for this interpreter, or old one."""
-    if sys.dont_write_bytecode:
+    """Compiles the modules of a directory whose byte code for this interpreter is missing or old.
+
+    Does nothing where Python is set to write no byte code, or to write it elsewhere.
+    """
+    if sys.dont_write_bytecode or sys.pycache_prefix is not None:
         return
     for source, bytecode in _missing_bytecode(directory):
         _compile(source, bytecode)

@@ -20,6 +20,7 @@ from warmcell.lifetime.temporary_directory import temporary_directory
 #: Larger files are links to the installed ones: only WebAssembly modules, which servers do not run.
 _MAX_COPIED = 1 << 20
 _PACKAGE = "warmcell"
+_PREFIX_VARIABLE = "PYTHONPYCACHEPREFIX"
 PutFile = Callable[[str, str], None]
 
 
@@ -36,10 +37,24 @@ def use_package_copy() -> Iterator[None]:
         _redirect_imports(installed, f"{root}/{_PACKAGE}")
         sys.path.insert(0, root)
         try:
-            yield
+            with _bytecode_beside_sources():
+                yield
         finally:
             sys.path.remove(root)
             _redirect_imports(f"{root}/{_PACKAGE}", installed)
+
+
+@contextmanager
+def _bytecode_beside_sources() -> Iterator[None]:
+    """Also for our children. Byte code in another place would stay there after the copy was removed."""
+    prefix, sys.pycache_prefix = sys.pycache_prefix, None
+    variable = os.environ.pop(_PREFIX_VARIABLE, None)
+    try:
+        yield
+    finally:
+        sys.pycache_prefix = prefix
+        if variable is not None:
+            os.environ[_PREFIX_VARIABLE] = variable
 
 
 def _copy_package(installed: str, root: str) -> None:

@@ -71,17 +71,23 @@ def test_elsewhere_they_are_copied_except_large_ones(installed: Path, monkeypatc
 
 def test_byte_code_is_written_to_the_installed_package(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     name = f"inner/__pycache__/module.{sys.implementation.cache_tag}.pyc"
     assert (copy(installed) / name).samefile(installed / name)
 
 
-def test_modules_and_processes_come_from_the_copy() -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(warmcell.__path__[0]).parent)}
+def test_modules_and_processes_come_from_the_copy(tmp_path: Path) -> None:
+    """Also their byte code, wherever Python is set to write it: the copy's would never be removed there."""
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(warmcell.__path__[0]).parent),
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+    }
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
     first, second, third = ended.stdout.splitlines()
     assert "/warmcell-code-" in first and first.endswith("/warmcell")
     assert second.startswith("True ") and "warmcell" in second
     assert third == f"False {warmcell.__path__[0]} {warmcell.__path__[0]}/core"
+    assert not list(tmp_path.rglob("warmcell-code-*"))
 
 
 def test_a_server_starts_without_a_copy_if_there_is_no_room(
