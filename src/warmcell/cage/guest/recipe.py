@@ -12,7 +12,7 @@ import struct
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, CellShape
 from ..failure import CageError, send_failure
 from ..fast_imports import socket, write_json
-from ..linux import capabilities, cgroups, fds, landlock, namespaces, rlimits, seccomp
+from ..linux import capabilities, cgroups, fds, keyrings, landlock, namespaces, rlimits, seccomp
 from ..linux.call_list import CallList, Field, PreparedCalls, Value
 from ..linux.list_program import Channels, ListProgram
 from ..linux.syscalls import PR_SET_DUMPABLE
@@ -86,6 +86,8 @@ class Recipe:
             if plan.layers or names_threads:
                 root.seal_proc(calls, names_threads, seccomp.pids_of_keepers(plan.terminals))
         _new_session(calls)
+        if not plan.seccomp and keyrings.are_available():
+            keyrings.leave_session(calls)
         rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] != "nofile"])
         if plan.isolation != "none":
             capabilities.drop_all(calls)
