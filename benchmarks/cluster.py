@@ -41,6 +41,7 @@ CASE = ExecRequest("python", "import time; time.sleep(0.05); n = int(input()); p
 RESULTS = Path(__file__).parent / "results" / "cluster.md"
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 ROUNDS = 3
+START_SECONDS = 180
 
 
 @contextmanager
@@ -163,7 +164,10 @@ def idle_ray() -> RayBackend:
 
 
 def wait_for_nodes(backend: RayBackend, count: int) -> None:
-    while [node.reason for node in backend.nodes()] != [""] * count:
+    deadline = time.monotonic() + START_SECONDS
+    while (reasons := [node.reason for node in backend.nodes()]) != [""] * count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{count} nodes did not start within {START_SECONDS} s: {reasons}")
         time.sleep(0.1)
 
 
