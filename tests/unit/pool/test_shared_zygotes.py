@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.processes import alive
-from tests.helpers import eventually, in_a_fork, is_process_named, naming, share_no_zygotes, until
+from tests.helpers import PATIENCE, eventually, in_a_fork, is_process_named, naming, share_no_zygotes, until
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
 from warmcell.backends.process.cell_template import _names_places
@@ -343,19 +343,17 @@ class TestTogether:
         with ProcessBackend(ON_DEMAND) as backend:
             assert answers(backend)
             (manager,) = backend.zygote_pids
-            slow: list[str] = []
-            name = f"begun-{os.getpid()}"
-            code = naming(name) + "import time; time.sleep(3); print('slow')"
-            caller = threading.Thread(
-                target=lambda: slow.append(backend.execute_blocking(ExecRequest("python", code, 30)).stdout)
-            )
-            caller.start()
-            until(lambda: is_process_named(name))
+            ours, theirs = os.pipe()
+            code = "import sys; print('up', flush=True); sys.stdin.read(); print('slow')"
+            events = backend.stream_blocking(ExecRequest("python", code, PATIENCE), stdin=ours)
+            assert next(events).data == b"up\n"  # type: ignore[union-attr]
             zygote = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()[0]  # its first
             os.kill(int(zygote), signal.SIGKILL)
             assert answers(backend) and alive([manager])
-            caller.join()
-            assert slow == ["slow\n"] and backend.zygote_pids != [manager]
+            os.close(theirs)
+            *_, last = events
+            os.close(ours)
+            assert last.result.stdout == "up\nslow\n" and backend.zygote_pids != [manager]  # type: ignore[union-attr]
             assert eventually(lambda: not alive([manager]))
 
     def test_one_for_a_single_guest_is_over_with_it(self) -> None:
