@@ -1,10 +1,11 @@
-"""What a new Python session has imported, which a guest's own modules of the same name cannot replace."""
+"""What a new Python guest or session has imported, which a guest's own modules of the same name cannot replace."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
 import pytest
+from tests.helpers import until
 
 from warmcell import Sandbox
 
@@ -37,3 +38,9 @@ def test_modules_that_the_zygote_has_loaded_are_hidden_from_guests_that_do_not_n
         sessions[-2].run("import pickle, sys")
         opened.enter_context(sessions[-2].fork().sandbox)
         assert sessions[-2].run("sys.modules['pickle'] is pickle").value == "True"
+
+
+def test_what_many_programs_import_is_loaded_after_the_first_of_them() -> None:
+    with Sandbox() as sandbox:
+        look = "import sys; print('json' in sys.modules, 'typing' in sys.modules)"
+        until(lambda: sandbox.run(look).stdout == "True True\n")

@@ -96,7 +96,10 @@ class _Zygote:
         self._live_cages = 0
         self._is_caging = order["isolation"] == "namespaces"
         reset_signals()
-        if order.get("spares"):
+        keeps_spares = bool(order.get("spares"))
+        #: Whether modules that many programs import are still to be loaded: after the first guest, which need not wait.
+        self._loads_later = keeps_spares and not (order.get("packages") or order.get("preload") or order.get("site"))
+        if keeps_spares and not self._loads_later:
             load_common_modules()
         if order.get("packages"):
             self._worker = load_wasm_worker(order["worker"], order["packages"], bool(order.get("once")))
@@ -124,12 +127,27 @@ class _Zygote:
         self._programs = ProgramStarter(self._is_caging)
         #: By the order and the numbers of its descriptors, which are nearly always the same.
         self._prepared: Dict[Tuple[bytes, bytes], _PreparedFork] = {}
-        # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
-        if order.get("spares"):
-            gc.collect()
-        self._file_pages = pages.find_file_pages() if order.get("spares") else []
+        self._file_pages: List[Tuple[int, int]] = []
+        if keeps_spares and not self._loads_later:
+            self._tidy_memory()
         gc.freeze()
         gc.enable()
+
+    def _tidy_memory(self) -> None:
+        gc.collect()
+        self._file_pages += pages.find_file_pages()
+        # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
+        gc.freeze()
+
+    def _load_later(self) -> None:
+        self._loads_later = False
+        try:
+            load_common_modules()
+        except Exception:  # guests load what they need
+            return
+        if self._worker is not None:
+            self._worker.note_libraries()
+        self._tidy_memory()
 
     def run(self) -> GuestMain:
         """Most orders are equal to an earlier one, byte for byte and by descriptor numbers: those are looked up."""
@@ -146,6 +164,8 @@ class _Zygote:
                 channel.detach()
                 _kept.append((self, fork))
                 return fork.become
+            if self._loads_later:
+                self._load_later()
             if forks < _FEW_FORKS:
                 forks += 1
                 if forks == _FEW_FORKS:
