@@ -27,7 +27,7 @@ from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxErro
 from warmcell.core.outcomes import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.descriptors import Descriptors, host_failure
-from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.host_program import own_interpreter, share_machine
 
 #: Fewer processors than this need only one supervisor; processors per supervisor; and the fewest runs for which
 #: starting another is worth it.
@@ -37,6 +37,7 @@ _MOST = 64
 _MOST_PROGRAMS = 32
 _LENGTH = struct.Struct("!Q")
 _END_SECONDS = 10.0
+_FIRST_RUN = ExecRequest("python", "pass", 60)
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
     " from warmcell.backends.supervisors import serve; serve(int(sys.argv[1]))"
@@ -95,6 +96,20 @@ class Supervisors:
         member = min(self._members, key=lambda member: len(member.waiting))
         return await member.run(request, program)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of them are still there."""
+        return all(member.is_alive for member in self._members)
+
+    async def warm_up(self) -> None:
+        """Returns when each has carried out a run."""
+        await asyncio.gather(*(member.run(_FIRST_RUN, None) for member in self._members))
+
+    def abandon(self) -> None:
+        """In a fork: they belong to the other process."""
+        for member in self._members:
+            member.abandon()
+
     async def __aenter__(self) -> Supervisors:
         try:
             for member in self._members:
@@ -143,6 +158,7 @@ class _Supervisor:
     def __init__(self, recipe: bytes) -> None:
         self._recipe = recipe
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._numbers = count()
@@ -164,13 +180,23 @@ class _Supervisor:
         except OSError as error:
             raise host_failure(error, "start a supervisor process") from error
         connection.setblocking(False)
+        self._connection = connection
         reader, self._writer = await asyncio.open_connection(sock=connection)
         self._writer.write(_frame(self._recipe))
         self._listening = asyncio.create_task(self._listen(reader))
 
+    @property
+    def is_alive(self) -> bool:
+        return self._listening is not None and not self._listening.done()
+
+    def abandon(self) -> None:
+        """Closes this process's copy of the connection, so that the supervisor notices the end of the other."""
+        if self._connection is not None and self._connection.fileno() >= 0:
+            os.close(self._connection.detach())
+
     async def run(self, request: ExecRequest, program: ExecRequest | None) -> ExecResult:
         """Cancelling it ends the run before the cancellation is raised."""
-        if self._writer is None or self._listening is None or self._listening.done():
+        if self._writer is None or not self.is_alive:
             raise _death()
         number = next(self._numbers)
         answer = self.waiting[number] = asyncio.get_running_loop().create_future()
@@ -252,6 +278,7 @@ def serve(descriptor: int) -> None:
     """Serves requests until the caller disconnects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
+    share_machine()
     asyncio.run(_Service(socket.socket(fileno=descriptor)).run())
 
 

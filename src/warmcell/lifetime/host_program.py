@@ -142,3 +142,19 @@ def _refuse_patched(tool: str, is_patched: object) -> None:
             hint=f"run Warmcell in a process without {tool}'s patches: `python -m warmcell run --json ...`, or a "
             "worker of your own",
         )
+
+
+_has_machine_to_itself = True
+
+
+def share_machine() -> None:
+    """For a process that is one of several that do the same work: a supervisor, a worker of a server."""
+    global _has_machine_to_itself
+    _has_machine_to_itself = False
+
+
+def count_own_processors() -> int:
+    """How many processors this program may keep busy; 1 if others like it share the machine."""
+    if not _has_machine_to_itself or not hasattr(os, "sched_getaffinity"):
+        return 1
+    return len(os.sched_getaffinity(0))

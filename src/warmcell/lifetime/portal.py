@@ -114,6 +114,13 @@ class Portal:
                 done.exception()  # retrieved, so that asyncio does not log it
             raise
 
+    def start(self, function: Callable[[], Coroutine[Any, Any, T]]) -> tuple[Future[T], Callable[[], object]]:
+        """Starts it on the portal's loop. Returns the future of its result, and how to cancel it; the future is done
+        when the coroutine has ended.
+        """
+        host_program.check()
+        return self._begin(self._get_loop(), function)
+
     def post(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Starts it on the portal's loop and does not wait. From any thread, and from destructors."""
         loop = self._loop

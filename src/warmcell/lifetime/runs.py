@@ -72,6 +72,10 @@ class Runs:
     def is_busy(self) -> bool:
         return bool(self._under_way)
 
+    @property
+    def number_under_way(self) -> int:
+        return len(self._under_way)
+
     def close(self) -> None:
         """Refuses new runs, cancels those in progress and waits until they have ended."""
         with self._changed:

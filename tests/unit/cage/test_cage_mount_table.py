@@ -94,6 +94,7 @@ def test_a_mount_that_became_writable_is_seen(tmp_path: Path) -> None:
 
 def test_verify_reads_mountinfo_once_for_cells_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = LaunchPlan(hostname="mount-table")
+    monkeypatch.setattr(verify, "_FEWEST_PROCESSORS", 1)
     with _process(tmp_path) as pid:
         _table(pid)
         first = verify._mounts(pid, plan)
@@ -103,6 +104,7 @@ def test_verify_reads_mountinfo_once_for_cells_of_a_plan(tmp_path: Path, monkeyp
 
 
 def test_file_systems_of_the_caller_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_FEWEST_PROCESSORS", 1)
     monkeypatch.setattr(verify, "MountTable", lambda places: pytest.fail("asked"))
     plan = LaunchPlan(hostname="mount-table", binds=(Bind("/data", "/data", as_owner=True),))
     with _process(tmp_path) as pid:

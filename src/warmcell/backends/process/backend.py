@@ -6,8 +6,11 @@ import weakref
 from functools import partial
 
 from warmcell.backends.base import BackendBase
+from warmcell.backends.extra_supervisors import CROWD, ExtraSupervisors
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
+from warmcell.backends.process.policy_resolver import check_work_path
+from warmcell.core import events
 from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
@@ -93,7 +96,7 @@ class ProcessBackend(BackendBase):
         #: Cached: the look-up takes longer than the rest of preparing a program.
         self._runtimes: dict[str, LanguageRuntime] = {}
         self._enforcer = enforcer
-        _check_work_path(work_path, self._policy)
+        check_work_path(work_path, self._policy)
         #: As given to the constructor.
         self.image, self.user = image, user
         self._image = _open_image(image, user)
@@ -101,6 +104,7 @@ class ProcessBackend(BackendBase):
         self._launcher = Launcher(
             self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
         )
+        self._extra = ExtraSupervisors()
         self._cages: weakref.WeakSet[LiveCage] = weakref.WeakSet()
         self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
@@ -243,6 +247,10 @@ class ProcessBackend(BackendBase):
             raise command_refusal(program.argv[0], failure) from None
 
     def _execute(self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
+        if stdin < 0 and listener is None and self._runs.number_under_way > CROWD:
+            result = self._extra.run(request, run, self._find_recipe_of_runs())
+            if result is not None:
+                return result
         return self._launcher.run(self._make_launch(self._prepare(request), request, run, stdin, listener))
 
     def _prepare(self, request: ExecRequest) -> ProgramSpec:
@@ -345,6 +353,11 @@ class ProcessBackend(BackendBase):
         """How another process makes such a backend; None if it has something that only this process has."""
         return None if self._is_bound else self._recipe
 
+    def _find_recipe_of_runs(self) -> Recipe | None:
+        """None if this process must see the runs: their events, connections and GPUs, and paths as they were."""
+        is_watched = events.listeners or self._launcher.egress.has_rules or self._policy.allowed_paths
+        return None if is_watched or self._policy.gpus else self.recipe
+
     def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
         """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
         from warmcell.net.rules.fetch_policy import FetchPolicy
@@ -367,6 +380,7 @@ class ProcessBackend(BackendBase):
             self._runs.close()
             for cage in tuple(self._cages):
                 cage.close()
+            self._extra.close()
             self._launcher.close()
             if self._image is not None:
                 self._image.close()
@@ -387,8 +401,3 @@ def _open_image(image: str | Image | None, user: str | None) -> OpenImage | None
     from warmcell.backends.process.image import OpenImage
 
     return OpenImage(image, user)
-
-
-def _check_work_path(work_path: str, policy: SandboxPolicy) -> None:
-    if work_path != WORK_DIR and all(allowed.target != work_path for allowed in policy.allowed_paths):
-        raise InvalidRequest(f"the policy shows nothing at {work_path!r}", field="work_path", hint="allow that path")

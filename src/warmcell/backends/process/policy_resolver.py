@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
+from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits
 from warmcell.enforcers.kernel_calls import kernel_version
@@ -148,3 +148,8 @@ def _gpu_driver() -> GpuDriver | None:
     from warmcell.enforcers import gpus  # most policies have none
 
     return gpus.find_driver()
+
+
+def check_work_path(work_path: str, policy: SandboxPolicy) -> None:
+    if work_path != WORK_DIR and all(allowed.target != work_path for allowed in policy.allowed_paths):
+        raise InvalidRequest(f"the policy shows nothing at {work_path!r}", field="work_path", hint="allow that path")

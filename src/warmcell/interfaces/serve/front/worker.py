@@ -33,6 +33,7 @@ from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.server import serve_app
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.lifetime.host_program import share_machine
 from warmcell.observe.audit import AuditLog
 
 
@@ -40,6 +41,7 @@ def main(number: int, *descriptors: int) -> int:
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     *sockets, states, counts = descriptors
+    share_machine()
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.socket(fileno=descriptor)) for descriptor in sockets]
         asyncio.run(_serve(number, ConnectionStates(states), SharedCounts(counts), *opened))
