@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 from tests.images.image_files import Layout, directory, docker_archive, entry, hardlink, layer, symlink
 
 from warmcell.errors import ImageInvalid, ImageNotFound, InvalidRequest
-from warmcell.images import ImageStore
+from warmcell.images import ImageLimits, ImageStore
+from warmcell.images.limits import Budget
+from warmcell.images.tree_tar import write_tree
+from warmcell.workspace.remove import remove_directory
 
 BASE = [directory("etc"), entry("etc/os-release", b"ID=test\n"), symlink("etc/link", "/etc/os-release")]
 CONFIG = {
@@ -156,3 +161,22 @@ def test_several_leases(store: ImageStore, tmp_path: Path) -> None:
     image = store.import_(Layout([layer(*BASE)]).write(tmp_path / "one"), "one")
     with store.lease(image), store.lease(image):
         pass
+
+
+def test_a_tree_deeper_than_the_stack_is_written(tmp_path: Path) -> None:
+    """A guest chooses the depth of a work directory that is exported."""
+    here = os.open(tmp_path, os.O_RDONLY)
+    for name in ("deep", *["d"] * 1200):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    written = io.BytesIO()
+    try:
+        write_tree(str(tmp_path / "deep"), written, Budget(ImageLimits()))
+    finally:
+        remove_directory(str(tmp_path / "deep"))  # pytest's own removal is recursive
+    written.seek(0)
+    with tarfile.open(fileobj=written) as archive:
+        assert max(map(len, archive.getnames())) == 2 * 1200 - 1

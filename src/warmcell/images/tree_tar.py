@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
+from math import inf
 from typing import Protocol
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.images.limits import Budget
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import TreeLimits, walk
 
+#: The caller's budget counts entries and bytes; only the length of a path is limited here.
+_LIMITS = TreeLimits(entries=1 << 40, path_bytes=1 << 50, seconds=inf)
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -40,17 +47,13 @@ def write_tree(directory: str, sink: Sink, budget: Budget) -> int:
 
 def _walk(directory: str) -> Iterator[tuple[str, os.stat_result, int]]:
     """Every entry, parents first, each with its directory's descriptor. Links are not followed."""
-
-    def fail(error: OSError) -> None:
-        raise _unreadable(str(error.filename), error)
-
     yield "", os.stat(directory), -1
-    for above, directories, files, dir_fd in os.fwalk(directory, onerror=fail, follow_symlinks=False):
-        directories.sort()
-        prefix = os.path.relpath(above, directory)
-        for name in sorted([*directories, *files]):
-            state = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-            yield name if prefix == "." else f"{prefix}/{name}", state, dir_fd
+    with closing(Root(directory)) as root:
+        for found in walk(root, limits=_LIMITS):
+            path = "/".join(found.parts)
+            if found.kind == "closed":
+                raise _unreadable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            yield path, found.state, found.dir_fd
 
 
 def _add(
