@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
@@ -26,11 +27,11 @@ class Front:
         self.states = ConnectionStates(self.connections.states_file)
         self.sockets: list[socket.socket] = []
 
-    def add_worker(self) -> tuple[Recipient, socket.socket]:
+    def add_worker(self, number: int = 0) -> tuple[Recipient, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (ours, theirs):
             each.setblocking(False)
-        recipient = Recipient(ours)
+        recipient = Recipient(ours, number)
         self.connections.add_recipient(recipient)
         self.sockets += [ours, theirs]
         return recipient, theirs
@@ -197,4 +198,14 @@ def test_a_trusted_proxy_has_no_share() -> None:
         with accepted:
             client.send(b"x")
             assert accepted.recv(1) == b"x"
+    front.close()
+
+
+def test_more_workers_than_help_get_connections_when_the_others_have_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    front = Front(limit=100)
+    (first, _), (fifth, _) = front.add_worker(3), front.add_worker(4)
+    clients = [front.connect() for _ in range(20)]
+    assert (len(first.connections), len(fifth.connections)) == (18, 2)
+    assert len(clients) == 20
     front.close()

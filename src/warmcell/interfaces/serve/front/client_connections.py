@@ -32,12 +32,26 @@ from warmcell.interfaces.serve.routing import AuthRoute
 _STREAMS = {Phase.EVENTS: EVENT_STREAM, Phase.CONNECT: CONNECT}
 
 
-class Recipient:
-    """One worker process: connections are sent over `channel` while it is ready."""
+#: As many workers as there are processors start fewer runs a second than half as many: the others get connections when
+#: each of the first has this many, and their share of sandboxes at any time.
+_ENOUGH_CONNECTIONS = 16
 
-    def __init__(self, channel: socket.socket) -> None:
+
+def _count_busy_workers() -> int:
+    return max(4, len(os.sched_getaffinity(0)) // 2)
+
+
+class Recipient:
+    """One worker process: connections are sent over `channel` while it is ready. `number` is the worker's."""
+
+    def __init__(self, channel: socket.socket, number: int = 0) -> None:
         self.channel = channel
         self.connections: dict[int, socket.socket] = {}
+        self._handicap = 0 if number < _count_busy_workers() else _ENOUGH_CONNECTIONS
+
+    @property
+    def load(self) -> int:
+        return len(self.connections) + self._handicap
 
 
 class ClientConnections:
@@ -81,7 +95,7 @@ class ClientConnections:
         self._recipients.discard(recipient)
 
     def place(self, connection: socket.socket) -> None:
-        """Pass it to the worker with the fewest; where there are too many, the longest idle one makes room.
+        """Pass it to the worker with the least load; where there are too many, the longest idle one makes room.
 
         An address with more than its share loses one of its own; if none of those is idle, the new one.
         """
@@ -105,7 +119,7 @@ class ClientConnections:
         return limited_network(name[0], self._trusted) if isinstance(name, tuple) else None
 
     def _pass_on(self, connection: socket.socket, network: Network | None) -> bool:
-        recipient = min(self._recipients, key=lambda each: len(each.connections), default=None)
+        recipient = min(self._recipients, key=lambda each: each.load, default=None)
         if recipient is None or not self._free_slots:
             return False
         slot = self._free_slots.pop()

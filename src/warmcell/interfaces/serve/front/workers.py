@@ -109,7 +109,7 @@ class Worker(Peer):
             await self._start_process(*(each.fileno() for each in sockets), *memory)
         if self._ending.is_set():  # `end` was called before there was a process
             self.send_signal(signal.SIGTERM)
-        process = Attached(await open_control(control), Recipient(channel), self._shared)
+        process = Attached(await open_control(control), Recipient(channel, self.number), self._shared)
         process.control.handle = partial(self._handle, process)
         process.control.send({name: getattr(self._settings, name) for name in Settings.__slots__})
         try:
