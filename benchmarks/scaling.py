@@ -39,6 +39,8 @@ CALLERS = (1, 2, 4, 8, 16, 64, 128)
 PROGRAM = ExecRequest("python", HELLO, 60)
 C_SUM = '#include <stdio.h>\nint main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); return 0; }'
 PIPELINE = "echo hello | cat | wc -c"
+#: Runs for each second of measuring where the number is given beforehand, about as many as there will be.
+_EACH = 125 * PROCESSORS
 Action = Callable[[], object]
 #: Whether rows say where the time goes.
 with_roles = False
@@ -124,7 +126,7 @@ def processes_rows(seconds: float) -> dict[str, dict[str, float]]:
     """`run_many` and its supervisors."""
     rows = {}
     for processes in sorted({1, 2, max(1, PROCESSORS // 4), max(1, PROCESSORS // 2)}):
-        rows[f"run_many, processes={processes}"] = asyncio.run(many(processes, int(400 * seconds)))
+        rows[f"run_many, processes={processes}"] = asyncio.run(many(processes, int(_EACH * seconds)))
     return rows
 
 
@@ -142,7 +144,7 @@ async def many(processes: int, count: int) -> dict[str, float]:
 
 def judge_rows(seconds: float) -> dict[str, dict[str, float]]:
     rows = {}
-    cases = [Case("1 2", "3")] * int(400 * seconds)
+    cases = [Case("1 2", "3")] * int(_EACH * seconds)
     python = ExecRequest("python", "print(sum(map(int, input().split())))", timeout=10)
     programs = {"Python": python, "C": ExecRequest("c", C_SUM, timeout=10)}
     for name, request in programs.items():
