@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from warmcell.cage.zygote import live_modules
 LIVE = ROOT / "src/warmcell/guest/live"
 
 
+def load(directory: Path) -> live_modules.Modules:
+    return live_modules.load(str(directory), live_modules.find_version(str(directory)))
+
+
 def test_the_modules_are_loaded_and_hidden() -> None:
     before, finders = dict(sys.modules), list(sys.meta_path)
-    found = live_modules.load(str(LIVE))
+    found = load(LIVE)
     assert sys.modules == before and sys.meta_path == finders
     agent, preloaded = found["warmcell_live.agent"], found["warmcell_live.preloaded"]
     assert agent.__file__ == agent.main.__code__.co_filename == "/code/live/agent.py"
@@ -30,5 +35,15 @@ def test_nothing_is_left_when_they_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("from . import frames\n")
     (tmp_path / "frames.py").write_text("raise ValueError\n")
     before, finders = dict(sys.modules), list(sys.meta_path)
-    assert live_modules.load(str(tmp_path)) == live_modules.load(str(tmp_path / "missing")) == {}
+    assert load(tmp_path) == load(tmp_path / "missing") == {}
     assert sys.modules == before and sys.meta_path == finders
+
+
+def test_a_package_that_was_replaced_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    shutil.copytree(LIVE, tmp_path / "live")
+    directory = str(tmp_path / "live")
+    before = live_modules.find_version(directory)
+    assert live_modules.load(directory, before)
+    (tmp_path / "new").write_text("")
+    (tmp_path / "new").rename(tmp_path / "live/frames.py")
+    assert live_modules.load(directory, before) == {}

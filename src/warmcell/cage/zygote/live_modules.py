@@ -7,6 +7,7 @@ guest's own `pickle.py` is imported as it would be without this.
 from __future__ import annotations
 
 import _imp
+import os
 import sys
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import SourceFileLoader
@@ -15,9 +16,10 @@ from types import ModuleType
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
-    from typing import Dict, Optional, Set
+    from typing import Dict, List, Optional, Set, Tuple
 
     Modules = Dict[str, ModuleType]
+    Version = List[Tuple[int, int]]
 
 #: The package and its directory, as `guest/live/start.py` names them.
 _PACKAGE, _SHOWN_DIRECTORY = "warmcell_live", "/code/live"
@@ -26,11 +28,23 @@ _AGENT = "agent"
 _IMPORTED = (_AGENT, "python_session", "session_image")
 
 
-def load(directory: str) -> Modules:
+def find_version(directory: str) -> Version:
+    """Inodes and times of its modules: they differ after an upgrade. Empty if the directory cannot be read."""
+    try:
+        with os.scandir(directory) as entries:
+            states = [entry.stat() for entry in entries if entry.name.endswith(".py")]
+    except OSError:
+        return []
+    return sorted((state.st_ino, state.st_mtime_ns) for state in states)
+
+
+def load(directory: str, version: Version) -> Modules:
     """The modules of the agent, by name. Its module `preloaded` has those of sessions.
 
-    Empty if they cannot be loaded: the agent then loads them itself.
+    Empty if they cannot be loaded, or are another version than the supervisor's: the agent then loads its own.
     """
+    if not version or find_version(directory) != version:
+        return {}
     before, finder = set(sys.modules), _Finder(directory)
     sys.meta_path.append(finder)
     try:

@@ -91,6 +91,7 @@ class _Zygote:
         self._worker: Optional[ModuleType] = None
         self._recipes: Dict[int, recipe.Recipe] = {}
         self._live_directory = order.get("worker", "").rpartition("/")[0] + "/live"
+        self._live_version = live_modules.find_version(self._live_directory)
         #: Empty until there have been a few live cages.
         self._live_modules: Dict[str, ModuleType] = {}
         self._live_cages = 0
@@ -182,7 +183,7 @@ class _Zygote:
     def _count_live_cage(self) -> None:
         self._live_cages += 1
         if self._live_cages == _FEW_LIVE_CAGES + 1:
-            self._live_modules.update(live_modules.load(self._live_directory))
+            self._live_modules.update(live_modules.load(self._live_directory, self._live_version))
             gc.freeze()
 
     def _rehearse(self) -> None:
