@@ -66,7 +66,7 @@ def test_control_c_interrupts_what_is_in_front_and_jobs_work(sandbox: Sandbox) -
     screen = Screen(process)
     screen.until("prompt> ")
     process.write("sleep 1000\n")
-    _await_program(sandbox, "sleep")
+    _await_foreground(sandbox, process.pid)
     process.write(b"\x03")
     screen.until("prompt> ")
     process.write("echo st''atus $?\n")
@@ -85,11 +85,6 @@ def test_control_c_interrupts_what_is_in_front_and_jobs_work(sandbox: Sandbox) -
 def _await_foreground(sandbox: Sandbox, shell: int) -> None:
     """Until the shell has given its terminal to another group: field 8 of its stat."""
     script = f"until set -- $(cat /proc/{shell}/stat); [ $8 != {shell} ]; do :; done"
-    sandbox.spawn(script, timeout=30).wait()
-
-
-def _await_program(sandbox: Sandbox, name: str) -> None:
-    script = f"until grep -qsx {name} /proc/[0-9]*/comm; do :; done"
     sandbox.spawn(script, timeout=30).wait()
 
 

@@ -30,7 +30,7 @@ def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPa
     run_cell(page, 1, f"x = 6\nopen('dot.svg', 'w').write({PICTURE!r})\nprint('printed')")
     run_cell(page, 2, "x * 7")
     assert "42" in page.get_by_role("article", name="Cell 2").inner_text()
-    run_cell(page, 3, "while True: pass", until="Running")
+    run_cell(page, 3, "print('be' 'gun', flush=True)\nwhile True: pass", until="begun")
     page.keyboard.press("Escape")
     page.get_by_role("article", name="Cell 3").get_by_text("KeyboardInterrupt").first.wait_for()
 
