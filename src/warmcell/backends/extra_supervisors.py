@@ -44,15 +44,12 @@ class ExtraSupervisors:
     def __init__(self) -> None:
         self._number = choose_number()
         self._is_closed = False
-        self._supervisors: Supervisors | None = None
         self.abandon()
         own_until_exit(self)
 
     def abandon(self) -> None:
         """A fork has none."""
-        if self._supervisors is not None:
-            self._supervisors.abandon()
-        self._supervisors = None
+        self._supervisors: Supervisors | None = None
         self._lock = threading.Lock()
         #: The task that starts and ends them, and how to cancel it.
         self._task: tuple[Future[None], Callable[[], object]] | None = None

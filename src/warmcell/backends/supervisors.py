@@ -28,6 +28,7 @@ from warmcell.core.outcomes import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.host_program import own_interpreter, share_machine
+from warmcell.lifetime.ownership import own
 
 #: Fewer processors than this need only one supervisor; processors per supervisor; and the fewest runs for which
 #: starting another is worth it.
@@ -105,11 +106,6 @@ class Supervisors:
         """Returns when each has carried out a run."""
         await asyncio.gather(*(member.run(_FIRST_RUN, None) for member in self._members))
 
-    def abandon(self) -> None:
-        """In a fork: they belong to the other process."""
-        for member in self._members:
-            member.abandon()
-
     async def __aenter__(self) -> Supervisors:
         try:
             for member in self._members:
@@ -163,6 +159,7 @@ class _Supervisor:
         self._listening: asyncio.Task[None] | None = None
         self._numbers = count()
         self.waiting: dict[int, asyncio.Future[ExecResult]] = {}
+        own(self)
 
     async def start(self) -> None:
         import json
@@ -190,7 +187,7 @@ class _Supervisor:
         return self._listening is not None and not self._listening.done()
 
     def abandon(self) -> None:
-        """Closes this process's copy of the connection, so that the supervisor notices the end of the other."""
+        """In a fork: closes its copy of the connection, so that the supervisor notices the end of the other process."""
         if self._connection is not None and self._connection.fileno() >= 0:
             os.close(self._connection.detach())
 

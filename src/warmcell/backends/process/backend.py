@@ -99,7 +99,11 @@ class ProcessBackend(BackendBase):
         check_work_path(work_path, self._policy)
         #: As given to the constructor.
         self.image, self.user = image, user
-        self._image = _open_image(image, user)
+        self._image: OpenImage | None = None
+        if image is not None or user is not None:
+            from warmcell.backends.process.image import open_image
+
+            self._image = open_image(image, user)
         root = self._image.root if self._image is not None else None
         self._launcher = Launcher(
             self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
@@ -391,13 +395,3 @@ class ProcessBackend(BackendBase):
         network = "all" if grants.allow_network else ",".join(rule.domain for rule in grants.network_rules) or "none"
         processes = "allowed" if grants.allow_process_spawn else "denied"
         return f"<ProcessBackend enforcer={enforcer} network={network} processes={processes}>"
-
-
-def _open_image(image: str | Image | None, user: str | None) -> OpenImage | None:
-    if image is None:
-        if user is not None:
-            raise InvalidRequest("needs an image", field="user", hint="name an image, or leave it out")
-        return None
-    from warmcell.backends.process.image import OpenImage
-
-    return OpenImage(image, user)

@@ -138,3 +138,9 @@ _PROGRAMS = {Language.COMMAND: ("bash", "sh"), Language.PYTHON: ("python3",)}
 #: Shell sessions use arrays and traps of bash.
 _SESSION_PROGRAMS = {Language.PYTHON: ("python3",), Language.COMMAND: ("bash",)}
 _PREPARE = {Language.COMMAND: _prepare_command, Language.PYTHON: _prepare_python}
+
+
+def open_image(image: str | Image | None, user: str | None) -> OpenImage:
+    if image is None:
+        raise InvalidRequest("needs an image", field="user", hint="name an image, or leave it out")
+    return OpenImage(image, user)

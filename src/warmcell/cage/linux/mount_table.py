@@ -11,7 +11,7 @@ import os
 import struct
 
 from ..failure import CageError
-from . import fast_ctypes
+from . import fast_ctypes, mounts
 from .call_list import CallList, Value
 
 TYPE_CHECKING = False
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 
 _ROOT, _NAMESPACE = Value(0), Value(1)
 _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_MNT_ID_UNIQUE = 0x1000, 0x4000, 0x4000
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
-_HOW = struct.pack(
-    "=QQQ",
-    os.O_PATH | os.O_CLOEXEC,
-    0,
-    _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH,
-)
 _NS_GET_MNTNS_ID = 0x8008B705
 #: struct mnt_id_req: its size, and from where to list; the namespace goes into its last word.
 _REQUEST, _WORD_OF_NAMESPACE = struct.pack("=IIQQQ", 32, 0, 2**64 - 1, 0, 0), 3
@@ -61,7 +54,7 @@ class MountTable:
         self._count = calls.call("listmount", start, start + len(_REQUEST), most, 0)
         for index, place in enumerate(self._places):
             found = start + 8 * (self._first + index * _PLACE_WORDS)
-            file = calls.call("openat2", _ROOT, os.fsencode(place.lstrip("/") or "."), _HOW, len(_HOW))
+            file = mounts.open_below(calls, _ROOT, place)
             calls.call("statx", file, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, _STATX_MNT_ID_UNIQUE, found)
             calls.call("fstatfs", file, found + 8 * _STATX_WORDS)
             calls.call("close", file)

@@ -86,9 +86,13 @@ def attach(calls: CallList, tree: Value, directory: Union[int, Value], name: str
 
 def open_parent(calls: CallList, path: str) -> Value:
     """The directory of a path below the working directory."""
-    parent = posixpath.dirname(path).lstrip("/") or "."
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_PLAINLY_BELOW)
-    return calls.call("openat2", AT_FDCWD, os.fsencode(parent), how, 24)
+    return open_below(calls, AT_FDCWD, posixpath.dirname(path), os.O_DIRECTORY)
+
+
+def open_below(calls: CallList, directory: Union[int, Value], path: str, flags: int = 0) -> Value:
+    """Opens it for reference only; a link on the way is an error."""
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE_PLAINLY_BELOW)
+    return calls.call("openat2", directory, os.fsencode(path.lstrip("/") or "."), how, len(how))
 
 
 def is_full(place: Union[str, int]) -> bool:

@@ -12,10 +12,10 @@ import os
 from ..failure import step
 from ..guest.root import enter_new_tmpfs
 from ..linux import mounts
+from ..linux.call_list import CallList
 from ..linux.descriptors import OwnedDescriptors
 from ..linux.mounts import MS_BIND
 from ..linux.namespaces import HomeNamespace
-from ..linux.syscalls import call
 
 
 class InitMounts:
@@ -44,6 +44,7 @@ def _lay_out() -> None:
     for name in ("proc", "tmp"):
         os.mkdir(name)
     mounts.mount("/proc", "proc", None, MS_BIND)
-    call("pivot_root", b".", b".")
-    call("umount2", b".", mounts.MNT_DETACH)
-    os.chdir("/")
+    calls = CallList()
+    calls.begin_step("make mounts of init")
+    mounts.pivot_into_working_directory(calls)
+    calls.prepare(()).run()
