@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.helpers import PATIENCE
 from tests.sessions.bare import Cells, shell_worker
 
 from warmcell import errors
+from warmcell.guest.live import trees
+from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.sessions.exchange import Listeners
 
 pytestmark = pytest.mark.needs("linux")
 
@@ -65,3 +74,70 @@ def test_a_shell_that_is_killed_ends_the_session(cells: Cells) -> None:
         cells("kill -9 $$")
     with pytest.raises(errors.SessionEnded):
         cells("echo")
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine does not end a session."""
+    monkeypatch.setattr("warmcell.sessions.exchange.CANCEL_SECONDS", PATIENCE)
+    monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("patience")
+def test_cells_that_are_cancelled_at_once_do_not_end_the_session(cells: Cells) -> None:
+    """Whether bash has begun, is in the middle, has exited or is starting: the next cell finds the state."""
+    cells("kept=42; twice() { echo $(($1 * 2)); }")
+    run = Run()
+    run.cancel()
+    for code in ["sleep 60", "while :; do :; done", "exit 3", "echo x | cat", "echo $(echo x)"] * 6:
+        with pytest.raises(RunCancelled):
+            cells.talk.run(run, code, 60, Listeners(), 1000)
+        result = cells("echo $kept; twice 4")
+        assert (result.stdout, result.value) == ("42\n8\n", "0")
+
+
+@pytest.mark.usefixtures("patience")
+def test_an_interrupt_at_any_moment_of_a_cell_keeps_the_session(cells: Cells) -> None:
+    cells("kept=42")
+    for number in range(30):
+        interrupter = threading.Timer(0.0003 * number, cells.talk.interrupt)
+        interrupter.start()
+        cells("exit 3" if number % 2 else "for i in 1 2 3; do echo $i | cat >/dev/null; done")
+        interrupter.join()
+        assert cells("echo $kept").stdout == "42\n"
+
+
+def test_a_shell_that_ended_between_two_cells_runs_the_next_one(cells: Cells) -> None:
+    pid = int(cells("kept=42; echo $$").stdout)
+    os.kill(pid, signal.SIGINT)
+    result = cells("echo $kept; echo $$")
+    assert result.stdout.startswith("42\n") and result.value == "0"
+    assert result.stdout != f"42\n{pid}\n"
+
+
+def test_the_shell_gets_the_signal_of_its_own_cell_only(cells: Cells) -> None:
+    pid = int(cells("echo $$").stdout)
+    for _ in range(5):
+        cells.worker.interrupt()  # the signal alone, as if it arrived late
+    assert int(cells("echo $$").stdout) == pid
+
+
+def test_only_processes_that_would_have_died_of_a_signal_get_it_again() -> None:
+    prints = "print(flush=True); signal.pause()"
+    deaf = f"import signal; signal.signal(signal.SIGINT, lambda *_: print('again', flush=True)); {prints}"
+    plain = f"import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); {prints}"
+    with (
+        subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, process_group=0) as first,
+        subprocess.Popen([sys.executable, "-c", plain], stdout=subprocess.PIPE, process_group=first.pid) as second,
+    ):
+        assert first.stdout is not None and second.stdout is not None
+        assert first.stdout.readline() == second.stdout.readline() == b"\n"
+        trees.signal_unhandled(first.pid, signal.SIGINT)
+        assert second.wait(PATIENCE) == -signal.SIGINT
+        first.kill()
+        assert first.stdout.read() == b""
+
+
+def test_a_wake_up_that_was_read_already_does_not_fail_the_next_cell(cells: Cells) -> None:
+    cells.talk._is_woken = True  # an interrupt came while the last cell was reading the previous one
+    assert cells("echo next").stdout == "next\n"

@@ -212,7 +212,8 @@ class SessionProtocol:
             self._is_under_way, self._wants_interrupt = True, False
             if self._is_woken:  # by a wake-up for the previous exchange
                 self._is_woken = False
-                os.eventfd_read(self._wake)
+                with suppress(BlockingIOError):  # the previous exchange read it while it was woken again
+                    os.eventfd_read(self._wake)
 
     def _wake_up(self) -> None:
         self._is_woken = True

@@ -121,10 +121,15 @@ class Channel:
 
     def check_interrupted(self, cell):
         """Raises if the host interrupted this cell before it started: the signal itself was ignored then."""
+        if self.was_interrupted(cell):
+            raise KeyboardInterrupt
+
+    def was_interrupted(self, cell):
+        """Whether the next message of the host, if there is one, interrupts this cell."""
         if self._messages or self._ready.poll(0):
             message = self.receive()
-            if message["op"] == "interrupt" and message["cell"] == cell:
-                raise KeyboardInterrupt
+            return message["op"] == "interrupt" and message["cell"] == cell
+        return False
 
     def _read(self):
         if self.interrupts.is_allowed:

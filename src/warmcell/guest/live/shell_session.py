@@ -1,7 +1,8 @@
 """The worker of a shell session: runs a bash, passes cells to it, and reads their exit statuses.
 
 When that bash exits (by `exit`, a failure under `set -e` or an interrupt), a new one continues with its variables,
-functions, options and directory.
+functions, options and directory. Bash leads a process group of its own: SIGINT from the host reaches this worker only,
+which ignores it, and the message that names the interrupted cell decides whether bash gets one.
 """
 
 import os
@@ -11,6 +12,7 @@ import shlex
 import signal
 import subprocess
 
+from . import trees
 from .session_channel import Channel
 
 _CONTROL = 3
@@ -18,27 +20,36 @@ _BASH = next((path for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/ba
 #: The descriptor on which bash reports: far from the numbers that scripts use.
 _REPORT = 250
 _MOST_REPORTED = 4 * 1024 * 1024
+#: A child of bash loses a signal that arrives between its fork and its exec.
+_RESEND_MS = 50
 _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
 
+#: Reports once. The trap runs between two commands, perhaps of the report itself, which then goes on.
 _SET_UP = f"""\
+__warmcell_cell=0
+__warmcell_left=
 __warmcell_status() {{ return "$1"; }}
 __warmcell_leave() {{
-    local __warmcell_code=$?
-    trap '' INT
-    trap - EXIT
+    [ -z "$__warmcell_left" ] || return 0
+    __warmcell_left=1
     {{
-        builtin printf 'left %d\\n' "$__warmcell_code"
+        builtin printf 'left %d %d\\n' "$1" "$__warmcell_cell"
         declare -p; declare -f; alias -p; shopt -p; set +o
         builtin printf 'cd -- %q\\n' "$PWD"
         builtin printf '\\0'
     }} >&{_REPORT} 2>/dev/null
+    trap - EXIT
+    exit "$1"
 }}
-trap __warmcell_leave EXIT
+trap '__warmcell_leave $?' EXIT
+trap '__warmcell_leave {128 + signal.SIGINT}' INT
+builtin printf 'ready\\n\\0' >&{_REPORT}
 """
 #: Sets `$?` to the status of the previous cell, without triggering `set -e`.
-_RUN = "LINENO=0; {status}eval {code} </dev/null; builtin printf 'done %d\\n\\0' $? >&{report}\n"
+_RUN = "__warmcell_cell={cell} LINENO=0; {status}eval {code} </dev/null; builtin printf 'done %d\\n\\0' $? >&{report}\n"
 _LIST = "for __name in $(compgen -v); do declare -p \"$__name\"; builtin printf '\\0'; done >&{report} 2>/dev/null; \
 unset __name; builtin printf 'listed\\n\\0' >&{report}\n"
+_SYNCHRONISE = f":; builtin printf 'synchronised\\n\\0' >&{_REPORT}\n"
 
 
 def main():
@@ -55,7 +66,9 @@ class ShellSession:
         self._channel = channel
         self._status = 0
         self._count = 0
-        self._pending = b""
+        self._is_interrupted = False
+        #: The state of a bash that exited.
+        self._left = None
         channel.interrupts.install()
         self._start(b"")
         self._own_names = set(self._declarations())
@@ -71,88 +84,125 @@ class ShellSession:
 
     def _start(self, state):
         """`state`: commands that restore the state of the previous bash."""
+        self._spawn(state)
+        while self._next_report() is None:  # before "ready"
+            if self._bash.wait() != -signal.SIGINT:
+                self._end()
+            # The host's signal met the new process before it had a group of its own.
+            self._close()
+            self._spawn(state)
+
+    def _spawn(self, state):
         self._report, report = os.pipe()
         os.dup2(report, _REPORT, inheritable=True)
         os.close(report)
         self._pending = b""
         self._bash = subprocess.Popen(
-            ["bash", "--noprofile", "--norc", "-s"], executable=_BASH, stdin=subprocess.PIPE, pass_fds=[_REPORT]
-        )
+            ["bash", "--noprofile", "--norc", "-s"], executable=_BASH, stdin=subprocess.PIPE, bufsize=0,
+            pass_fds=[_REPORT], process_group=0,
+        )  # fmt: skip
         os.close(_REPORT)
         self._gone = os.pidfd_open(self._bash.pid)
-        self._ready = select.poll()
-        self._ready.register(self._report, select.POLLIN)
-        self._ready.register(self._gone, select.POLLIN)
         if state:
             self._write(b"eval " + shlex.quote(state.decode("utf-8", "surrogateescape")).encode(
                 "utf-8", "surrogateescape") + b" 2>/dev/null >/dev/null\n")  # fmt: skip
         self._write(_SET_UP.encode())
 
-    def _restart(self, state):
-        self._bash.stdin.close()
+    def _close(self):
         self._bash.wait()
+        self._bash.stdin.close()
         os.close(self._report)
         os.close(self._gone)
-        self._start(state)
 
     def _write(self, data):
         try:
-            self._bash.stdin.write(data)
-            self._bash.stdin.flush()
+            while data:
+                data = data[self._bash.stdin.write(data) :]
         except BrokenPipeError:
-            pass  # it has exited; `_answer` finds out
+            pass  # it has exited; `_next_report` finds out
 
-    def _answer(self):
-        """The next report of bash, or None if it exited without one. Ignores interrupts, which are for bash."""
+    def _answer(self, *kinds, cell=None):
+        """The next report of one of these kinds: its kind, its numbers, and the rest."""
+        while True:
+            said = self._next_report(cell)
+            if said is None:
+                self._end()
+            word, _, rest = said.partition(b"\n")
+            kind, *numbers = word.split(b" ")
+            if kind in kinds and all(number.isdigit() for number in numbers):
+                return kind, [int(number) for number in numbers], rest
+
+    def _next_report(self, cell=None):
+        """None if bash exited without one. Interrupts `cell` when the host says so."""
+        ready = select.poll()
+        for descriptor in (self._report, self._gone, *([self._channel.descriptor] if cell else [])):
+            ready.register(descriptor, select.POLLIN)
         while b"\0" not in self._pending:
-            try:
-                ready = [descriptor for descriptor, _ in self._ready.poll()]
-            except KeyboardInterrupt:
-                continue
-            if self._report in ready:
+            pause = _RESEND_MS if cell and self._is_interrupted else None
+            found = [descriptor for descriptor, _ in ready.poll(pause)]
+            if self._channel.descriptor in found and self._channel.was_interrupted(cell):
+                self._interrupt()
+            if not found:
+                trees.signal_unhandled(self._bash.pid, signal.SIGINT)
+            if self._report in found:
                 piece = os.read(self._report, 1 << 16)
                 self._pending += piece
                 if piece and len(self._pending) <= _MOST_REPORTED:
                     continue
-            return None
+                return None
+            if self._gone in found:
+                return None
         said, _, self._pending = self._pending.partition(b"\0")
         return said
+
+    def _interrupt(self):
+        self._is_interrupted = True
+        try:
+            os.killpg(self._bash.pid, signal.SIGINT)
+        except ProcessLookupError:
+            pass  # it has exited
 
     # ---- one cell ----
 
     def _run_cell(self, request):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._count += 1
-        try:
-            status = self._carry_out(request)
-        except KeyboardInterrupt:
-            status = 128 + signal.SIGINT
-        self._channel.interrupts.forbid()
-        self._status = status
+        self._status = self._carry_out(request["cell"], request["code"])
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         self._channel.send(
-            event="done", cell=request["cell"], error=_error(status), count=self._count, value=str(status), cpu=cpu,
-            peak=after.ru_maxrss * 1024,
+            event="done", cell=request["cell"], error=_error(self._status), count=self._count, value=str(self._status),
+            cpu=cpu, peak=after.ru_maxrss * 1024,
         )  # fmt: skip
+        self._settle()
 
-    def _carry_out(self, request):
-        self._channel.interrupts.install()
-        self._channel.interrupts.allow()
-        self._channel.check_interrupted(request["cell"])
+    def _carry_out(self, cell, code):
+        """Runs the cell and returns its exit status."""
+        self._is_interrupted = False
+        if self._channel.was_interrupted(cell):
+            return 128 + signal.SIGINT
         status = f"__warmcell_status {self._status} || " if self._status else ""
-        script = _RUN.format(status=status, code=shlex.quote(request["code"]), report=_REPORT)
-        self._write(script.encode("utf-8", "surrogateescape"))
+        script = _RUN.format(cell=cell, status=status, code=shlex.quote(code), report=_REPORT)
         while True:
-            said = self._answer()
-            if said is None:
-                self._end()
-            word, _, rest = said.partition(b"\n")
-            kind, _, number = word.partition(b" ")
-            if kind in (b"done", b"left") and number.isdigit():
-                if kind == b"left":
-                    self._restart(rest)
-                return int(number) & 0xFF
+            self._write(script.encode("utf-8", "surrogateescape"))
+            kind, numbers, rest = self._answer(b"done", b"left", cell=cell)
+            if kind == b"left":
+                self._bash.wait()
+                self._left = rest
+            if kind == b"done" or self._is_interrupted or numbers[1:] == [cell]:
+                return numbers[0] & 0xFF if numbers else 1
+            self._settle()  # bash exited before it read this cell, for example by a signal between two cells
+
+    def _settle(self):
+        """Has a bash ready again. An interrupt of a cell that was done may still end it: waits for that."""
+        if self._is_interrupted and self._left is None:
+            self._write(_SYNCHRONISE.encode())
+            kind, _, rest = self._answer(b"synchronised", b"left")
+            self._left = rest if kind == b"left" else None
+        if self._left is not None:
+            self._close()
+            self._start(self._left)
+            self._left = None
 
     def _end(self):
         """Ends the session: bash was killed or replaced itself by exec."""
@@ -164,7 +214,7 @@ class ShellSession:
         self._write(_LIST.format(report=_REPORT).encode())
         found = {}
         while True:
-            said = self._answer()
+            said = self._next_report()
             if said is None:
                 self._end()
             if said.startswith(b"listed"):

@@ -40,6 +40,26 @@ def resume_all():
     _signal(_pids(), signal.SIGCONT)
 
 
+def signal_unhandled(group, number):
+    """Signals the processes of the group that neither handle nor ignore it, so did not get an earlier one."""
+    bit = 1 << (number - 1)
+    for pid in _pids():
+        fields = _fields(pid)
+        if fields is not None and int(fields[2]) == group and not _handled_signals(pid) & bit:
+            _signal([pid], number)
+
+
+def _handled_signals(pid):
+    """The signals that it ignores or catches, as bits; all if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return -1
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigIgn:", b"SigCgt:"))]
+    return masks[0] | masks[1]
+
+
 def own_descendants():
     """The running descendants of this process."""
     return _look(os.getpid(), os.environ.get(MARK) or "no mark")[0]
