@@ -91,13 +91,16 @@ def test_nothing_of_one_backend_is_in_the_memory_of_anothers_guests(cage: Cage, 
 @pytest.mark.attack("S2-09")
 @pytest.mark.claim("WC-LK-3")
 def test_a_place_that_a_caller_named_is_unknown_to_anothers_guests(cage: Cage, tmp_path: Path) -> None:
-    """Guests see it by that name, so it is in their zygote's memory: and that is why it is not the others'."""
-    shared = tmp_path / _mark("place")
-    shared.mkdir()
-    policies = (SandboxPolicyBuilder().allow_read(shared).build(), None)
-    turned = shared.name[::-1].encode()
-    found = [cage.run(SCAN, backend=cage.backend(policy), stdin=turned).stdout for policy in policies]
-    assert eval(found[0])[0] > 0 and eval(found[1]) == [0]
+    """Guests see it by that name, so it is in their zygote's memory, which is a twin that no other backend uses."""
+    places = [tmp_path / _mark("place") for _ in range(2)]
+    for place in places:
+        place.mkdir()
+    policies = (*(SandboxPolicyBuilder().allow_read(place).build() for place in places), None)
+    backends = [cage.backend(policy) for policy in policies]
+    turned = "\n".join(place.name[::-1] for place in places).encode()
+    found = [eval(cage.run(SCAN, backend=backend, stdin=turned).stdout) for backend in (*backends, *backends)]
+    assert [[count > 0 for count in counts] for counts in found] == [[True, False], [False, True], [False, False]] * 2
+    assert backends[0].zygote_pids == backends[1].zygote_pids == backends[2].zygote_pids
 
 
 @pytest.mark.attack("S3-13")

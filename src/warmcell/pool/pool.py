@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from itertools import count
 
 from warmcell.cage.wire import GuestJob
 from warmcell.core import events
@@ -38,6 +39,7 @@ _QUIET_SECONDS = 0.02
 #: Runs that follow each other more closely than this are a burst.
 _HURRY_SECONDS = 0.005
 _MOST_LEFT_OPEN = 2
+_twin_numbers = count(1)
 #: With so many runs in progress, threads compete for the interpreter lock.
 _MANY_AT_ONCE = 4
 
@@ -77,6 +79,8 @@ class CellKind:
     prelude: GuestJob | None = None
     #: A descriptor of the caller's for the guest's stdin; such a cell is never pooled.
     stdin: int | None = None
+    #: Whether the plan contains path names of the caller's own, which guests of other pools must not find.
+    names_places: bool = False
     #: For the given bind of the plan, if it has one.
     overlay: Overlay | None = None
 
@@ -108,6 +112,8 @@ class Pool:
         self._changed = threading.Condition(self._lock)
         self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
         self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
+        #: The twin of each zygote that is ours alone, and whether there may be any.
+        self._twin, self._has_twin = next(_twin_numbers), False
         self._maker: threading.Thread | None = None
         #: Groups of used cells, removed after the caller has its result.
         self._left_groups: deque[Group] = deque()
@@ -225,6 +231,9 @@ class Pool:
         raise AssertionError("unreachable")
 
     def _order_cell(self, zygote: ZygoteProcess, kind: CellKind, waits: bool) -> Cell:
+        if kind.names_places:
+            self._has_twin = True
+
         def order(*trees: int) -> Cell:
             return zygote.order_cell(
                 kind.plan,
@@ -236,6 +245,7 @@ class Pool:
                 is_program=kind.is_program,
                 waits=waits,
                 trees=trees,
+                twin=self._twin if kind.names_places else 0,
             )
 
         if kind.overlay is None:
@@ -342,7 +352,7 @@ class Pool:
             shares: dict[ZygoteKey, ZygoteShare] = {}
             if not self._leased and not self._pinned and not self._is_making:
                 shares, self._zygotes = self._zygotes, {}
-        return _let_go(cells, shares)
+        return self._let_go(cells, shares)
 
     def close(self) -> None:
         with self._lock:
@@ -355,11 +365,14 @@ class Pool:
         if self._maker is not None and self._maker is not threading.current_thread():
             self._maker.join(10)
         self._remove_left_groups()
-        _let_go(cells, shares)
+        self._let_go(cells, shares)
 
-
-def _let_go(cells: list[Cell], shares: dict[ZygoteKey, ZygoteShare]) -> bool:
-    """Whether this ended anything."""
-    for cell in cells:
-        cell.close()
-    return bool([share for share in shares.values() if shared_zygotes.leave(share)] or cells)
+    def _let_go(self, cells: list[Cell], shares: dict[ZygoteKey, ZygoteShare]) -> bool:
+        """Whether this ended anything."""
+        for cell in cells:
+            cell.close()
+        ended = [share for share in shares.values() if shared_zygotes.leave(share)]
+        if self._has_twin:
+            for share in shares.values():
+                share.end_twin(self._twin)
+        return bool(ended or cells)

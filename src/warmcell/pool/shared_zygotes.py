@@ -2,7 +2,7 @@
 
 A zygote knows what guests look like, never what they are for: environment, code and input go with the job to the guest
 alone, and the sources of host paths stay with the manager. Path names that guests see are in the zygote's memory, of
-which guests are copies; so a zygote that knows a name of the caller's belongs to one backend alone.
+which guests are copies; so for names of the caller's own the manager forks a twin, which serves one backend alone.
 """
 
 from __future__ import annotations
@@ -139,6 +139,11 @@ class ZygoteShare:
                 self._add(ZygoteProcess(self.key, self._prefix))
         finally:
             self._is_growing = False
+
+    def end_twin(self, number: int) -> None:
+        """A pool that goes on without this share has ordered cells from a twin."""
+        for zygote in [*(member.zygote for member in self._members), *self._retired]:
+            zygote.end_twin(number)
 
     @property
     def pids(self) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
+from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure, shortage_from_message
 from warmcell.lifetime.host_program import NOT_AN_INTERPRETER
@@ -55,15 +56,13 @@ class ZygoteKey:
     keeps_spares: bool = False
     #: Whether its guests have the host's network; else each has one of its own.
     has_host_network: bool = False
-    #: Whether it knows path names of the caller's own, which guests of other backends must not find.
-    names_places: bool = False
     #: Directories in which its guests' loader looks for libraries besides the usual ones: it reads them at the start.
     library_path: str = ""
 
     @property
     def may_be_shared(self) -> bool:
         """Not if guests share the host's root: its memory then has the name of every run's directory."""
-        return self.isolation != "landlock" and not self.names_places
+        return self.isolation != "landlock"
 
     def first_order(self) -> dict[str, Any]:
         return first_order(
@@ -190,13 +189,15 @@ class ZygoteProcess:
         is_program: bool = False,
         waits: bool = False,
         trees: Sequence[int] = (),
+        twin: int = 0,
     ) -> Cell:
         """Orders a cell; the caller calls `await_ready` and closes it. `CellLost` if the zygote is gone.
 
         `stdin` is the caller's descriptor for the guest's stdin, in place of a pipe. `has_keeper`: its init watches the
         run. `execs`: its job execs a program, which must be allowed where processes are refused. `is_program`: it is
         certain to exec, by its path. `waits`: its job comes later, so there is time to prepare. `trees` are the mount
-        trees of the plan's given binds.
+        trees of the plan's given binds. `twin` is the number of a twin of the zygote, which is made for it if it does
+        not exist: the plan contains path names of the caller's own, which guests of other pools must not find.
         """
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
@@ -204,6 +205,8 @@ class ZygoteProcess:
             if group_parent and limits:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
             order = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
+            if twin:
+                order["twin"] = twin
             self._send(order, [*cell.descriptors_to_send(), *trees])
         except BaseException:
             cell.close()
@@ -228,6 +231,11 @@ class ZygoteProcess:
             raise self._refusal(*answer["failed"])
         if "attached" not in answer:
             raise CellLost("the zygote is gone")
+
+    def end_twin(self, number: int) -> None:
+        """No more cells will be ordered from that twin. If this cannot be sent, it ends with its zygote."""
+        with self._lock, suppress(OSError):
+            send_packet(self._control, {"end_twin": number}, flags=socket.MSG_DONTWAIT)
 
     def _send(self, order: dict[str, Any], descriptors: list[int]) -> None:
         deadline = time.monotonic() + _IN_FLIGHT_SECONDS

@@ -9,14 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.contract.processes import alive
 from tests.helpers import PATIENCE, eventually, in_a_fork, is_process_named, naming, share_no_zygotes, until
 
-from warmcell import ExecRequest, ProcessBackend, ProcessConfig, Sandbox, SandboxError, SandboxPolicyBuilder
+from warmcell import (
+    ExecRequest,
+    ProcessBackend,
+    ProcessConfig,
+    Sandbox,
+    SandboxError,
+    SandboxPolicy,
+    SandboxPolicyBuilder,
+)
 from warmcell.backends.process.cell_template import _names_places
 from warmcell.cage.linux.processes import children
 from warmcell.cage.plan import Bind, LaunchPlan
@@ -35,6 +43,17 @@ KEY = ZygoteKey("/usr/bin/python3", "namespaces", "native")
 
 def answers(backend: ProcessBackend) -> bool:
     return backend.execute_blocking(REQUEST).stdout == "42\n"
+
+
+def zygotes_of(manager: int) -> set[int]:
+    """The manager's children in its own pid namespace: its zygote, the twins of that, and its watcher."""
+    found = set()
+    for pid in children(manager):
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if len(status.partition("NSpid:")[2].splitlines()[0].split()) == 2:
+                found.add(pid)
+    return found
 
 
 class TestWho:
@@ -57,7 +76,6 @@ class TestWho:
             (ZygoteKey("/usr/bin/python3", "namespaces", "native", with_site=True), ()),
             (ZygoteKey("/usr/bin/python3", "namespaces", "native", preload=("json",)), ()),
             (ZygoteKey("/usr/bin/python3", "namespaces", "native", keeps_spares=True), ()),
-            (ZygoteKey("/usr/bin/python3", "namespaces", "native", names_places=True), ()),
             (KEY, ("systemd-run", "--scope")),
         ],
     )
@@ -66,15 +84,8 @@ class TestWho:
     ) -> None:
         assert zygotes.join(KEY, ()) is not zygotes.join(key, prefix)
 
-    @pytest.mark.parametrize(
-        "key",
-        [
-            ZygoteKey("/usr/bin/python3", "landlock", "landlock"),
-            ZygoteKey("/usr/bin/python3", "namespaces", "native", names_places=True),
-        ],
-        ids=["each run's directory", "a caller's places"],
-    )
-    def test_what_is_in_its_memory_by_name_is_not_shared(self, zygotes: SharedZygotes, key: ZygoteKey) -> None:
+    def test_one_that_has_each_runs_directory_in_its_memory_is_not_shared(self, zygotes: SharedZygotes) -> None:
+        key = ZygoteKey("/usr/bin/python3", "landlock", "landlock")
         assert zygotes.join(key, ()) is not zygotes.join(key, ())
 
     @pytest.mark.parametrize("changed", ["getresuid", "getresgid", "getgroups"])
@@ -298,6 +309,10 @@ class TestTogether:
             assert answers(first) and answers(second) and first.zygote_pids == second.zygote_pids
             yield first, second
 
+    @pytest.fixture
+    def shown(self, tmp_path: Path) -> SandboxPolicy:
+        return SandboxPolicyBuilder().allow_read(tmp_path).allow_process_spawn().build()
+
     async def test_one_is_closed_while_the_other_runs(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
         first, second = two
         (pid,) = first.zygote_pids
@@ -389,15 +404,33 @@ class TestTogether:
         assert in_a_fork(use) == [True] * 4
         assert answers(first) and answers(second) and first.zygote_pids == second.zygote_pids == pids
 
-    def test_one_that_knows_a_callers_names_belongs_to_one_backend(self, tmp_path: Path) -> None:
-        """Even where another shows the same."""
-        shown = SandboxPolicyBuilder().allow_read(tmp_path).allow_process_spawn().build()
-        with ExitStack() as stack:
-            backends = [
-                stack.enter_context(ProcessBackend(ON_DEMAND, policy=policy)) for policy in (None, shown, shown)
-            ]
-            assert all(answers(backend) for backend in backends)
-            assert len({pid for backend in backends for pid in backend.zygote_pids}) == 3
+    def test_a_twin_that_knows_a_callers_names_belongs_to_one_backend(
+        self, two: tuple[ProcessBackend, ProcessBackend], shown: SandboxPolicy
+    ) -> None:
+        """Even where another shows the same. All have one manager, and a twin ends with its backend."""
+        (manager,) = two[0].zygote_pids
+        with ProcessBackend(ON_DEMAND, policy=shown) as first:
+            assert answers(first) and first.zygote_pids == [manager]
+            before = zygotes_of(manager)
+            with ProcessBackend(ON_DEMAND, policy=shown) as second:
+                assert answers(second) and answers(second) and second.zygote_pids == [manager]
+                assert eventually(lambda: len(zygotes_of(manager) - before) == 1)
+            assert eventually(lambda: zygotes_of(manager) == before)
+            assert answers(first) and answers(two[0])
+        assert eventually(lambda: len(before - zygotes_of(manager)) == 1) and answers(two[0])
+
+    def test_a_twin_that_is_killed_is_replaced_for_its_backend(
+        self, two: tuple[ProcessBackend, ProcessBackend], shown: SandboxPolicy
+    ) -> None:
+        (manager,) = two[0].zygote_pids
+        with ProcessBackend(ON_DEMAND, policy=shown) as first, ProcessBackend(ON_DEMAND, policy=shown) as second:
+            assert answers(first)
+            before = zygotes_of(manager)
+            assert answers(second)
+            assert eventually(lambda: len(zygotes_of(manager) - before) == 1)
+            os.kill(*(zygotes_of(manager) - before), signal.SIGKILL)
+            assert answers(second) and answers(first) and answers(two[0])
+            assert first.zygote_pids == second.zygote_pids == [manager]
 
     def test_many_cost_few_descriptors(self) -> None:
         """Sandboxes too, whose work directories all appear at the same place."""

@@ -72,6 +72,7 @@ class CellTemplate:
         self.keeps_cells = config.pool_size > 0
         self._plan = self._compile()
         self.zygote = _zygote_key(effective, config, self._plan)
+        self.names_places = _names_places(self._plan)
         #: The kind of cells for runs in the warm interpreter.
         self.python_kind: CellKind | None = None
         self._prepared = PreparedTemplate(encode(self._plan), Directories(effective.work))
@@ -197,7 +198,6 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, plan: LaunchP
         preload=() if is_open else tuple(config.preload),
         keeps_spares=config.pool_size > 0,
         has_host_network=plan.network == "host" and effective.isolation == "namespaces",
-        names_places=_names_places(plan),
         library_path="" if effective.gpu is None else ":".join(effective.gpu.library_dirs),
     )
 

@@ -195,6 +195,7 @@ class Launcher:
             execs=worker != "python",
             is_program=worker in (None, "image-python") and "/" in launch.program.argv[0],
             prelude=make_prelude(worker, launch, template),
+            names_places=template.names_places,
             overlay=self._overlay_of(template),
         )
         if is_python and template.is_shared:
@@ -298,8 +299,16 @@ class Launcher:
         group = GroupLimits(limits.memory_mb * MIB, limits.processes, limits.cpus) if self._group_parent else None
         with Cleanup() as cleanup:
             plan = template.prepare(cleanup).plan
-        overlay = self._overlay_of(template)
-        return CellKind(template.zygote, plan, group, is_pooled=False, has_keeper=False, execs=False, overlay=overlay)
+        return CellKind(
+            template.zygote,
+            plan,
+            group,
+            is_pooled=False,
+            has_keeper=False,
+            execs=False,
+            names_places=template.names_places,
+            overlay=self._overlay_of(template),
+        )
 
     def _overlay_of(self, template: CellTemplate) -> Overlay | None:
         """Builds do not see the work directory."""

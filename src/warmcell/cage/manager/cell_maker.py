@@ -28,7 +28,8 @@ from .host_ids import HostIds
 from .network_namespaces import NetworkNamespaces
 from .shared_roots import SharedRoots
 from .sleeping_inits import SleepingInits
-from .zygote_handle import ZygoteHandle
+from .twins import Twins
+from .zygote_handle import ZygoteHandle, ZygoteLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Order(NamedTuple):
     cgroups: Tuple[int, ...]
     #: The trees of the plan's given binds, in their order.
     trees: Tuple[int, ...]
+    #: The twin of the zygote to fork it from, because the plan contains path names of a caller's own; 0: the zygote.
+    twin: int
 
 
 class CellMaker:
@@ -67,8 +70,9 @@ class CellMaker:
         start_watcher: Callable[[], None],
         keeps_spares: bool = False,
         has_host_network: bool = False,
+        is_for_one: bool = False,
     ) -> None:
-        self._zygote = zygote
+        self._twins = Twins(zygote, is_for_one)
         self._is_root = is_caging and host_id != 0
         self.ids = HostIds(host_id)
         self._on_birth = on_birth
@@ -95,6 +99,10 @@ class CellMaker:
         """Makes the init for a next cell."""
         self._inits.make_ahead()
 
+    def end_twin(self, number: int) -> None:
+        """Its pool orders nothing from it any more."""
+        self._twins.end(number)
+
     def take_back(self, process: int) -> None:
         """Frees the id and the network of a cell whose init was reaped: none of its processes is left."""
         self.ids.give_back(process)
@@ -118,9 +126,11 @@ class CellMaker:
             trees = len([bind for bind in own if bind.given])
             cgroups, given = tuple(descriptors[5 : len(descriptors) - trees]), descriptors[len(descriptors) - trees :]
             execs, waits, is_program = (bool(order.get(word)) for word in ("execs", "waits", "program"))
-            wanted = Order(plan, own, common, execs, waits, is_program, job, tuple(stdio), cgroups, tuple(given))
+            kind = (execs, waits, is_program)
+            twin = order.get("twin", 0)
+            wanted = Order(plan, own, common, *kind, job, tuple(stdio), cgroups, tuple(given), twin)
             if plan.isolation == "namespaces":
-                return self._make_guest(wanted, status, owned)
+                return self._make_guest_again_if_lost(wanted, status, owned)
             self._make_keeper(wanted, status, owned)
         except CageError as failure:
             send_failure(status, failure)
@@ -135,6 +145,15 @@ class CellMaker:
             owned.close()
         return None
 
+    def _make_guest_again_if_lost(self, order: Order, status: socket.socket, owned: OwnedDescriptors) -> GuestChild:
+        """If its twin has died, another one takes its place."""
+        try:
+            return self._make_guest(order, status, owned)
+        except ZygoteLost:
+            if not self._twins.end(order.twin):
+                raise
+        return self._make_guest(order, status, owned)
+
     def _make_guest(self, order: Order, status: socket.socket, owned: OwnedDescriptors) -> GuestChild:
         """A guest in the namespaces of a sleeping init, with this process as its parent."""
         begun, go = owned.pipe()
@@ -146,18 +165,19 @@ class CellMaker:
         try:
             attached, trees = self._open_trees(order, init.host_id, owned)
             shape = CellShape(order.common, len(order.cgroups), attached, _files(order.plan, attached))
+            zygote = self._twins.zygote_for(order.twin)
             with step("fork guest"):
-                self._zygote.teach(shape)  # a new shape: it writes the recipe while we make the root
+                zygote.teach(shape)  # a new shape: it writes the recipe while we make the root
             root = owned.take(self._roots.copy_for(order.common, attached))
             ours, handoff = owned.socketpair()
             image = (*order.plan.layers, *order.plan.upper)
             trees = [root, *trees, *(owned.take(self._open_tree(layer, init.host_id)) for layer in image)]
             given = (order.job, go, *order.stdio, handoff, init.pidfd, init.asleep, *order.cgroups, *trees)
             with step("fork guest"):
-                self._zygote.order(shape, order.may_exec, order.waits, given, order.is_program)
+                zygote.order(shape, order.may_exec, order.waits, given, order.is_program)
                 if ceilings_for(order.plan, init.host_id).is_needed:
                     self._start_watcher()  # while the zygote is busy
-                pid, takes_list = self._zygote.answer()
+                pid, takes_list = zygote.answer()
             self._on_birth(pid, None)
             pidfd = owned.take(call("pidfd_open", pid, 0))
             kept = verify.identities((order.job, go, *order.stdio))
@@ -186,8 +206,9 @@ class CellMaker:
         shape = CellShape(order.plan, len(order.cgroups), files=files)
         given = (order.job, go, begun, status.fileno(), *order.stdio, *order.cgroups)
         with step("fork keeper"):
-            self._zygote.order(shape, order.may_exec, order.waits, given)
-            pid, _ = self._zygote.answer()
+            zygote = self._twins.zygote_for(0)
+            zygote.order(shape, order.may_exec, order.waits, given)
+            pid, _ = zygote.answer()
         self._on_birth(pid, None)
         try:
             send_packet(status, {"pid": pid}, [owned.take(call("pidfd_open", pid, 0))])

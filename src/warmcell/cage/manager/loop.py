@@ -82,9 +82,8 @@ class Manager:
         if not self._is_caging:
             # Orphans of a guest without namespaces that killed its own keeper become our children.
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-        spares = bool(order.get("spares"))
-        is_host = bool(order.get("host_network"))
-        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, spares, is_host)
+        ways = (bool(order.get("spares")), bool(order.get("host_network")), self._is_for_one)
+        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, *ways)
         self._maker.prepare_first()
         if is_for_one_worker(order):
             self._start_watcher(is_sure=True)  # it will get directories, some of them writable
@@ -166,6 +165,9 @@ class Manager:
             return  # the cell's channels are closed here: the supervisor sees that, and orders again
         if not order:
             self._close_control()
+            return
+        if "end_twin" in order:
+            self._maker.end_twin(order["end_twin"])
             return
         if "attach" in order:
             self._attach(order, descriptors)

@@ -39,6 +39,8 @@ class ZygoteHandle:
         self._recipes: Dict[CellShape, int] = {}
         self._number = 0
         self._is_ready = False
+        #: The zygote that this one is a twin of.
+        self._original: Optional[ZygoteHandle] = None
         self.become: Optional[GuestMain] = None
         ours, theirs = make_pair(socket.SOCK_SEQPACKET)
         self.pid = _fork_unlike_a_guest()
@@ -54,12 +56,30 @@ class ZygoteHandle:
 
     def await_ready(self) -> None:
         """Orders may be sent before that."""
+        if self._original is not None:
+            self._original.await_ready()
+            return
         if self._is_ready:
             return
         answer, _ = receive_packet(self._channel)
         if "ready" not in answer:
             raise CageError(*answer.get("failed", ("start zygote", 0, "it died")))
         self._is_ready = True
+
+    def fork_twin(self) -> ZygoteHandle:
+        """A copy of the zygote, which knows the same shapes. Orders may be sent before it has started."""
+        ours, theirs = make_pair(socket.SOCK_SEQPACKET)
+        try:
+            send_packet(self._channel, {"twin": True}, [theirs.fileno()])
+        except (BrokenPipeError, ConnectionResetError):
+            ours.close()
+            raise ZygoteLost from None
+        finally:
+            theirs.close()
+        twin = ZygoteHandle.__new__(ZygoteHandle)
+        twin._recipes, twin._number, twin._channel = dict(self._recipes), self._number, ours
+        twin._original, twin.become = self, None
+        return twin
 
     def teach(self, shape: CellShape) -> None:
         """Sends the shape if it is new: an order for it will follow."""
@@ -96,6 +116,10 @@ class ZygoteHandle:
     def let_go(self) -> None:
         """It exits; later orders raise `ZygoteLost`."""
         self._channel.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """It exits, if this is a twin; what it forked goes on."""
+        self._channel.close()
 
     def _recipe(self, shape: CellShape) -> int:
         """The zygote's number for the shape, which it is sent without host paths: guests are copies of its memory.

@@ -20,7 +20,7 @@ from ..guest import recipe
 from ..guest.job import await_job, rehearse
 from ..linux import call_list, fast_ctypes, fds, namespaces, pages
 from ..linux.call_list import CallList, Field, PreparedCalls
-from ..linux.syscalls import MACHINE, prctl
+from ..linux.syscalls import MACHINE, call, prctl
 from ..records import NamedTuple
 from ..wire import FORK_ANSWER, FORK_ORDER, new_receive_buffer, receive_order, send_packet
 from . import live_modules
@@ -222,7 +222,7 @@ class _Zygote:
             os._exit(0)
         # By length: an order begins with a number, and 123 is the code of a brace.
         if len(message) != FORK_ORDER.size:
-            self._learn(read_json(message))
+            self._learn(read_json(message), numbers)
             return None
         number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
         descriptors = list(struct.unpack(f"{len(numbers) // 4}i", numbers))
@@ -264,9 +264,12 @@ class _Zygote:
         is_live = self._recipes[number].plan.terminals
         return _PreparedFork(number, is_live, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
 
-    def _learn(self, lesson: Dict[str, Any]) -> None:
+    def _learn(self, lesson: Dict[str, Any], descriptors: bytes) -> None:
         if "forget" in lesson:
             self._forget(lesson["forget"])
+            return
+        if "twin" in lesson:
+            self._fork_twin(*struct.unpack("i", descriptors))
             return
         attached = tuple((target, is_directory) for target, is_directory in lesson["attached"])
         shape = CellShape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
@@ -279,6 +282,26 @@ class _Zygote:
         forgotten = self._recipes.pop(number, None)
         if forgotten is not None and forgotten.arena is not None:
             forgotten.arena.close()
+
+    def _fork_twin(self, channel: int) -> None:
+        """Forks a zygote that has learnt the same so far and takes its orders from `channel`, a child of the manager.
+
+        If that fails, the error is the answer to its first order.
+        """
+        if self._runs_fork_hooks:
+            _python.PyOS_BeforeFork()
+        try:
+            pid = call("clone", *self._clone)
+        except OSError as error:
+            pid = -(error.errno or 5)
+        if self._runs_fork_hooks:
+            (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
+        if pid == 0:
+            # Under the old number, which is part of the prepared lists.
+            os.dup2(channel, self._channel.fileno(), inheritable=False)
+        elif pid < 0:
+            os.write(channel, FORK_ANSWER.pack(pid, False))
+        os.close(channel)
 
     def _start_program(self, number: int, descriptors: List[int]) -> bool:
         """Starts a guest that becomes a program and answers the manager; False: it must be forked like any other."""
