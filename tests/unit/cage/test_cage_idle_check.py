@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from tests.helpers import until
 
 from warmcell.cage.plan import Watch
-from warmcell.cage.watching import ceilings, disk_ceiling
+from warmcell.cage.watching import ceilings, disk_ceiling, idle_check
 from warmcell.cage.watching.idle_check import IdleCheck
 from warmcell.cage.watching.patience import Patience, TooLong
 
@@ -29,8 +33,22 @@ class Proc:
         (self.path / "net").mkdir(exist_ok=True)
         self.sockets(0)
 
-    def sockets(self, count: int) -> None:
+    def sockets(self, count: int, unix: Iterable[int] = ()) -> None:
+        """So many, and the inodes of those that are Unix sockets."""
         (self.path / "net/sockstat").write_text(f"sockets: used {count}\nTCP: inuse 0\n")
+        rows = [f"0000: 00000003 00000000 00000000 0001 03 {inode}\n" for inode in unix]
+        (self.path / "net/unix").write_text("".join(["Num RefCount Protocol Flags Type St Inode Path\n", *rows]))
+
+    def open_socket(self, pid: int, number: int, in_flight: int = 0) -> int:
+        """A socket in the process's table, with so many descriptors in its queue. Returns its inode."""
+        place = self.path / str(pid) / "fd" / str(number)
+        info = self.path / str(pid) / "fdinfo" / str(number)
+        for path in (place, info):
+            path.parent.mkdir(exist_ok=True)
+        if not place.exists():
+            os.mknod(place, stat.S_IFSOCK | 0o600)
+        info.write_text(f"pos:\t0\nscm_fds: {in_flight}\n")
+        return place.stat().st_ino
 
     @staticmethod
     def _put(base: Path, turns: int, state: str, threads: int) -> None:
@@ -98,7 +116,7 @@ def test_a_real_process_is_idle_until_it_runs() -> None:
         assert cat.stdin is not None
         assert cat.stdout is not None
         idle = IdleCheck("/proc", "/proc/self/net")
-        idle._has_sockets = lambda: False  # type: ignore[method-assign]  # the host has some
+        idle._read_sockets = lambda pids: {}  # type: ignore[method-assign]  # the host has some
         until = time.monotonic() + 30
         while not idle.is_idle([cat.pid]) and time.monotonic() < until:
             time.sleep(0.01)
@@ -145,11 +163,69 @@ def test_another_set_of_processes_is_not_idle(proc: Proc) -> None:
     ]
 
 
-def test_a_tree_with_sockets_is_never_idle(proc: Proc) -> None:
+def test_a_tree_with_sockets_of_a_network_is_never_idle(proc: Proc) -> None:
     idle = IdleCheck(str(proc.path), str(proc.path / "net"))
     proc.put(2, 7)
     proc.sockets(1)
     assert not any(idle.is_idle([2]) for _ in range(3))
+    proc.sockets(2, unix=[proc.open_socket(2, 5)])
+    assert not any(idle.is_idle([2]) for _ in range(3))
+
+
+def test_a_tree_with_unix_sockets_is_idle_while_their_queues_hold_the_same_descriptors(proc: Proc) -> None:
+    """As the agent of every live cage has."""
+    idle = IdleCheck(str(proc.path), str(proc.path / "net"))
+    proc.put(2, 7)
+    proc.put(3, 9)
+    proc.sockets(2, unix=[proc.open_socket(2, 5), proc.open_socket(3, 6)])
+    # One look after the threads rest, with whose figures the sockets are compared.
+    assert [idle.is_idle([2, 3]) for _ in range(3)] == [False, False, True]
+    assert idle.is_still_idle()
+    proc.open_socket(3, 6, in_flight=1)  # sent by a process outside
+    assert not idle.is_still_idle()
+    assert [idle.is_idle([2, 3]) for _ in range(2)] == [False, True]
+    proc.put(3, 10)
+    proc.sockets(2, unix=[proc.open_socket(2, 5), proc.open_socket(3, 6)])
+    assert [idle.is_idle([2, 3]) for _ in range(3)] == [False, False, True]
+    idle.close()
+
+
+def test_a_socket_that_no_process_has_open_is_in_flight(proc: Proc) -> None:
+    idle = IdleCheck(str(proc.path), str(proc.path / "net"))
+    proc.put(2, 7)
+    proc.sockets(2, unix=[proc.open_socket(2, 5), 1])
+    assert not any(idle.is_idle([2]) for _ in range(4))
+
+
+def test_descriptors_are_searched_for_sockets_up_to_a_bound(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc.put(2, 7)
+    proc.sockets(2, unix=[proc.open_socket(2, 5), proc.open_socket(2, 6)])
+    for name, bound in (("_MOST_DESCRIPTORS", 1), ("_MOST_SOCKETS", 1)):
+        with monkeypatch.context() as patched:
+            patched.setattr(idle_check, name, bound)
+            idle = IdleCheck(str(proc.path), str(proc.path / "net"))
+            assert not any(idle.is_idle([2]) for _ in range(4))
+
+
+def test_a_descriptor_that_is_sent_to_a_resting_process_is_noticed(proc: Proc) -> None:
+    """By a process outside of the tree, over a socket that the tree gave away."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        given = (ours.fileno(), theirs.fileno())
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=given) as cat:
+            assert cat.stdin is not None
+            assert cat.stdout is not None
+            cat.stdin.write(b"x\n")
+            cat.stdin.flush()
+            assert cat.stdout.readline() == b"x\n"  # from now on it waits for more
+            proc.put(2, 7)
+            proc.sockets(2, unix=[os.fstat(each).st_ino for each in given])
+            idle = IdleCheck("/proc", str(proc.path / "net"))
+            until(lambda: idle.is_idle([cat.pid]))
+            assert idle.is_still_idle()
+            socket.send_fds(ours, [b"x"], [cat.stdout.fileno()])
+            assert not idle.is_still_idle()
+            idle.close()
 
 
 def test_a_tree_is_not_idle_without_schedstat(proc: Proc) -> None:

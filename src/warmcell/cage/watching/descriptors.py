@@ -44,6 +44,16 @@ def share_of_one_guest() -> DescriptorUse:
     return DescriptorUse(in_flight=_MOST_IN_FLIGHT, pipes=pages // _PIPE_PAGES // 2, epoll_items=items // 2)
 
 
+def unix_sockets(network: str) -> List[int]:
+    """Inodes of all in the network namespace. 0 is a connection that has not been accepted yet."""
+    try:
+        lines = kernel_files.read(f"{network}/unix").splitlines()[1:]
+    except OSError as error:
+        must_be_expected(error)
+        return []
+    return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
+
+
 class DescriptorTable:
     """Looks rarely enough to cost at most a tenth of the time. In between, the last look counts."""
 
@@ -58,20 +68,11 @@ class DescriptorTable:
     def look(self, pids: Sequence[int], patience: Patience) -> DescriptorUse:
         if time.monotonic() >= self._next_look:
             spent = Spent()
-            sockets = self._unix_sockets()
+            sockets = unix_sockets(self._network)
             is_crowded = sum(self._count(pid) for pid in pids) > _FREE
             self.last = self._look(pids, sockets, patience) if is_crowded or sockets else DescriptorUse()
             self._next_look = next_look_after(spent)
         return self.last
-
-    def _unix_sockets(self) -> List[int]:
-        """Inodes of all in the guest's network namespace. 0 is a connection that has not been accepted yet."""
-        try:
-            lines = kernel_files.read(f"{self._network}/unix").splitlines()[1:]
-        except OSError as error:
-            must_be_expected(error)
-            return []
-        return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
 
     def _count(self, pid: int) -> int:
         """Since Linux 6.2 the size of the directory is the number of descriptors; before, it was 0."""

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from ..linux import kernel_files
 from ..linux.descriptors import close_all
+from .descriptors import unix_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Optional
+    from typing import Dict, Iterator, List, Optional, Set
 
 #: Asleep, stopped and zombie. A thread that leaves one of these states is scheduled, which schedstat counts.
 _RESTING = frozenset("STtZ")
-#: Trees with more threads get no open schedstat files: new cells need descriptors too.
+#: Trees with more threads and sockets get no open files: new cells need descriptors too.
 _MOST_OPEN_FILES = 4
+#: Trees with more Unix sockets, or more descriptors to search for them, are not idle: asking would cost too much.
+_MOST_SOCKETS, _MOST_DESCRIPTORS = 16, 256
+#: The kernel returns these files whole.
+_SHORT = 4096
 
 
 class IdleCheck:
-    """Of one tree. What no running thread has changed is as it was; only socket queues can grow without one."""
+    """Of one tree. What no running thread has changed is as it was, except socket queues.
+
+    Those of Unix sockets are compared as well, for a process outside may have been given one: the kernel shows how many
+    descriptors are in them. Their bytes need not be: a full queue is what each socket is taken to have. A tree with
+    other sockets is never idle.
+    """
 
     def __init__(self, proc: str, network: str) -> None:
         self._proc = proc
         self._network = network
         self._timeslices: Optional[Dict[str, int]] = None
-        #: Open schedstat files of idle threads, with their content.
+        #: By path, what the kernel shows of each socket. None: not known since the tree was busy.
+        self._sockets: Optional[Dict[str, bytes]] = None
+        #: Open files of idle threads and of sockets, with their content.
         self._open_files: Dict[int, bytes] = {}
         #: The latest time at which the tree can have become idle.
         self.since = 0.0
@@ -37,7 +50,7 @@ class IdleCheck:
         """
         try:
             return bool(self._open_files) and all(
-                os.pread(descriptor, 256, 0) == content for descriptor, content in self._open_files.items()
+                os.pread(descriptor, _SHORT, 0) == content for descriptor, content in self._open_files.items()
             )
         except OSError:  # it has ended
             return False
@@ -46,44 +59,74 @@ class IdleCheck:
         """Whether no thread has run since the last call. If false, look, and call it again before the next look."""
         now = time.monotonic()
         before, self._timeslices = self._timeslices, self._read_timeslices(pids)
-        is_idle = self._timeslices is not None and self._timeslices == before
+        is_resting = self._timeslices is not None and self._timeslices == before
+        sockets_before, self._sockets = self._sockets, self._read_sockets(pids) if is_resting else None
+        # Trees without sockets are idle at once. Those of others are compared with what they were before the last look.
+        is_idle = self._sockets is not None and self._sockets == (sockets_before or {})
         self.close()
         if not is_idle:
             self.since = now
-        elif self._timeslices is not None and len(self._timeslices) <= _MOST_OPEN_FILES:
-            self._open_schedstats(self._timeslices)
+        elif self._timeslices is not None and self._sockets is not None:
+            self._open_all(self._timeslices, self._sockets)
         return is_idle
 
     def close(self) -> None:
         descriptors, self._open_files = self._open_files, {}
         close_all(descriptors)
 
-    def _open_schedstats(self, timeslices: Dict[str, int]) -> None:
+    def _open_all(self, timeslices: Dict[str, int], sockets: Dict[str, bytes]) -> None:
         """A thread whose file shows as many timeslices as when it was seen resting is still resting."""
+        if len(timeslices) + len(sockets) > _MOST_OPEN_FILES:
+            return
         try:
-            for base in timeslices:
-                descriptor = os.open(f"{base}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            for path in (*(f"{base}/schedstat" for base in timeslices), *sockets):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._open_files[descriptor] = b""
-                self._open_files[descriptor] = os.pread(descriptor, 256, 0)
+                self._open_files[descriptor] = os.pread(descriptor, _SHORT, 0)
         except OSError:
             self.close()
-        found = [content.split()[2:] for content in self._open_files.values()]
-        if found != [[b"%d" % number] for number in timeslices.values()]:
+        found = list(self._open_files.values())
+        slices = [content.split()[2:] for content in found[: len(timeslices)]]
+        is_same = found[len(timeslices) :] == list(sockets.values())
+        if not is_same or slices != [[b"%d" % number] for number in timeslices.values()]:
             self.close()
 
     def _read_timeslices(self, pids: List[int]) -> Optional[Dict[str, int]]:
         """How often each thread was scheduled. None if one is running, or if it cannot be known."""
         try:
-            if not pids or self._has_sockets():
+            if not pids:
                 return None
             timeslices = {base: _timeslices(base) for pid in pids for base in self._threads(pid)}
         except (OSError, ValueError, IndexError):  # it has just ended, or the kernel has no schedstat
             return None
         return timeslices if all(timeslices.values()) else None
 
-    def _has_sockets(self) -> bool:
-        first = kernel_files.read_short(f"{self._network}/sockstat").split("\n", 1)[0]
-        return first != "sockets: used 0"
+    def _read_sockets(self, pids: List[int]) -> Optional[Dict[str, bytes]]:
+        """Each socket of the network, once. None if there are others than Unix sockets, too many, or one in flight."""
+        try:
+            first = kernel_files.read_short(f"{self._network}/sockstat").split("\n", 1)[0]
+            used = int(first.rpartition(" ")[2])
+            if used > _MOST_SOCKETS:
+                return None
+            wanted = set(unix_sockets(self._network) if used else ())
+            places = self._find_sockets(pids, wanted) if len(wanted) == used else {}
+            return {path: _read(path) for path in places.values()} if len(places) == used else None
+        except (OSError, ValueError):  # a process has just ended
+            return None
+
+    def _find_sockets(self, pids: List[int], wanted: Set[int]) -> Dict[int, str]:
+        """By inode. Not all of them if the processes have so many descriptors that this would take long."""
+        places: Dict[int, str] = {}
+        seen = 0
+        for base in (f"{self._proc}/{pid}" for pid in pids):
+            for name in os.listdir(f"{base}/fd") if len(places) < len(wanted) else ():
+                seen += 1
+                if seen > _MOST_DESCRIPTORS:
+                    return places
+                status = os.stat(f"{base}/fd/{name}")
+                if status.st_ino in wanted and stat.S_ISSOCK(status.st_mode):
+                    places[status.st_ino] = f"{base}/fdinfo/{name}"
+        return places
 
     def _threads(self, pid: int) -> Iterator[str]:
         base = f"{self._proc}/{pid}"
@@ -93,6 +136,10 @@ class IdleCheck:
                 yield f"{base}/task/{thread}"
         else:
             yield base
+
+
+def _read(path: str) -> bytes:
+    return kernel_files.read_short(path).encode()
 
 
 def _timeslices(base: str) -> int:
