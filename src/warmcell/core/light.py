@@ -5,6 +5,42 @@ Importing `contextlib` takes two milliseconds of every command, for three lines.
 
 from __future__ import annotations
 
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+
+class Closing:
+    """A context manager that is closed at the end of the block."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        close: Callable[..., object]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class closing_fd:  # noqa: N801  # as `contextlib.closing`
+    """Closes a descriptor at the end of the block: `with closing_fd(os.open(path, flags)) as fd:`."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
 
 class suppress:  # noqa: N801  # as `contextlib` calls it, so that readers know it
     """`contextlib.suppress`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from warmcell.core.light import closing_fd
 from warmcell.enforcers.layout import Mount, system_layout
 from warmcell.policy.model import SandboxPolicy, check_places
 from warmcell.policy.resolve import ResolvedPath
@@ -26,9 +27,6 @@ def pin_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
 
 def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:
     """One path with its device and inode, for the cage to compare."""
-    descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
         status = os.fstat(descriptor)
         return ResolvedPath(source, target, writable, f"{status.st_dev}:{status.st_ino}")
-    finally:
-        os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from warmcell.core.light import closing_fd
 from warmcell.images.decompress import LayerReader
 from warmcell.images.limits import Budget
 from warmcell.images.tar_reader import TarEntry
@@ -54,8 +55,7 @@ class MergingUnpacker(Unpacker):
         elif path not in self._own:
             remove_trees(parent, [os.fsdecode(path[-1])])
         else:
-            fd = os.open(path[-1], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-            try:
+            with closing_fd(
+                os.open(path[-1], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            ) as fd:
                 self.hide_content(fd, path)
-            finally:
-                os.close(fd)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 from warmcell.core.errors import ExecutionFailed, FetchFailed, ImageNotFound, InvalidRequest
+from warmcell.core.light import Closing
 from warmcell.core.records import replace
 from warmcell.images.blobs import BlobStore
 from warmcell.images.export import Exporter
@@ -47,7 +48,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 AnyPath = str | os.PathLike[str]
 
 
-class ImageLease:
+class ImageLease(Closing):
     """While it is open, `remove` and `prune` leave the image's layers in place. A context manager."""
 
     def __init__(self, held: HeldDirectory) -> None:
@@ -56,12 +57,6 @@ class ImageLease:
     def close(self) -> None:
         """May be called twice."""
         self._held.let_go()
-
-    def __enter__(self) -> ImageLease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ImageStore:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from warmcell.core.errors import BackendUnavailable, ImageInvalid
+from warmcell.core.light import closing_fd
 from warmcell.images.blobs import CHUNK
 from warmcell.images.decompress import LayerReader
 from warmcell.images.limits import Budget
@@ -100,8 +101,7 @@ class Unpacker:
                 self._link(parent, name, entry)
 
     def _write_file(self, parent: int, name: bytes, entry: TarEntry, reader: LayerReader) -> None:
-        fd = self._replace(parent, name, lambda: os.open(name, _CREATE, 0o600, dir_fd=parent))
-        try:
+        with closing_fd(self._replace(parent, name, lambda: os.open(name, _CREATE, 0o600, dir_fd=parent))) as fd:
             left = entry.size
             while left:
                 piece = reader.read_some(min(left, CHUNK))
@@ -112,8 +112,6 @@ class Unpacker:
                     piece = piece[os.write(fd, piece) :]
             os.fchmod(fd, entry.mode & 0o777 | 0o400)
             os.utime(fd, (entry.mtime, entry.mtime))
-        finally:
-            os.close(fd)
 
     def _make_directory(self, parent: int, name: bytes, mode: int) -> None:
         found = mode_of(parent, name)
@@ -128,8 +126,7 @@ class Unpacker:
         source = split_path(entry.link)
         if not source or source == entry.path:
             raise ImageInvalid(f"{entry.text!r} is a hard link to {display(entry.link)!r}: itself or the root")
-        above = openat2.open_in_root(self._root, b"/".join(source[:-1]) or b".", _OPEN_DIRECTORY)
-        try:
+        with closing_fd(openat2.open_in_root(self._root, b"/".join(source[:-1]) or b".", _OPEN_DIRECTORY)) as above:
             mode = os.stat(source[-1], dir_fd=above, follow_symlinks=False).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise ImageInvalid(f"{entry.text!r} is a hard link to {display(entry.link)!r}, which is not a file")
@@ -138,8 +135,6 @@ class Unpacker:
                 os.link(source[-1], name, src_dir_fd=above, dst_dir_fd=parent, follow_symlinks=False)
 
             self._replace(parent, name, link)
-        finally:
-            os.close(above)
 
     def _apply_whiteout(self, parent: int, path: Path) -> None:
         name = path[-1]
@@ -166,11 +161,8 @@ class Unpacker:
             os.setxattr(directory, "user.overlay.opaque", b"y")
 
     def _make_opaque(self, parent: int, name: bytes) -> None:
-        fd = os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-        try:
+        with closing_fd(os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)) as fd:
             self.hide_content(fd, ())
-        finally:
-            os.close(fd)
 
     def _replace(self, parent: int, name: bytes, create: Callable[[], T]) -> T:
         """Create a name. A later entry replaces an earlier one, but not a directory with content."""

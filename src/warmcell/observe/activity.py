@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from warmcell.core.events import Event, listen
+from warmcell.core.light import Closing
 from warmcell.core.records import dataclass, replace
 
 
@@ -33,7 +34,7 @@ class ActiveSandbox:
     seconds: float
 
 
-class Activity:
+class Activity(Closing):
     """Listens from construction until `close`; earlier runs are not included."""
 
     def __init__(self) -> None:
@@ -79,12 +80,6 @@ class Activity:
 
     def close(self) -> None:
         self._stop()
-
-    def __enter__(self) -> Activity:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _waiting_run(identity: str, fields: Mapping[str, Any]) -> ActiveRun:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.events import Event, listen
+from warmcell.core.light import Closing
 
 MIB = 1 << 20
 #: Events about progress, which are not audited.
@@ -29,7 +30,7 @@ _LONGEST_LINE = 64 * 1024
 _LONGEST_TEXT = 4096
 
 
-class AuditLog:
+class AuditLog(Closing):
     """Listens from construction until `close`. At `max_bytes` the file is renamed to `FILE.1`, that one to `FILE.2`."""
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 * MIB, keep: int = 5) -> None:
@@ -98,12 +99,6 @@ class AuditLog:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
-
-    def __enter__(self) -> AuditLog:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _format(event: Event) -> bytes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.events import Event, listen
+from warmcell.core.light import Closing
 from warmcell.languages.registry import lookup_language
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 _BYTES = tuple(float(1 << power) for power in range(22, 34, 2))
 
 
-class Metrics:
+class Metrics(Closing):
     """Counts from construction until `close`, in its own registry unless one is given.
 
     Label values come from fixed lists, never from guests or callers, so that their number stays small. `by_tenant` adds
@@ -143,12 +144,6 @@ class Metrics:
 
     def close(self) -> None:
         self._stop()
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class TenantMetrics:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.events import Event, listen
+from warmcell.core.light import Closing
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _SCOPE = "warmcell"
 
 
-class Tracing:
+class Tracing(Closing):
     """Listens from construction until `close`. Uses the global providers unless given."""
 
     def __init__(self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None) -> None:
@@ -79,12 +80,6 @@ class Tracing:
         for span in self._spans.values():
             span.end()
         self._spans.clear()
-
-    def __enter__(self) -> Tracing:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _names(event: Event) -> dict[str, Any]:

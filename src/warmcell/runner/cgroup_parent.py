@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 
-from warmcell.core.light import suppress
+from warmcell.core.light import closing_fd, suppress
 from warmcell.core.records import replace
 from warmcell.enforcers import probe
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_exhaustion
@@ -277,15 +277,11 @@ def _sweep(base: str) -> None:
 
 
 def _remove_abandoned(parent: str) -> None:
-    with suppress(OSError):
-        lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_uid == os.geteuid():
-                for group in (*_groups_in(parent), parent):
-                    remove_group(group)
-        finally:
-            os.close(lock)
+    with suppress(OSError), closing_fd(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_uid == os.geteuid():
+            for group in (*_groups_in(parent), parent):
+                remove_group(group)
 
 
 def _groups_in(path: str) -> list[str]:

@@ -13,7 +13,7 @@ from functools import partial
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.records import NamedTuple
-from warmcell.core.light import suppress
+from warmcell.core.light import closing_fd, suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, is_shortage
 
@@ -106,11 +106,8 @@ class Group:
         path = f"{self._paths[controller]}/{name}"
         if is_optional and not os.path.exists(path):
             return
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with closing_fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)) as descriptor:
             os.write(descriptor, str(value).encode())
-        finally:
-            os.close(descriptor)
 
     def join_paths(self) -> list[str]:
         """The files by which the cell joins, opened by us because the cell cannot see them.

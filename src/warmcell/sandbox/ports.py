@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import Closing
 from warmcell.sandbox.interface import PortDriver
 from warmcell.sandbox.signatures import blocking
 from warmcell.sessions.ports import LOOPBACK
@@ -45,7 +46,7 @@ class AsyncExposedPort:
         return f"<ExposedPort {self.url} -> {self.guest_port}>"
 
 
-class ExposedPort:
+class ExposedPort(Closing):
     """`AsyncExposedPort` for blocking code."""
 
     host = LOOPBACK
@@ -55,12 +56,6 @@ class ExposedPort:
         self.guest_port, self.port, self.url = port.guest_port, port.port, port.url
 
     close = blocking(AsyncExposedPort.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return repr(self._async)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 from warmcell.backends.output_callbacks import OnText, refuse_coroutine
+from warmcell.core.light import Closing
 from warmcell.core.types import check_timeout
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.interface import NO_CALLBACKS, CheckpointDriver, SandboxDriver, SessionDriver
@@ -144,7 +145,7 @@ class SessionStart(Generic[A]):
             await self._session.close()
 
 
-class Session(Generic[S]):
+class Session(Closing, Generic[S]):
     """`AsyncSession` for blocking code: the same methods and errors. Safe to use from several threads."""
 
     def __init__(self, session: AsyncSession, sandbox: S) -> None:
@@ -192,12 +193,6 @@ class Session(Generic[S]):
         """The session as it is now; see `AsyncSession.checkpoint`."""
         return Checkpoint(portal.call(self._async.checkpoint), self.sandbox)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return repr(self._async).replace("Async", "", 1)
 
@@ -232,7 +227,7 @@ class AsyncCheckpoint(Generic[A]):
         await self.close()
 
 
-class Checkpoint(Generic[S]):
+class Checkpoint(Closing, Generic[S]):
     """`AsyncCheckpoint` for blocking code: the same methods and errors."""
 
     def __init__(self, checkpoint: AsyncCheckpoint, sandbox: S) -> None:
@@ -250,9 +245,3 @@ class Checkpoint(Generic[S]):
     def close(self) -> None:
         """Frees its memory and files. Sessions that were started from it go on. May be called twice."""
         portal.call(self._async.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

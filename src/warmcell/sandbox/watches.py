@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from warmcell.core.light import Closing
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.interface import WatchDriver
 from warmcell.sandbox.signatures import blocking
@@ -37,7 +38,7 @@ class AsyncWatch:
         await self.aclose()
 
 
-class Watch:
+class Watch(Closing):
     """`AsyncWatch` for blocking code: `for event in sandbox.watch(): ...`. Any thread may close it."""
 
     def __init__(self, watch: AsyncWatch) -> None:
@@ -53,9 +54,3 @@ class Watch:
         if event is None:
             raise StopIteration
         return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from warmcell.cage.fast_imports import read_json, write_json
+from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.lifetime.own_modes import grant_owner, make_directories
 from warmcell.toolbox.small_digests import is_same_text, keyed_sha256
@@ -84,13 +85,11 @@ class SignedDirectory:
             descriptor = os.open(self._path_of(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        try:
+        with closing_fd(descriptor):
             with contextlib.suppress(OSError):  # only for `prune`; the disk may be read-only
                 os.utime(descriptor)
             record, start = _record(descriptor)
             sealed = sealed_copy(descriptor, start)
-        finally:
-            os.close(descriptor)
         expected = self._mac(name, record.get("facts"), content_digest(sealed))
         mac = record.get("mac")
         if not isinstance(mac, str) or not mac.isascii() or not is_same_text(expected, mac):
@@ -197,15 +196,12 @@ def _unlink(path: str) -> None:
 def _sweep_unfinished(directory: str) -> None:
     """Removes partial files of killed processes: those are not locked any more."""
     for item in [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(".")]:
-        with contextlib.suppress(OSError):  # finished, removed by another process, or still locked
-            descriptor = os.open(item, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                is_old = os.fstat(descriptor).st_mtime < time.time() - _LOCK_DELAY_SECONDS
-                if is_old:
-                    _lock(descriptor)
-                    os.unlink(item)
-            finally:
-                os.close(descriptor)
+        # It may be finished, removed by another process, or still locked.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError), closing_fd(os.open(item, flags)) as descriptor:
+            if os.fstat(descriptor).st_mtime < time.time() - _LOCK_DELAY_SECONDS:
+                _lock(descriptor)
+                os.unlink(item)
 
 
 def _record(descriptor: int) -> tuple[dict[str, Any], int]:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
+from warmcell.core.light import closing_fd
 from warmcell.core.types import MIB
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded
@@ -94,15 +95,13 @@ def _copy_file(found: TreeEntry, target: Root, descent: Descent, parts: Parts, r
     source_fd = open_entry(found)
     if source_fd is None:
         return None
-    try:
+    with closing_fd(source_fd):
         # Taken once: a guest that keeps writing to the file cannot make the copy larger than what is charged.
         ranges = data_ranges(source_fd, found.parts, room)
         size = sum(end - start for start, end in ranges)
         with target.charge(found.parts, space_for(size)):
             _copy_content(source_fd, descent.enter(parts[:-1]), parts[-1], ranges)
         return size
-    finally:
-        os.close(source_fd)
 
 
 def data_ranges(fd: int, parts: Parts, room: int) -> list[tuple[int, int]]:
@@ -132,15 +131,12 @@ def _next_range(fd: int, offset: int, size: int) -> tuple[int, int]:
 
 def _copy_content(source_fd: int, dir_fd: int, name: str, ranges: list[tuple[int, int]]) -> None:
     state = os.fstat(source_fd)
-    target_fd = os.open(name, _CREATE, 0o600, dir_fd=dir_fd)
-    try:
+    with closing_fd(os.open(name, _CREATE, 0o600, dir_fd=dir_fd)) as target_fd:
         if not _clone(source_fd, target_fd):
             copy_ranges(source_fd, target_fd, ranges)
             os.ftruncate(target_fd, state.st_size)
         os.fchmod(target_fd, stat.S_IMODE(state.st_mode) & 0o777)
         os.utime(target_fd, ns=(state.st_atime_ns, state.st_mtime_ns))
-    finally:
-        os.close(target_fd)
 
 
 def _clone(source_fd: int, target_fd: int) -> bool:

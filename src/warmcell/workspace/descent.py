@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from warmcell.core.light import Closing
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import OPEN_DIRECTORY, Root, check_parts, open_one, to_workspace_error
 
@@ -16,7 +17,7 @@ from warmcell.workspace.root import OPEN_DIRECTORY, Root, check_parts, open_one,
 _KEPT_OPEN = 64
 
 
-class Descent:
+class Descent(Closing):
     """The position of an operation on a tree. With `create`, missing directories are created. A context manager.
 
     `created` has, for each call that created directories, the path and the depth of the first one.
@@ -41,12 +42,6 @@ class Descent:
 
     def close(self) -> None:
         self._climb(0)
-
-    def __enter__(self) -> Descent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _climb(self, depth: int) -> None:
         while len(self._path) > depth:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from warmcell.core.light import closing_fd
 from warmcell.core.types import MIB
 from warmcell.workspace.errors import FileMissing, LimitExceeded, WrongKind
 from warmcell.workspace.name_tree import NameTree
@@ -156,16 +157,13 @@ def _digest(found: TreeEntry, max_bytes: int, most_kept: int) -> tuple[bytes, by
     if fd is None:
         return _unknown(found), None
     digest, total, first = hashlib.blake2b(digest_size=32), 0, b""
-    try:
-        with translate_os_errors(found.parts):
-            while chunk := os.read(fd, MIB):
-                total += len(chunk)
-                if total > max_bytes:
-                    raise _too_large(found, max_bytes)
-                digest.update(chunk)
-                first = first or chunk
-    finally:
-        os.close(fd)
+    with closing_fd(fd), translate_os_errors(found.parts):
+        while chunk := os.read(fd, MIB):
+            total += len(chunk)
+            if total > max_bytes:
+                raise _too_large(found, max_bytes)
+            digest.update(chunk)
+            first = first or chunk
     # A file small enough to be kept fits into the first chunk.
     return digest.digest(), first if total <= most_kept and total == len(first) else None
 

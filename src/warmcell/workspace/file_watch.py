@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Literal
 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
+from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.workspace import inotify
@@ -196,13 +197,11 @@ class FileWatch:
             child = open_one(directory, name, OPEN_DIRECTORY)
         except OSError as error:
             return error.errno not in (errno.EMFILE, errno.ENFILE)
-        try:
+        with closing_fd(child):
             watch = self._try_add(child, below)
             if watch is not None:
                 self._enter(child, below, watch if tells else None)
             return watch is not None
-        finally:
-            os.close(child)
 
     def _try_add(self, directory: int, parts: Parts) -> int | None:
         is_deep = len(parts) - len(self._base) > MOST_DEEP

@@ -8,6 +8,8 @@ import struct
 import sys
 from functools import lru_cache
 
+from warmcell.core.light import closing_fd
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.cage.linux import fast_ctypes
@@ -63,13 +65,8 @@ def is_available() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
-        here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as here:
+            os.close(open_beneath(here, ".", os.O_PATH | os.O_DIRECTORY))
     except OSError:
         return False
-    try:
-        os.close(open_beneath(here, ".", os.O_PATH | os.O_DIRECTORY))
-    except OSError:
-        return False
-    finally:
-        os.close(here)
     return True

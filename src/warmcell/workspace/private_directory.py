@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warmcell.core.light import Closing
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, swept_places
 from warmcell.workspace.errors import WorkspaceError
@@ -11,7 +12,7 @@ from warmcell.workspace.remove import remove_directory
 _has_swept = False
 
 
-class PrivateDirectory:
+class PrivateDirectory(Closing):
     """A directory only for this user. `close` removes it; if the program is killed, the next sweep does."""
 
     def __init__(self, kind: str) -> None:

@@ -12,6 +12,7 @@ import stat
 import time
 
 from warmcell.core.errors import PathTraversal
+from warmcell.core.light import closing_fd
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
 from warmcell.workspace.root import OPEN_DIRECTORY, Root, temporary_name, text_of, translate_os_errors
@@ -69,10 +70,8 @@ def _remove_directory(path: str) -> None:
         fd = os.open(path, OPEN_DIRECTORY)
     except FileNotFoundError:
         return
-    try:
+    with closing_fd(fd):
         _clear(fd, path)
-    finally:
-        os.close(fd)
     os.rmdir(path)
 
 
@@ -113,14 +112,12 @@ def _empty_one(dir_fd: int, name: str) -> tuple[list[str], bool, int]:
     except FileNotFoundError:
         return [], True, 0
     moved = []
-    try:
+    with closing_fd(fd):
         freed = os.fstat(fd).st_blocks * 512
         directories, size = _unlink_files(fd)
         for child in directories:
             moved.append(temporary_name())
             _move_forcibly(child, fd, moved[-1], dir_fd)
-    finally:
-        os.close(fd)
     return moved, _rmdir(dir_fd, name), freed + size
 
 
@@ -177,8 +174,5 @@ def _grant(dir_fd: int, name: str) -> None:
     if not hasattr(os, "O_PATH"):
         os.chmod(name, 0o700, dir_fd=dir_fd, follow_symlinks=False)
         return
-    fd = os.open(name, os.O_PATH | OPEN_DIRECTORY, dir_fd=dir_fd)
-    try:
+    with closing_fd(os.open(name, os.O_PATH | OPEN_DIRECTORY, dir_fd=dir_fd)) as fd:
         os.chmod(f"/proc/self/fd/{fd}", 0o700)
-    finally:
-        os.close(fd)

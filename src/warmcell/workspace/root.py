@@ -23,6 +23,7 @@ from warmcell.core.errors import (
     SandboxDestroyed,
     SandboxError,
 )
+from warmcell.core.light import Closing, closing_fd
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace import openat2
@@ -65,7 +66,7 @@ def is_temporary_name(name: str) -> bool:
     return name.startswith(_TEMPORARY_PREFIX) and name in _temporary_names
 
 
-class Root:
+class Root(Closing):
     """The host's only access to a workspace. Methods take names, not text: see `names.py`.
 
     Writes are charged to `quota`, if there is one. The caller owns descriptors that a method returns. `close` is
@@ -111,14 +112,9 @@ class Root:
     def __del__(self) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def directory(self, parts: Parts) -> Iterator[int]:
+    def directory(self, parts: Parts) -> closing_fd:
         """A directory beneath the root, open for listing."""
-        fd = self.open_directory(parts)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        return closing_fd(self.open_directory(parts))
 
     def open_directory(self, parts: Parts) -> int:
         """Open a directory; the caller closes it."""

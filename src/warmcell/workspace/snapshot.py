@@ -46,24 +46,19 @@ class SnapshotStore:
         """Copy the whole tree. A copy that fails is removed."""
         parts: Parts = (secrets.token_hex(16),)
         make_directory(parts[0], dir_fd=self._root.fd)
-        target = self._open(parts)
         try:
-            copied = copy_tree(source, target, limits=limits)
+            with self._open(parts) as target:
+                copied = copy_tree(source, target, limits=limits)
         except BaseException:
             remove(self._root, parts)
             raise
-        finally:
-            target.close()
         return SnapshotId(parts[0], copied.skipped)
 
     def restore(self, snapshot: str, target: Root, limits: TreeLimits | None = None) -> None:
         """Replace the content of the target by the snapshot."""
-        source = self._open(self._parts(snapshot))
-        try:
+        with self._open(self._parts(snapshot)) as source:
             clear(target)
             copy_tree(source, target, limits=limits)
-        finally:
-            source.close()
 
     def close(self) -> None:
         """Remove the store. Idempotent."""

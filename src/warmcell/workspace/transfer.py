@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import closing_fd
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.archive.unpack import Archive, read_archive, unpack
 from warmcell.workspace.descent import Descent
@@ -85,10 +86,10 @@ def _open_host_file(source: Path) -> int:
 
 
 def _upload_directory(root: Root, target: Parts, source: Path, limits: ArchiveLimits) -> Uploaded:
-    host, tree = Root(source), TreeLimits(limits.entries, limits.total_bytes)
-    try:
+    tree = TreeLimits(limits.entries, limits.total_bytes)
+    files, total, skipped = 0, 0, []
+    with Root(source) as host:
         _check_total(host, tree)
-        files, total, skipped = 0, 0, []
         with Descent(root, create=True) as descent:
             for found in walk(host, (), tree):
                 size = _upload_entry(root, descent, (*target, *found.parts), found, tree.total_bytes - total)
@@ -96,9 +97,7 @@ def _upload_directory(root: Root, target: Parts, source: Path, limits: ArchiveLi
                     skipped.append(text_of(found.parts))
                 else:
                     files, total = files + (found.kind == "file"), total + size
-        return Uploaded(files, total, tuple(skipped))
-    finally:
-        host.close()
+    return Uploaded(files, total, tuple(skipped))
 
 
 def _check_total(host: Root, limits: TreeLimits) -> None:
@@ -115,10 +114,8 @@ def _upload_entry(root: Root, descent: Descent, target: Parts, found: TreeEntry,
     fd = open_entry(found) if found.kind == "file" else None
     if fd is None:
         return None
-    try:
+    with closing_fd(fd):
         data = read_open(fd, found.parts, room)
-    finally:
-        os.close(fd)
     is_executable = bool(found.state.st_mode & stat.S_IXUSR)
     replace_file(root, descent.enter(target[:-1]), target, data, executable=is_executable)
     return len(data)
@@ -146,10 +143,8 @@ def _pack(tar: tarfile.TarFile, found: TreeEntry, name: Parts, room: int) -> int
     fd = open_entry(found) if found.kind == "file" else None
     if fd is None:
         return 0
-    try:
+    with closing_fd(fd):
         data = read_open(fd, found.parts, room)
-    finally:
-        os.close(fd)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
     return len(data)

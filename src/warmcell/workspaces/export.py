@@ -56,12 +56,9 @@ def _write_tar(directory: str, target: str) -> None:
 
 def _copy(directory: str, target: str) -> None:
     make_directory(target)
-    source, copy = Root(directory), Root(target)
     try:
-        copy_tree(source, copy, limits=LIMITS)
+        with Root(directory) as source, Root(target) as copy:
+            copy_tree(source, copy, limits=LIMITS)
     except BaseException:
         remove_directory(target)
         raise
-    finally:
-        source.close()
-        copy.close()

@@ -28,8 +28,7 @@ _GIT_ENVIRONMENT = {
 
 def provision(manifest: Manifest, directory: str) -> None:
     """Raises `ProvisionFailed` naming what could not be made."""
-    root = Root(directory)
-    try:
+    with Root(directory) as root:
         for repository in manifest.git:
             _clone(repository, directory)
         for path in manifest.directories:
@@ -41,8 +40,6 @@ def provision(manifest: Manifest, directory: str) -> None:
         for path, content in manifest.files.items():
             with _naming(path):
                 write_file(root, split_relative(path), content.encode() if isinstance(content, str) else content)
-    finally:
-        root.close()
 
 
 class _naming:  # noqa: N801  # reads as a statement

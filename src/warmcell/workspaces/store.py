@@ -261,16 +261,12 @@ class WorkspaceStore:
                 held.let_go()
 
     def _restore(self, record: SnapshotRecord, directory: str) -> None:
-        root = Root(directory)
-        try:
+        with Root(directory) as root:
             self._archive.restore(record.id, root)
-        finally:
-            root.close()
 
     def _add(self, identity: str, name: str, settings: Mapping[str, Any], path: str, state: str) -> WorkspaceHandle:
-        root = Root(path)
-        sync_file_system(root.fd)
-        root.close()
+        with Root(path) as root:
+            sync_file_system(root.fd)
         created = time.time()
         document = {"created": created, "settings": dict(settings), "state": state}
         with self._archive.catalogue.connect() as database:

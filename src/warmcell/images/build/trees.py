@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from warmcell.core.errors import ImageInvalid
+from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.images.build.layer_writer import Attributes
 from warmcell.images.image_files import ImageFiles, topmost
@@ -75,20 +76,15 @@ class Tree:
         return descriptor
 
     def _list(self, place: str, path: str) -> list[str]:
-        descriptor = self._open_beneath(place, path, _DIRECTORY)
-        try:
+        with closing_fd(self._open_beneath(place, path, _DIRECTORY)) as descriptor:
             return os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _open_beneath(self, place: str, path: str, flags: int) -> int:
-        root = os.open(_root_of(place, path), os.O_PATH | _DIRECTORY)
-        try:
-            return openat2.open_beneath(root, path or ".", flags)
-        except OSError as error:
-            raise ImageInvalid(f"cannot read {path!r}: {(error.strerror or '').lower()}") from None
-        finally:
-            os.close(root)
+        with closing_fd(os.open(_root_of(place, path), os.O_PATH | _DIRECTORY)) as root:
+            try:
+                return openat2.open_beneath(root, path or ".", flags)
+            except OSError as error:
+                raise ImageInvalid(f"cannot read {path!r}: {(error.strerror or '').lower()}") from None
 
     def _owners_of(self, node: Node) -> Owners:
         return self._owners.get(_root_of(node.places[0], node.path), {})

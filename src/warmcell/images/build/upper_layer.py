@@ -11,6 +11,7 @@ import stat
 from collections.abc import Collection
 
 from warmcell.core.errors import ImageInvalid
+from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.images.build.layer_writer import Attributes, LayerWriter
 from warmcell.images.build.trees import Node, Tree
@@ -46,29 +47,23 @@ class UpperLayer:
         self._written: set[str] = set()
 
     def write(self, writer: LayerWriter) -> None:
-        root = os.open(self._directory, _DIRECTORY)
-        try:
+        with closing_fd(os.open(self._directory, _DIRECTORY)) as root:
             waiting = [_Directory("", self._lower.find("/"))]
             while waiting:
                 # Depth first, in the order of names.
                 waiting += reversed(self._write_directory(root, waiting.pop(), writer))
-        finally:
-            os.close(root)
 
     def _write_directory(self, root: int, directory: _Directory, writer: LayerWriter) -> list[_Directory]:
         """Write its entries; return the directories in it."""
         if len(os.fsencode(directory.path)) > MAX_PATH_BYTES:
             raise ImageInvalid(f"the step made directories deeper than {MAX_PATH_BYTES} bytes of path")
-        fd = openat2.open_beneath(root, directory.path or ".", _DIRECTORY)
-        try:
+        with closing_fd(openat2.open_beneath(root, directory.path or ".", _DIRECTORY)) as fd:
             below = []
             for name in sorted(os.listdir(fd)):
                 path = f"{directory.path}/{name}".lstrip("/")
                 if path not in self._ignored:
                     below += self._write_entry(fd, name, path, directory, writer)
             return below
-        finally:
-            os.close(fd)
 
     def _write_entry(
         self, fd: int, name: str, path: str, directory: _Directory, writer: LayerWriter
@@ -136,8 +131,5 @@ def _allow_owner(fd: int, name: str, state: os.stat_result, needed: int) -> None
 
 
 def _is_opaque(fd: int, name: str) -> bool:
-    directory = os.open(name, _DIRECTORY, dir_fd=fd)
-    try:
+    with closing_fd(os.open(name, _DIRECTORY, dir_fd=fd)) as directory:
         return is_opaque(directory)
-    finally:
-        os.close(directory)

@@ -125,8 +125,7 @@ def _run(script: str, stdin: bytes | None, settings: dict[str, Any], output: Pas
     from warmcell.workspace.private_directory import PrivateDirectory
 
     ExecRequest(Language.COMMAND, script, settings["timeout"])  # refuses an empty or too long script
-    work = PrivateDirectory("work")
-    try:
+    with PrivateDirectory("work") as work:
         here = MountPoint(os.getcwd(), READ_ONLY_DIRECTORY, writable=False)
         memory = settings.get("memory_limit_mb")
         guest = WasmGuest(_WasmGuestConfig(work.path, (here,), check_env(settings["env"]), memory))
@@ -134,8 +133,6 @@ def _run(script: str, stdin: bytes | None, settings: dict[str, Any], output: Pas
             return guest.script_blocking(script, _ScriptRun(stdin, settings["timeout"]), output)
         finally:
             guest.close()
-    finally:
-        work.close()
 
 
 async def _run_in_sandbox(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from warmcell.backends.many import in_step
+from warmcell.core.light import Closing
 from warmcell.core.output_events import StreamEvent
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
 from warmcell.interfaces.client.connection import EXTRA_SECONDS, Connection, import_httpx
@@ -112,7 +113,7 @@ class RemoteSandbox(BlockingBase):
     """`Sandbox` on a server. Safe to use from several threads."""
 
 
-class Client:
+class Client(Closing):
     """`with Client("http://127.0.0.1:8000", token) as client: client.execute(request)`. From any thread."""
 
     @arguments_of(AsyncClient)
@@ -133,9 +134,3 @@ class Client:
     @same_arguments(AsyncClient.sandbox)
     def sandbox(self, **options: Any) -> RemoteSandbox:
         return RemoteSandbox._wrap(portal.call(self._async.sandbox, **options))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -54,10 +54,8 @@ def read_upload(source: str, path: str | None, extract: bool) -> UploadBody:
 
 
 def _tar_directory(place: Path, path: str) -> UploadBody:
-    limits, root = ArchiveLimits(), Root(place)
-    try:
+    limits = ArchiveLimits()
+    with Root(place) as root:
         entries = walk(root, (), TreeLimits(limits.entries, limits.total_bytes))
         skipped = tuple("/".join(map(str, one.parts)) for one in entries if one.kind not in ("file", "directory"))
         return UploadBody(download(root, (), limits.total_bytes, limits.entries), path, True, skipped=skipped)
-    finally:
-        root.close()

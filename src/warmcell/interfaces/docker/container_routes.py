@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.container import Container
 from warmcell.interfaces.docker.container_spec import parse_signal, read_spec
 from warmcell.interfaces.docker.container_views import (
     TOP_TITLES,
-    architecture,
     inspect_container,
     list_entry,
     stats_document,
@@ -33,7 +33,6 @@ from warmcell.interfaces.docker.messages import (
 from warmcell.interfaces.docker.output_log import LogQuery
 from warmcell.interfaces.docker.raw_streams import content_type, copy_streams, encode
 from warmcell.interfaces.docker.routing import Route
-from warmcell.interfaces.docker.timestamps import parse_moment
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.process import LocalProcess
 
@@ -228,9 +227,9 @@ class ContainerRoutes:
 
 
 def _check_platform(text: str) -> None:
-    names = {"", "linux", f"linux/{architecture()}", f"linux/{os.uname().machine}"}
+    names = {"", "linux", f"linux/{own_architecture()}", f"linux/{os.uname().machine}"}
     if text not in names:
-        raise DockerError(404, f"image platform {text[:80]!r} does not match this host (linux/{architecture()})")
+        raise DockerError(404, f"image platform {text[:80]!r} does not match this host (linux/{own_architecture()})")
 
 
 def _is_over(container: Container, condition: str, before: tuple[float, int]) -> bool:
@@ -265,8 +264,8 @@ def _log_query(request: Request) -> LogQuery:
         stdout=request.flag("stdout"),
         stderr=request.flag("stderr"),
         tail=int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 10 else -1,
-        since=parse_moment(request.text("since")),
-        until=parse_moment(request.text("until")),
+        since=request.moment("since"),
+        until=request.moment("until"),
         has_timestamps=request.flag("timestamps"),
         is_followed=request.flag("follow"),
     )

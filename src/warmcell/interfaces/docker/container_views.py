@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -223,7 +222,3 @@ def _cpu(usage: Mapping[str, Any]) -> dict[str, Any]:
         "online_cpus": usage.get("cpus", 1),
         "throttling_data": {"periods": 0, "throttled_periods": 0, "throttled_time": 0},
     }
-
-
-def architecture() -> str:
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

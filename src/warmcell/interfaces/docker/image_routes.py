@@ -52,7 +52,6 @@ class ImageRoutes:
             Route("GET", "/images/{name*}/history", self.history),
             Route("GET", "/images/{name*}/get", self.save),
             Route("POST", "/images/{name*}/tag", self.tag),
-            Route("POST", "/images/{name*}/push", self.push),
             Route("DELETE", "/images/{name*}", self.remove),
         ]
 
@@ -85,9 +84,6 @@ class ImageRoutes:
         await in_thread(lambda: self._store.tag(image.digest, name))
         self._engine.events.add("image", "tag", image.digest, {"name": name})
         return Response(201)
-
-    async def push(self, request: Request) -> Response:
-        raise DockerError(501, "push is not supported: export the image and push it with another tool")
 
     async def remove(self, request: Request) -> Response:
         """By name, that name; by id, all names, which needs `force` if there are several."""

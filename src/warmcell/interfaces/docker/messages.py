@@ -16,6 +16,7 @@ from warmcell.core.errors import (
     PolicyViolation,
     SandboxError,
 )
+from warmcell.images.model import parse_time
 
 JSON_TYPE = "application/json"
 _MAX_MESSAGE = 4000
@@ -79,6 +80,21 @@ class Request:
             return int(text[:20])
         except ValueError:
             raise DockerError(400, f"{name}: {text[:40]!r} is not a whole number") from None
+
+    def moment(self, name: str) -> float:
+        """Seconds since 1970, from Unix seconds with a fraction or RFC 3339; 0 if it is not given."""
+        text = self.text(name)
+        try:
+            moment = float(text or 0)
+        except ValueError:
+            found = parse_time(text)
+            try:
+                moment = -1.0 if found is None else found.timestamp()
+            except (OverflowError, ValueError):  # a year that this host's clock does not have
+                moment = -1.0
+        if not 0 <= moment < 1e12:
+            raise DockerError(400, f"{text[:40]!r} is not a timestamp")
+        return moment
 
     def json(self) -> dict[str, Any]:
         """The body as an object; an empty body is an empty one."""

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from warmcell.interfaces.docker.container_views import architecture
+from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.engine import Engine
 from warmcell.interfaces.docker.json_fields import labels_field, object_field, text_field
 from warmcell.interfaces.docker.messages import (
@@ -24,7 +24,6 @@ from warmcell.interfaces.docker.messages import (
 )
 from warmcell.interfaces.docker.output_log import timestamp
 from warmcell.interfaces.docker.routing import NEWEST, OLDEST, Route
-from warmcell.interfaces.docker.timestamps import parse_moment
 from warmcell.lifetime.threads import in_thread
 
 _API, _OLDEST_API = (f"{major}.{minor}" for major, minor in (NEWEST, OLDEST))
@@ -45,7 +44,6 @@ class SystemRoutes:
             Route("GET", "/info", self.info),
             Route("GET", "/events", self.events),
             Route("GET", "/system/df", self.disk_use),
-            Route("POST", "/auth", self.authenticate),
             Route("GET", "/volumes", self.list_volumes),
             Route("POST", "/volumes/create", self.create_volume),
             Route("POST", "/volumes/prune", self.prune_volumes),
@@ -65,7 +63,7 @@ class SystemRoutes:
             "ApiVersion": _API,
             "MinAPIVersion": _OLDEST_API,
             "Os": "linux",
-            "Arch": architecture(),
+            "Arch": own_architecture(),
             "KernelVersion": platform.release(),
             "GitCommit": "",
             "GoVersion": "",
@@ -122,8 +120,7 @@ class SystemRoutes:
 
     async def events(self, request: Request) -> Response:
         filters = request.filters("type", "event", "container", "image", "label")
-        since, until = parse_moment(request.text("since")), parse_moment(request.text("until"))
-        found = self._engine.events.follow(since, until)
+        found = self._engine.events.follow(request.moment("since"), request.moment("until"))
 
         async def lines() -> AsyncIterator[bytes]:
             async for event in found:
@@ -139,9 +136,6 @@ class SystemRoutes:
         return json_response(
             {"LayersSize": layers, "Images": [], "Containers": [], "Volumes": volumes, "BuildCache": []}
         )
-
-    async def authenticate(self, request: Request) -> Response:
-        raise DockerError(501, "login is not supported: credentials are sent with each pull")
 
     # ---- volumes ----
 

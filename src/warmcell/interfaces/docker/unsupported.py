@@ -7,6 +7,8 @@ import re
 #: Method and path, and the reason. The first match counts.
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"POST /containers/[^/]+/(pause|unpause)", "pause and unpause are not supported: stop the container and start it"),
+    (r"POST /images/.+/push", "push is not supported: export the image and push it with another tool"),
+    (r"POST /auth", "login is not supported: credentials are sent with each pull"),
     (r"POST /commit", "commit is not supported: build an image from a Dockerfile, or copy the files out"),
     (r"POST /containers/[^/]+/update", "update is not supported: limits are set when a container is created"),
     (r"GET /containers/[^/]+/export", "export is not supported: copy the files out with GET /containers/ID/archive"),

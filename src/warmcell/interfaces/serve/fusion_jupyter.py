@@ -45,7 +45,7 @@ class RunJupyter(BaseModel):
 async def run_jupyter(request: Request, tenant: Tenant) -> Response:
     """Runs cells as SandboxFusion does: after a failing cell the next one runs."""
     service = get_service(request)
-    body = await read_model(request, RunJupyter, service.settings.max_body)
+    body = await read_model(request, RunJupyter)
     if "total_timeout" not in body.model_fields_set:
         body.total_timeout = min(body.total_timeout, service.settings.max_timeout)
     check_timeout(body.total_timeout, service.settings.max_timeout, "total_timeout")

@@ -89,7 +89,7 @@ async def runtimes(request: Request, tenant: Tenant) -> Response:
 async def execute(request: Request, tenant: Tenant) -> Response:
     """Runs a program as Piston does."""
     service = get_service(request)
-    body = await read_model(request, Execute, service.settings.max_body)
+    body = await read_model(request, Execute)
     row = lookup_language(body.language)
     version = (await _versions(service)).get(row.name) if row is not None else None
     if row is None or version is None or not fits(version, body.version):

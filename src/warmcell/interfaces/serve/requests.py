@@ -81,8 +81,11 @@ class BodyMemory:
             self._used[scope.get(OWNER, "")] -= size
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the whole body. Raises `HttpError` if it is larger than `limit` or takes too long."""
+async def read_body(request: Request, limit: int | None = None) -> bytes:
+    """Return the whole body. Raises `HttpError` if it is larger than `limit` (by default the server's) or takes too
+    long.
+    """
+    limit = request.app.state.service.settings.max_body if limit is None else limit
     with suppress(ValueError):
         if int(request.headers.get("content-length", "0")) > limit:
             raise _too_large(limit)
@@ -108,7 +111,7 @@ def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"the body is larger than {limit} bytes", headers=_CLOSE)
 
 
-async def read_model(request: Request, kind: type[M], limit: int) -> M:
+async def read_model(request: Request, kind: type[M], limit: int | None = None) -> M:
     """Read the body as a model. The parser bounds depth and builds nothing that does not fit."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":

@@ -135,27 +135,26 @@ class SandboxRegistry:
 
     def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> SandboxEntry:
         """Raises `HttpError` 429 if the tenant has reached its number of sandboxes."""
-        check_metadata(metadata)
-        self._take(tenant)
-        try:
-            made = make()
-        except BaseException:
-            self._quota.release(tenant.id)
-            raise
-        return self._register(made, tenant, seconds, metadata)
+        with self._take_slot(tenant, metadata):
+            return self._register(make(), tenant, seconds, metadata)
 
     async def add_async(
         self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> SandboxEntry:
         """`add` for a sandbox that takes time to make: its slot is reserved from the start."""
+        with self._take_slot(tenant, metadata):
+            return self._register(await make(), tenant, seconds, metadata)
+
+    @contextmanager
+    def _take_slot(self, tenant: Tenant, metadata: Mapping[str, str]) -> Iterator[None]:
+        """For a sandbox that the block makes; released if that fails."""
         check_metadata(metadata)
         self._take(tenant)
         try:
-            made = await make()
+            yield
         except BaseException:
             self._quota.release(tenant.id)
             raise
-        return self._register(made, tenant, seconds, metadata)
 
     @contextmanager
     def reserve(self, tenant: Tenant) -> Iterator[None]:
@@ -179,6 +178,9 @@ class SandboxRegistry:
         self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> SandboxEntry:
         entry = SandboxEntry(sandbox, tenant, min(seconds, tenant.lifetime), metadata, self.suffix)
+        return self._keep(entry)
+
+    def _keep(self, entry: SandboxEntry) -> SandboxEntry:
         entry.policy_version = self.policy_version
         self._entries[_key(entry.id)] = entry
         self._set_timer(entry)
@@ -197,10 +199,7 @@ class SandboxRegistry:
         entry = SandboxEntry(sandbox, tenant, 0.0, metadata)
         entry.continue_as(identity, created, expires)
         self._quota.add(tenant.id)
-        entry.policy_version = self.policy_version
-        self._entries[_key(entry.id)] = entry
-        self._set_timer(entry)
-        return entry
+        return self._keep(entry)
 
     def find(self, tenant: Tenant, identity: str) -> SandboxEntry:
         entry = self.find_any(identity)

@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest
+from warmcell.core.light import closing_fd
 from warmcell.interfaces.serve.state_encryption import StateCipher
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
@@ -229,11 +230,8 @@ class SavedState:
                 self.remove_image(name)
 
     def sync_files(self) -> None:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
             sync_file_system(descriptor)
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         self._held.let_go()

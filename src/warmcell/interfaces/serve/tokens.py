@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.core.types import check_text
 from warmcell.policy.codec import RecordSchema, from_file, to_json
@@ -139,12 +140,9 @@ def _edit(path: str) -> Iterator[list[Tenant]]:
 @contextmanager
 def _lock(path: str) -> Iterator[None]:
     os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
-    lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with closing_fd(os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(lock)
 
 
 def _replace(path: str, text: str) -> None:

@@ -78,12 +78,8 @@ class SnapshotArchive:
     def take(self, directory: str, source: str, document: Mapping[str, Any]) -> SnapshotRecord:
         """A new snapshot of a directory. `source` names the directory: unchanged files are those of its last one."""
         self._follow_others()
-        root = Root(directory)
-        try:
-            with self.lock(is_shared=True), self.catalogue.connect() as database:
-                return self._take(database, root, source, document)
-        finally:
-            root.close()
+        with Root(directory) as root, self.lock(is_shared=True), self.catalogue.connect() as database:
+            return self._take(database, root, source, document)
 
     def _take(
         self, database: sqlite3.Connection, root: Root, source: str, document: Mapping[str, Any]

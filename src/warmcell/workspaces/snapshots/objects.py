@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError, SnapshotInvalid
+from warmcell.core.light import closing_fd
 from warmcell.lifetime.own_modes import make_directories
 
 PACKS, SNAPSHOTS = "packs", "snapshots"
@@ -161,11 +162,8 @@ def missing(kind: str, name: str) -> SnapshotInvalid:
 
 
 def sync_file(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 sync_directory = sync_file

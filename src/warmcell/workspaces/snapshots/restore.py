@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from warmcell.core.errors import SandboxError, SnapshotInvalid
+from warmcell.core.light import closing_fd
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.files import write_all
 from warmcell.workspace.names import Parts
@@ -73,14 +74,11 @@ class TreeWriter:
 
     def _write_file(self, dir_fd: int, parts: Parts, entry: Entry) -> None:
         data_bytes = sum(isinstance(block, str) for block in entry.blocks) * BLOCK
-        with self._root.charge(parts, space_for(min(entry.size, data_bytes))):
-            fd = os.open(entry.name, _CREATE, 0o600, dir_fd=dir_fd)
-            try:
-                self._write_blocks(fd, entry)
-                os.fchmod(fd, entry.mode)
-                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-            finally:
-                os.close(fd)
+        charged = self._root.charge(parts, space_for(min(entry.size, data_bytes)))
+        with charged, closing_fd(os.open(entry.name, _CREATE, 0o600, dir_fd=dir_fd)) as fd:
+            self._write_blocks(fd, entry)
+            os.fchmod(fd, entry.mode)
+            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def _write_blocks(self, fd: int, entry: Entry) -> None:
         offset = 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from warmcell.core.light import closing_fd
 from warmcell.workspace.copy import data_ranges
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root, text_of, translate_os_errors
@@ -105,13 +106,10 @@ class DirectoryReader:
         fd = open_entry(found)
         if fd is None:
             return None
-        try:
-            with translate_os_errors(found.parts):
-                state = os.fstat(fd)
-                blocks = self._read_blocks(fd, state.st_size, found.parts)
-                after = os.fstat(fd)
-        finally:
-            os.close(fd)
+        with closing_fd(fd), translate_os_errors(found.parts):
+            state = os.fstat(fd)
+            blocks = self._read_blocks(fd, state.st_size, found.parts)
+            after = os.fstat(fd)
         mode = stat.S_IMODE(state.st_mode) & 0o777
         line = write_line(Entry("file", found.name, mode, state.st_mtime_ns, state.st_size, blocks))
         is_settled = _identity(after) == _identity(state) and max(state.st_mtime_ns, state.st_ctime_ns) < self._newest

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.interfaces.serve.requests import read_body
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
-from warmcell.interfaces.serve.service import get_service
 
 CONNECT = "application/connect+json"
 END_OF_STREAM = 0x02
@@ -77,12 +76,12 @@ def rpc_refusal(error: RpcError) -> Response:
 
 
 async def unary_message(request: Request) -> dict[str, Any]:
-    return _object(await read_body(request, get_service(request).settings.max_body))
+    return _object(await read_body(request))
 
 
 async def stream_messages(request: Request) -> list[dict[str, Any]]:
     """Everything that a client sent on its stream: one message, for `StreamInput` many."""
-    return parse_envelopes(await read_body(request, get_service(request).settings.max_body))
+    return parse_envelopes(await read_body(request))
 
 
 def parse_envelopes(body: bytes) -> list[dict[str, Any]]:

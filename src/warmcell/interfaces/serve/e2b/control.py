@@ -74,7 +74,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
 
 async def connect(request: Request, tenant: Tenant) -> Response:
     service, entry = get_service(request), _entry(request, tenant)
-    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Timeout)
+    body = parse_model(await read_body(request) or b"{}", Timeout)
     box, seconds = _box(entry), parse_seconds(body.timeout, tenant)
     was_paused = box.is_paused
     if was_paused:
@@ -121,14 +121,14 @@ def page_of(request: Request, found: list[T]) -> tuple[list[T], dict[str, str]]:
 
 async def set_timeout(request: Request, tenant: Tenant) -> Response:
     service, entry = get_service(request), _entry(request, tenant)
-    body = parse_model(await read_body(request, service.settings.max_body), Timeout)
+    body = parse_model(await read_body(request), Timeout)
     service.sandboxes.prolong(entry, parse_seconds(body.timeout, tenant), tenant)
     return Response(status_code=204)
 
 
 async def pause(request: Request, tenant: Tenant) -> Response:
     entry = _entry(request, tenant)
-    await read_body(request, get_service(request).settings.max_body)
+    await read_body(request)
     if _box(entry).is_paused:
         raise HttpError(409, "the sandbox is already paused")
     await _box(entry).pause()
@@ -157,7 +157,7 @@ async def metrics(request: Request, tenant: Tenant) -> Response:
 async def fork(request: Request, tenant: Tenant) -> Response:
     """New sandboxes with the same files, without the processes."""
     service, entry = get_service(request), _entry(request, tenant)
-    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Fork)
+    body = parse_model(await read_body(request) or b"{}", Fork)
     _refuse_image(entry)
     forks: list[dict[str, Any]] = []
     for _ in range(body.count):
@@ -184,7 +184,7 @@ def _refuse_image(entry: SandboxEntry) -> None:
 
 async def take_snapshot(request: Request, tenant: Tenant) -> Response:
     service, entry = get_service(request), _entry(request, tenant)
-    body = parse_model(await read_body(request, service.settings.max_body) or b"{}", Named)
+    body = parse_model(await read_body(request) or b"{}", Named)
     _refuse_image(entry)
     if body.name in templates.TEMPLATES:
         raise HttpError(403, f"the name '{body.name}' is reserved")

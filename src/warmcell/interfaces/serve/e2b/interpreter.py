@@ -27,7 +27,6 @@ from warmcell.interfaces.serve.responses import (
     with_retry_after,
 )
 from warmcell.interfaces.serve.routing import route
-from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
@@ -70,7 +69,7 @@ async def _contexts(request: Request) -> Contexts:
 async def execute(request: Request, tenant: Tenant) -> Response:
     """Run a cell; the answer has one JSON object per line. A client that hangs up interrupts the cell."""
     contexts = await _contexts(request)
-    body = parse_model(await read_body(request, get_service(request).settings.max_body), Execute)
+    body = parse_model(await read_body(request), Execute)
     context = contexts.choose(body.context_id, body.language)
     env = dict(check_env(body.env_vars or {}, "env_vars"))
     await context.start()
@@ -175,7 +174,7 @@ def _result(display: DisplayData) -> dict[str, Any]:
 
 async def create(request: Request, tenant: Tenant) -> Response:
     contexts = await _contexts(request)
-    body = parse_model(await read_body(request, get_service(request).settings.max_body) or b"{}", Create)
+    body = parse_model(await read_body(request) or b"{}", Create)
     return json_response((await contexts.create(body.language, body.cwd)).plain())
 
 

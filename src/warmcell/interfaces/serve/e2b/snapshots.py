@@ -110,12 +110,8 @@ async def copy_home(service: Service, home: str, tenant: Tenant, *, is_saved: bo
     def copy() -> Home:
         made = service.make_home() if is_saved else PrivateDirectory("work")
         try:
-            source, target = Root(home), Root(made.path, quota=Quota(max(1, tenant.disk_mb)))
-            try:
+            with Root(home) as source, Root(made.path, quota=Quota(max(1, tenant.disk_mb))) as target:
                 copy_tree(source, target)
-            finally:
-                source.close()
-                target.close()
         except BaseException:
             made.close()
             raise

@@ -120,12 +120,9 @@ class TemplateBuild:
         options = self._options(number, is_forced=bool(step.force))
         if step.type.upper() != "COPY":
             return self._apply(Builder(parts, options), steps, state, number, step)
-        context = PrivateDirectory("work")
-        try:
+        with PrivateDirectory("work") as context:
             self._unpack(step, context.path, number)
             return self._apply(Builder(parts, replace(options, context=context.path)), steps, state, number, step)
-        finally:
-            context.close()
 
     def _unpack(self, step: TemplateStep, context: str, number: str) -> None:
         try:

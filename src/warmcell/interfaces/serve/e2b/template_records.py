@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from warmcell.core.light import closing_fd
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.workspace.remove import remove_directory
 
@@ -194,15 +195,13 @@ class TemplateRecords:
     @contextmanager
     def carry_out(self, build: str) -> Iterator[None]:
         """While a server works on it. Raises `HttpError` 409 if one does already."""
-        descriptor = os.open(self.place_of(build, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with closing_fd(os.open(self.place_of(build, "lock"), flags, 0o600)) as descriptor:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise HttpError(409, "the build was started before") from None
             yield
-        finally:
-            os.close(descriptor)
 
     def _is_carried_out(self, build: str) -> bool:
         try:
@@ -222,12 +221,9 @@ class TemplateRecords:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         os.makedirs(self.path, mode=0o700, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
     def _all(self) -> list[Template]:
         names = sorted(name for name in os.listdir(self.path) if name.endswith(".json"))

@@ -72,7 +72,7 @@ def _records(request: Request, tenant: Tenant) -> TemplateRecords:
 
 
 async def _read(request: Request, kind: Any) -> Any:
-    return parse_model(await read_body(request, get_service(request).settings.max_body), kind)
+    return parse_model(await read_body(request), kind)
 
 
 async def look_up(request: Request, tenant: Tenant) -> Response:

@@ -56,7 +56,7 @@ class Metadata(BaseModel):
 
 async def create(request: Request, tenant: Tenant) -> Response:
     service = get_service(request)
-    body = parse_model(await read_body(request, service.settings.max_body), NewVolume)
+    body = parse_model(await read_body(request), NewVolume)
     made = await volumes_of(service).create(tenant, body.name)
     return json_response(made.plain() | {"token": made.token}, 201)
 
@@ -81,7 +81,7 @@ async def stat_path(request: Request, tenant: Tenant) -> Response:
 
 
 async def update_path(request: Request, tenant: Tenant) -> Response:
-    body = parse_model(await read_body(request, get_service(request).settings.max_body), Metadata)
+    body = parse_model(await read_body(request), Metadata)
 
     def update(root: Root, parts: Parts) -> dict[str, Any]:
         _set_metadata(root, parts, body)
@@ -149,7 +149,7 @@ async def read(request: Request, tenant: Tenant) -> Response:
 
 async def write(request: Request, tenant: Tenant) -> Response:
     asked, is_forced, volume = _metadata(request), _is_forced(request), _volume(request)
-    data = await read_body(request, get_service(request).settings.max_body)
+    data = await read_body(request)
 
     def put(root: Root, parts: Parts) -> dict[str, Any]:
         if not is_forced and _exists(root, parts):
@@ -168,15 +168,12 @@ async def _on_files(request: Request, work: Callable[[Root, Parts], T]) -> T:
     path = posixpath.normpath("/" + request.query_params.get("path", ""))
     with _refusals():
         parts = () if path.strip("/") == "" else split_relative(path.lstrip("/"))
-        return await in_thread(lambda: _with_root(volume, lambda root: work(root, parts)))
 
+        def work_on_path() -> T:
+            with Root(volume.path) as root:
+                return work(root, parts)
 
-def _with_root(volume: Volume, work: Callable[[Root], T]) -> T:
-    root = Root(volume.path)
-    try:
-        return work(root)
-    finally:
-        root.close()
+        return await in_thread(work_on_path)
 
 
 @contextmanager

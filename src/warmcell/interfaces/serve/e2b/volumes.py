@@ -50,11 +50,8 @@ class Volume:
 
     def measure(self) -> int:
         """Allocated bytes. Call in a thread."""
-        root = Root(self.path)
-        try:
+        with Root(self.path) as root:
             return sum(found.state.st_blocks * 512 for found in walk(root))
-        finally:
-            root.close()
 
 
 class Volumes:

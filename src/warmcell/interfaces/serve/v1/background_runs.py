@@ -93,7 +93,7 @@ def _without_output(outcome: dict[str, Any]) -> dict[str, Any]:
 async def start(request: Request, tenant: Tenant) -> Response:
     """Starts a run that continues when the client disconnects."""
     service = get_service(request)
-    body = await read_model(request, RunBody, service.settings.max_body)
+    body = await read_model(request, RunBody)
     place = await service.find_place(tenant, body.gpus, body.image, body.user)
     job = runs_of(request).start(tenant, service.apply_limits(body.request()), place, id_of(request.scope))
     return json_response(job.to_dict(), 201)

@@ -10,23 +10,18 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.background_jobs import FROM, position_of
 from warmcell.interfaces.serve.event_streams import Emit, event_stream
 from warmcell.interfaces.serve.request_log import id_of
-from warmcell.interfaces.serve.requests import read_model
-from warmcell.interfaces.serve.responses import ENDED_EARLY, json_response, outcome_to_dict
+from warmcell.interfaces.serve.responses import json_response
 from warmcell.interfaces.serve.routing import route
-from warmcell.interfaces.serve.server_limits import check_timeout
 from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.sandbox_models import CellBody
 from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry
-from warmcell.interfaces.serve.v1.sessions import cell_callbacks, find_session
+from warmcell.interfaces.serve.v1.sessions import cell_callbacks, find_session, read_cell, run_cell
 
 
 async def start(request: Request, tenant: Tenant) -> Response:
     """Starts a cell that continues when the client disconnects."""
-    found, service = await find_session(request, tenant), get_service(request)
-    body = await read_model(request, CellBody, service.settings.max_body)
-    if body.timeout is not None:
-        check_timeout(body.timeout, service.settings.max_timeout)
+    found, service, body = await find_session(request, tenant), get_service(request), await read_cell(request)
 
     async def work(emit: Emit) -> object:
         return await _run(service, tenant, found, body, emit)
@@ -49,11 +44,7 @@ async def _run(service: Service, tenant: Tenant, found: SessionEntry, body: Cell
             return answer
 
         callbacks["on_input"] = ask_and_confirm
-    async with service.run_slot(tenant):
-        try:
-            outcome = outcome_to_dict(await found.session.run(body.code, timeout=body.timeout, **callbacks))
-        except ENDED_EARLY as error:
-            outcome = outcome_to_dict(error)
+    outcome = await run_cell(service, tenant, found, body, callbacks)
     return {name: value for name, value in outcome.items() if name not in ("stdout", "stderr")}
 
 

@@ -12,7 +12,7 @@ from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.interfaces.serve.requests import read_body, read_model
 from warmcell.interfaces.serve.responses import json_response
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
-from warmcell.interfaces.serve.service import get_entry, get_service
+from warmcell.interfaces.serve.service import get_entry
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.queries import PATH, flag_in_query, path_in_query, query, whole_in_query
 from warmcell.interfaces.serve.v1.sandbox_models import DirectoryBody, PatchBody
@@ -39,7 +39,7 @@ async def read_file(request: Request, tenant: Tenant) -> Response:
 async def write_file(request: Request, tenant: Tenant) -> Response:
     """Writes the body to the path, creating parent directories unless `parents` is false."""
     entry, parents = get_entry(request, tenant), flag_in_query(request, "parents", True)
-    data = await read_body(request, get_service(request).settings.max_body)
+    data = await read_body(request)
     await entry.sandbox.write_file(_path(request), data, parents=parents)
     return Response(status_code=204)
 
@@ -88,8 +88,7 @@ async def stat(request: Request, tenant: Tenant) -> Response:
 
 async def make_directory(request: Request, tenant: Tenant) -> Response:
     """Makes a directory."""
-    entry = get_entry(request, tenant)
-    body = await read_model(request, DirectoryBody, get_service(request).settings.max_body)
+    entry, body = get_entry(request, tenant), await read_model(request, DirectoryBody)
     await entry.sandbox.mkdir(body.path, parents=body.parents)
     return Response(status_code=204)
 
@@ -98,7 +97,7 @@ async def upload(request: Request, tenant: Tenant) -> Response:
     """Writes the body to `path` (`executable` makes it a program), or unpacks a tar or zip archive there (`extract`):
     all of it or nothing."""
     entry, extract = get_entry(request, tenant), flag_in_query(request, "extract")
-    data = await read_body(request, get_service(request).settings.max_body)
+    data = await read_body(request)
     path = request.query_params.get("path")
     if path is None:
         raise InvalidRequest("is required", field="path")
@@ -119,8 +118,7 @@ async def download(request: Request, tenant: Tenant) -> Response:
 
 async def patch(request: Request, tenant: Tenant) -> Response:
     """Applies a patch, all of it or nothing, and returns the changes."""
-    entry = get_entry(request, tenant)
-    body = await read_model(request, PatchBody, get_service(request).settings.max_body)
+    entry, body = get_entry(request, tenant), await read_model(request, PatchBody)
     return json_response(
         [dataclasses.asdict(change) for change in await entry.sandbox.apply_patch(body.patch, body.path)]
     )

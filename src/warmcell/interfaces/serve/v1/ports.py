@@ -15,7 +15,7 @@ from starlette.responses import Response
 from warmcell.interfaces.serve.requests import read_model
 from warmcell.interfaces.serve.responses import HttpError, as_conflict, json_response
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
-from warmcell.interfaces.serve.service import get_entry, get_service
+from warmcell.interfaces.serve.service import get_entry
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.sandbox_models import PortBody
 from warmcell.interfaces.serve.v1.sandbox_state import state_of
@@ -32,8 +32,7 @@ async def every(request: Request, tenant: Tenant) -> Response:
 
 async def expose(request: Request, tenant: Tenant) -> Response:
     """Forwards a new port on the host's loopback to a port of the sandbox."""
-    entry = get_entry(request, tenant)
-    body = await read_model(request, PortBody, get_service(request).settings.max_body)
+    entry, body = get_entry(request, tenant), await read_model(request, PortBody)
     ports = state_of(entry).ports
     if body.port in ports:
         return json_response(_to_dict(ports[body.port]), 201)

@@ -50,8 +50,7 @@ async def every(request: Request, tenant: Tenant) -> Response:
 
 async def spawn(request: Request, tenant: Tenant) -> Response:
     """Starts a program in the background."""
-    entry = get_entry(request, tenant)
-    body = await read_model(request, SpawnBody, get_service(request).settings.max_body)
+    entry, body = get_entry(request, tenant), await read_model(request, SpawnBody)
     process = await get_service(request).start_process(tenant, lambda: start_process(entry, body))
     return json_response(_to_dict(process.info), 201)
 
@@ -76,8 +75,7 @@ async def kill(request: Request, tenant: Tenant) -> Response:
 
 async def write(request: Request, tenant: Tenant) -> Response:
     """Writes the body to stdin; answers when the program has read all of it."""
-    process = await get_process(request, tenant)
-    data = await read_body(request, get_service(request).settings.max_body)
+    process, data = await get_process(request, tenant), await read_body(request)
     with as_conflict():
         await while_connected(request, write_to_process(get_entry(request, tenant), process, data))
     return Response(status_code=204)
@@ -91,8 +89,7 @@ async def close_stdin(request: Request, tenant: Tenant) -> Response:
 
 async def resize(request: Request, tenant: Tenant) -> Response:
     """Resizes the terminal."""
-    process = await get_process(request, tenant)
-    body = await read_model(request, TerminalBody, get_service(request).settings.max_body)
+    process, body = await get_process(request, tenant), await read_model(request, TerminalBody)
     with as_conflict():
         await process.resize(body.cols, body.rows)
     return Response(status_code=204)
@@ -100,8 +97,7 @@ async def resize(request: Request, tenant: Tenant) -> Response:
 
 async def send_signal(request: Request, tenant: Tenant) -> Response:
     """Sends a signal to the process group of the program."""
-    process = await get_process(request, tenant)
-    body = await read_model(request, SignalBody, get_service(request).settings.max_body)
+    process, body = await get_process(request, tenant), await read_model(request, SignalBody)
     await process.signal(body.signal)
     return Response(status_code=204)
 

@@ -43,7 +43,7 @@ MAX_JUDGE_OUTPUT = 32 * MIB
 async def run(request: Request, tenant: Tenant) -> Response:
     """Runs a program. A program ended by a limit has a result too; see `status`."""
     service = get_service(request)
-    body = await read_model(request, RunBody, service.settings.max_body)
+    body = await read_model(request, RunBody)
     limited = service.apply_limits(body.request())
     place = await service.find_place(tenant, body.gpus, body.image, body.user)
     if wants_events(request):
@@ -79,7 +79,7 @@ async def _events(service: Service, tenant: Tenant, asked: ExecRequest, place: R
 async def judge(request: Request, tenant: Tenant) -> Response:
     """Builds a program once, runs it on every case and returns the verdicts."""
     service = get_service(request)
-    body = await read_model(request, JudgeBody, service.settings.max_body)
+    body = await read_model(request, JudgeBody)
     limited = service.apply_limits(body.request())
     place = await service.find_place(tenant, body.gpus, body.image, body.user)
     cases = [item.case() for item in body.cases]

@@ -86,7 +86,7 @@ async def destroy(request: Request, tenant: Tenant) -> Response:
 
 async def run_command(request: Request, tenant: Tenant) -> Response:
     """Runs one command, without a shell."""
-    entry, body = get_entry(request, tenant), await _body(request, ExecBody)
+    entry, body = get_entry(request, tenant), await read_model(request, ExecBody)
     given = _options(request, body)
 
     def run(**callbacks: Any) -> Awaitable[ExecResult]:
@@ -97,7 +97,7 @@ async def run_command(request: Request, tenant: Tenant) -> Response:
 
 async def run_script(request: Request, tenant: Tenant) -> Response:
     """Runs a shell script."""
-    entry, body = get_entry(request, tenant), await _body(request, ScriptBody)
+    entry, body = get_entry(request, tenant), await read_model(request, ScriptBody)
     given = _options(request, body)
     return await _respond(
         request, tenant, lambda **callbacks: entry.sandbox.sh(body.script, cwd=body.cwd, **given, **callbacks)
@@ -106,7 +106,7 @@ async def run_script(request: Request, tenant: Tenant) -> Response:
 
 async def run_code(request: Request, tenant: Tenant) -> Response:
     """Runs source text in the work directory."""
-    entry, body = get_entry(request, tenant), await _body(request, CodeBody)
+    entry, body = get_entry(request, tenant), await read_model(request, CodeBody)
     given = _options(request, body)
     return await _respond(
         request, tenant, lambda **callbacks: entry.sandbox.run(body.code, body.language, **given, **callbacks)
@@ -115,7 +115,7 @@ async def run_code(request: Request, tenant: Tenant) -> Response:
 
 async def install(request: Request, tenant: Tenant) -> Response:
     """Installs packages for later runs, from the index that pip or npm uses on this host."""
-    entry, body = get_entry(request, tenant), await _body(request, PackagesBody)
+    entry, body = get_entry(request, tenant), await read_model(request, PackagesBody)
 
     async def run() -> None:
         async with get_service(request).run_slot(tenant):
@@ -128,7 +128,7 @@ async def install(request: Request, tenant: Tenant) -> Response:
 
 async def update_network(request: Request, tenant: Tenant) -> Response:
     """Narrows what the sandbox may reach, and closes connections that are no longer allowed."""
-    entry, body = get_entry(request, tenant), await _body(request, NetworkBody)
+    entry, body = get_entry(request, tenant), await read_model(request, NetworkBody)
     plain = body.model_dump()
     await entry.sandbox.update_network(from_plain(plain["allow"], plain["deny"]))  # type: ignore[arg-type]
     entry.on_change()
@@ -145,10 +145,6 @@ async def tools(request: Request, tenant: Tenant) -> Response:
     """The available commands."""
     with as_conflict():
         return json_response(await get_entry(request, tenant).sandbox.available_tools())
-
-
-async def _body(request: Request, kind: Any) -> Any:
-    return await read_model(request, kind, get_service(request).settings.max_body)
 
 
 def _options(request: Request, body: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_confl
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.saved_sessions import reason_of_loss, restore_sessions
 from warmcell.interfaces.serve.server_limits import check_timeout
-from warmcell.interfaces.serve.service import get_entry, get_service
+from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.sandbox_models import BranchBody, CellBody, InputBody, SessionBody
 from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry, state_of
@@ -37,8 +38,7 @@ async def every(request: Request, tenant: Tenant) -> Response:
 
 async def create(request: Request, tenant: Tenant) -> Response:
     """Starts an interpreter."""
-    entry = get_entry(request, tenant)
-    body = await read_model(request, SessionBody, get_service(request).settings.max_body)
+    entry, body = get_entry(request, tenant), await read_model(request, SessionBody)
     await restore_sessions(entry)
     state = state_of(entry)
     if len(state.sessions) + state.sessions_starting >= MAX_SESSIONS:
@@ -68,21 +68,28 @@ async def close(request: Request, tenant: Tenant) -> Response:
 
 async def run(request: Request, tenant: Tenant) -> Response:
     """Runs a cell. An exception is part of the result; variables, imports and the directory are kept."""
-    found, service = await find_session(request, tenant), get_service(request)
-    body = await read_model(request, CellBody, service.settings.max_body)
-    if body.timeout is not None:
-        check_timeout(body.timeout, service.settings.max_timeout)
-
-    async def cell(**callbacks: Any) -> dict[str, Any]:
-        async with service.run_slot(tenant):
-            try:
-                return outcome_to_dict(await found.session.run(body.code, timeout=body.timeout, **callbacks))
-            except ENDED_EARLY as error:
-                return outcome_to_dict(error)
-
+    found, body = await find_session(request, tenant), await read_cell(request)
+    cell = partial(run_cell, get_service(request), tenant, found, body)
     if wants_events(request) or body.answers_input:
-        return event_stream(stream_events(lambda emit: cell(**cell_callbacks(found, emit, body.answers_input))))
-    return json_response(await while_connected(request, cell()))
+        return event_stream(stream_events(lambda emit: cell(cell_callbacks(found, emit, body.answers_input))))
+    return json_response(await while_connected(request, cell({})))
+
+
+async def read_cell(request: Request) -> CellBody:
+    body = await read_model(request, CellBody)
+    if body.timeout is not None:
+        check_timeout(body.timeout, get_service(request).settings.max_timeout)
+    return body
+
+
+async def run_cell(
+    service: Service, tenant: Tenant, found: SessionEntry, body: CellBody, callbacks: dict[str, Any]
+) -> dict[str, Any]:
+    async with service.run_slot(tenant):
+        try:
+            return outcome_to_dict(await found.session.run(body.code, timeout=body.timeout, **callbacks))
+        except ENDED_EARLY as error:
+            return outcome_to_dict(error)
 
 
 def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict[str, Any]:
@@ -101,8 +108,7 @@ def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict
 
 async def type_input(request: Request, tenant: Tenant) -> Response:
     """Answers the `input` event of the running cell."""
-    found = await find_session(request, tenant)
-    body = await read_model(request, InputBody, get_service(request).settings.max_body)
+    found, body = await find_session(request, tenant), await read_model(request, InputBody)
     question, found.question = found.question, None
     if question is None or question.done():
         raise HttpError(409, "no cell of this session is waiting for input")
@@ -133,7 +139,7 @@ async def variables(request: Request, tenant: Tenant) -> Response:
 async def fork(request: Request, tenant: Tenant) -> Response:
     """Forks the session with its variables and files into a new sandbox of the same tenant."""
     found, service = await find_session(request, tenant), get_service(request)
-    body = await read_model(request, BranchBody, service.settings.max_body)
+    body = await read_model(request, BranchBody)
     parent = get_entry(request, tenant)
     service.check_policy(parent)
     branches: list[AsyncSession] = []

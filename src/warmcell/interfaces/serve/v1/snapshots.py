@@ -23,7 +23,7 @@ MAX_SNAPSHOTS = 8
 async def fork(request: Request, tenant: Tenant) -> Response:
     """Makes a new sandbox with the same policy and a copy of the work directory, without its processes."""
     entry, service = get_entry(request, tenant), get_service(request)
-    body = await read_model(request, ForkBody, service.settings.max_body)
+    body = await read_model(request, ForkBody)
     service.check_policy(entry)
     with service.gpus.count_sandbox(tenant, entry.has_gpu) as keep:
         made = await service.sandboxes.add_async(
@@ -50,8 +50,7 @@ async def snapshot(request: Request, tenant: Tenant) -> Response:
 
 async def restore(request: Request, tenant: Tenant) -> Response:
     """Restores the work directory from a snapshot."""
-    entry = get_entry(request, tenant)
-    body = await read_model(request, RestoreBody, get_service(request).settings.max_body)
+    entry, body = get_entry(request, tenant), await read_model(request, RestoreBody)
     await entry.sandbox.restore(body.snapshot)
     return Response(status_code=204)
 
