@@ -40,9 +40,6 @@ class LocalTransport:
         self._check()
         self.service.submit(payload)
 
-    async def ask(self, payload: bytes) -> bytes:
-        return await self._until_dead(self.service.ask(payload))
-
     async def take(self) -> bytes:
         return await self._until_dead(self.service.take())
 

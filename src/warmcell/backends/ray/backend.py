@@ -326,7 +326,7 @@ async def _examine(link: NodeLink | None) -> Any:
 
 
 async def _send_run(request: ExecRequest, link: NodeLink, listener: Listener | None) -> ExecResult:
-    result: ExecResult = await link.call_run("run", request, listener=listener)
+    result: ExecResult = await link.call("run", request, listener is not None, listener=listener)
     return result
 
 
@@ -355,7 +355,7 @@ async def _send_program_run(
     key: str, definition: ExecRequest, request: ExecRequest, link: NodeLink, listener: Listener | None
 ) -> ExecResult:
     values = _program_values(key, definition, request, link)
-    result: ExecResult = await link.call_run("program_run", *values, listener=listener)
+    result: ExecResult = await link.call("program_run", *values, listener is not None, listener=listener)
     link.programs.add(key)
     return result
 

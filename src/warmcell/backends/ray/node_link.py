@@ -31,7 +31,6 @@ class Transport(Protocol):
 
     async def start(self) -> NodeFacts: ...
     async def submit(self, payload: bytes) -> None: ...
-    async def ask(self, payload: bytes) -> bytes: ...
     async def take(self) -> bytes: ...
     async def close(self) -> None: ...
     def kill(self) -> None:
@@ -54,9 +53,7 @@ class _Call:
 
 
 class NodeLink:
-    """One call in each direction is under way at a time; what accumulates meanwhile goes with the next, in order. A run
-    that is alone on its node has a call of its own, which returns its answer.
-    """
+    """One batch in each direction is on its way at a time; what accumulates meanwhile goes with the next, in order."""
 
     def __init__(
         self, info: NodeInfo, facts: NodeFacts, transport: Transport, on_lost: Callable[[NodeLink], object]
@@ -71,9 +68,9 @@ class NodeLink:
         #: By digest: images that are on their way to the node.
         self.images: dict[str, asyncio.Future[None]] = {}
         self._transport, self._on_lost = transport, on_lost
-        self._numbers, self._orders = count(1), count(1)
+        self._numbers = count(1)
         self._calls: dict[int, _Call] = {}
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[tuple[int, bytes]] = []
         self._has_outgoing = asyncio.Event()
         self._receive: dict[str, Callable[..., None]] = {
             "done": self._take_result,
@@ -91,16 +88,6 @@ class NodeLink:
             raise self.lost
         number, call = next(self._numbers), _Call(listener)
         self._send(number, kind, *values)
-        return await self._await_answer(number, call)
-
-    async def call_run(self, kind: str, *values: Any, listener: Listener | None) -> Any:
-        """The same for a run that has a slot here. Saves a call of the actor if it is the only one."""
-        is_alone = listener is None and self.running == 1 and not self._outgoing
-        if not is_alone or self.lost is not None:
-            return await self.call(kind, *values, listener is not None, listener=listener)
-        number, call = next(self._numbers), _Call(None)
-        payload = self._pack([_dump(number, kind, *values, False)])
-        self._start(self._guard(self._ask(payload)))
         return await self._await_answer(number, call)
 
     def note_batch_run(self, seconds: float) -> None:
@@ -185,14 +172,10 @@ class NodeLink:
 
     # ---- messages ----
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, number: int, kind: str, *values: Any) -> None:
         """Raises here, and not where the batch is sent, if it has something that only this process can have."""
-        self._outgoing.append(_dump(*message))
+        self._outgoing.append((number, _dump(kind, *values)))
         self._has_outgoing.set()
-
-    def _pack(self, batch: list[bytes]) -> bytes:
-        """One value: Ray serialises each argument of a call by itself."""
-        return pickle.dumps((next(self._orders), batch))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """A task that ends with the link."""
@@ -212,7 +195,7 @@ class NodeLink:
             batch, self._outgoing = self._outgoing[:_MOST_MESSAGES], self._outgoing[_MOST_MESSAGES:]
             if not self._outgoing:
                 self._has_outgoing.clear()
-            payload = self._pack(batch)
+            payload = pickle.dumps(batch)  # one value: Ray serialises each argument of a call by itself
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._transport.submit(payload)
 
@@ -222,12 +205,6 @@ class NodeLink:
                 payload = await self._transport.take()
             for message in pickle.loads(payload):  # noqa: S301  # of our own actor
                 self._receive_message(message)
-
-    async def _ask(self, payload: bytes) -> None:
-        async with asyncio.timeout(TAKE_SECONDS + _ANSWER_SECONDS):
-            answer = await self._transport.ask(payload)
-        if answer:
-            self._receive_message(answer)
 
     def _receive_message(self, message: bytes) -> None:
         number, kind, *values = pickle.loads(message)  # noqa: S301  # of our own actor
@@ -269,11 +246,11 @@ class NodeLink:
         self._send(number, "credit", owed)
 
 
-def _dump(*message: Any) -> bytes:
+def _dump(kind: str, *values: Any) -> bytes:
     try:
-        return pickle.dumps(message)
+        return pickle.dumps((kind, *values))
     except Exception as error:
-        raise InvalidRequest(f"cannot be sent to a node of the cluster: {error}", field=str(message[1])) from None
+        raise InvalidRequest(f"cannot be sent to a node of the cluster: {error}", field=kind) from None
 
 
 async def _finish(answer: asyncio.Future[Any]) -> None:

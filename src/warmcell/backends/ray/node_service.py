@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from warmcell.backends.ray.batch_runs import BatchRuns
+from warmcell.backends.ray.direct_connection import Connection
 from warmcell.backends.ray.placement import NodeFacts
 from warmcell.backends.ray.stored_images import StoredImages
 from warmcell.backends.ray.tunnel import Carrier, Window
@@ -50,11 +51,6 @@ class NodeService:
         #: By name: servers for tunnels.
         self._servers: dict[str, asyncio.Task[Any]] = {}
         self._programs: dict[str, asyncio.Task[Any]] = {}
-        #: By number: callers of `ask` that wait.
-        self._asked: dict[int, asyncio.Future[bytes]] = {}
-        #: By order: batches that arrived before an earlier one.
-        self._ahead: dict[int, list[bytes]] = {}
-        self._next_order = 1
         self._outgoing: list[bytes] = []
         self._has_outgoing = asyncio.Event()
         self._batches = BatchRuns()
@@ -69,28 +65,29 @@ class NodeService:
         )
         return NodeFacts(os.getpid(), own_version(), self._backend.config.most_at_once, plain)
 
-    def submit(self, payload: bytes) -> None:
-        """Batches are carried out in the order in which they were sent: Ray may deliver a later one first."""
-        self._accept(*pickle.loads(payload))  # noqa: S301  # of the program that started us
-
-    async def ask(self, payload: bytes) -> bytes:
-        """`submit` for one run without a listener. Returns its answer; empty if it takes long: `take` has it then."""
-        order, batch = pickle.loads(payload)  # noqa: S301
-        number = pickle.loads(batch[0])[0]  # noqa: S301
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+    async def serve(self, connection: Connection) -> None:
+        """Carries the messages of both directions, until the connection ends."""
+        sending = asyncio.ensure_future(self._send_all(connection))
+        sending.add_done_callback(lambda _: connection.close())
         try:
-            self._accept(order, batch)
-            await asyncio.wait([answer], timeout=TAKE_SECONDS)
+            while True:
+                self.submit(await connection.receive())
         finally:
-            del self._asked[number]
-        return answer.result() if answer.done() else b""
+            sending.cancel()
 
-    def _accept(self, order: int, batch: list[bytes]) -> None:
-        self._ahead[order] = batch
-        while (next_batch := self._ahead.pop(self._next_order, None)) is not None:
-            self._next_order += 1
-            for message in next_batch:
-                self._begin(*pickle.loads(message))  # noqa: S301
+    async def _send_all(self, connection: Connection) -> None:
+        with suppress(ConnectionError):  # the other direction ends, too
+            while True:
+                await connection.send(await self.take())
+
+    def submit(self, payload: bytes) -> None:
+        for number, message in pickle.loads(payload):  # noqa: S301  # of the program that started us
+            try:
+                kind, *values = pickle.loads(message)  # noqa: S301
+            except Exception as error:  # it has something of a module that this host does not have
+                self._send(number, "failed", ExecutionFailed(f"the node cannot read the request: {error}"))
+            else:
+                self._begin(number, kind, *values)
 
     def _begin(self, number: int, kind: str, *values: Any) -> None:
         if kind == "cancel":
@@ -135,9 +132,6 @@ class NodeService:
         except Exception as error:  # the caller waits for an answer
             failure = ExecutionFailed(f"the node's answer cannot be sent: {error}")
             data = pickle.dumps((number, "failed", failure))
-        if number in self._asked:
-            self._asked[number].set_result(data)
-            return
         self._outgoing.append(data)
         self._has_outgoing.set()
         if is_urgent:
