@@ -20,7 +20,7 @@ from warmcell.lifetime.ownership import own, undisturbed_by_forks
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
 #: Our temporary directories are named `warmcell-<kind>-<random>`.
-_KINDS = ("bench", "builds", "code", "doctor", "go", "packages", "probe", "run", "serve", "snapshots", "tmp", "work")
+_KINDS = "bench builds code doctor go node packages probe run serve snapshots tmp work".split()
 UNFINISHED_BUILDS = (".build-", ".keep-")
 UNFINISHED_LIBRARIES = (".go-",)
 #: Layers of images that are being unpacked or removed.

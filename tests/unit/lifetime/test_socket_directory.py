@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
+import warmcell
+from warmcell.lifetime.held_directories import PREFIXES
 from warmcell.lifetime.temporary_directory import socket_directory
 
 
@@ -26,3 +29,10 @@ def test_a_socket_can_be_made_and_reached(tmp_path: Path, monkeypatch: pytest.Mo
         (made,) = place.iterdir()
         assert [path.name for path in made.glob("socket")] == ["socket"]
     assert list(place.iterdir()) == [] and set(os.listdir("/proc/self/fd")) == before
+
+
+def test_directories_of_killed_programs_are_removed_whatever_their_kind() -> None:
+    sources = (path.read_text() for path in Path(warmcell.__file__).parent.rglob("*.py"))
+    call = re.compile(r"""(?:temporary|socket)_directory\(["'](\w+)["']\)""")
+    kinds = {kind for source in sources for kind in call.findall(source)}
+    assert {"node", "serve"} <= kinds and {f"warmcell-{kind}-" for kind in kinds} <= set(PREFIXES)
