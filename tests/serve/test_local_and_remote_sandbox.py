@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.helpers import PATIENCE
 from tests.serve.conftest import Server
 
 from warmcell import (
@@ -253,8 +256,16 @@ def test_ports(sandbox: Either) -> None:
         assert port.guest_port == 8400
         assert httpx.get(port.url, trust_env=False, timeout=30).text == "hello"
         assert httpx.get(port.url, headers={"host": "evil.example"}, trust_env=False, timeout=30).status_code == 421
+        with socket.create_connection((port.host, port.port), timeout=PATIENCE) as browser:
+            time.sleep(0.3)  # a browser connects ahead of its request
+            browser.sendall(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+            assert browser.recv(100).startswith(b"HTTP/1.1 421 ")
     with pytest.raises(httpx.HTTPError):
         httpx.get(port.url, trust_env=False, timeout=30)
+    with sandbox.expose(8400, wait=PATIENCE):
+        pass
+    with pytest.raises(errors.ExecutionFailed, match="nothing listens on port 8401"):
+        sandbox.expose(8401, wait=0.2)
     with sandbox.expose(8401) as nobody, pytest.raises(httpx.HTTPError):
         httpx.get(nobody.url, trust_env=False, timeout=30)
     process.kill()

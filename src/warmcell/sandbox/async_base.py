@@ -320,14 +320,19 @@ class AsyncSandboxBase:
 
         return SessionStart(start)
 
-    async def expose(self, port: int, host_port: int = 0) -> AsyncExposedPort:
+    async def expose(self, port: int, host_port: int = 0, *, wait: float | None = None) -> AsyncExposedPort:
         """Forwards a port of this host's loopback (`host_port`, or any free one) to that port in the live cage.
 
-        It does not check that a program listens there; each connection finds out. Nothing else becomes reachable.
+        `wait`: seconds to wait until a program listens there; `ExecutionFailed` if none does. Without it nothing is
+        checked, and connections are reset until one listens. Nothing else becomes reachable.
         """
         guest_port = check_port("port", port, 1)
+        seconds = None if wait is None else check_timeout(wait, "wait")
         driver = await self._driver.live.expose(guest_port, check_port("host_port", host_port, 0))
-        return AsyncExposedPort(driver, guest_port)
+        exposed = AsyncExposedPort(driver, guest_port)
+        if seconds is not None:
+            await exposed._wait_for_listener(seconds)
+        return exposed
 
     # ---- forks and the end ----
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Self
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import ExecutionFailed, InvalidRequest
 from warmcell.core.light import Closing
 from warmcell.sandbox.interface import PortDriver
 from warmcell.sandbox.signatures import blocking
 from warmcell.sessions.ports import LOOPBACK
+
+#: How often `expose(wait=...)` looks whether a program listens.
+_LOOK_SECONDS = 0.05
 
 
 def check_port(field: str, value: object, smallest: int) -> int:
@@ -31,6 +35,23 @@ class AsyncExposedPort:
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+    async def _wait_for_listener(self, seconds: float) -> None:
+        """Closes the port if no program listens in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not await self._driver.is_answered():
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except BaseException as error:
+            await self.aclose()
+            if not isinstance(error, TimeoutError):
+                raise
+            failed = ExecutionFailed(
+                f"nothing listens on port {self.guest_port} in the sandbox after {seconds:g} s",
+                hint="does the program run (sandbox.processes()), and listen on 127.0.0.1 or 0.0.0.0?",
+            )
+            failed.fault = "guest"
+            raise failed from None
 
     async def aclose(self) -> None:
         """Ends its connections. May be called twice."""

@@ -30,6 +30,8 @@ _LARGE, _MOST_PIECES = 1 << 16, 8
 #: The kernel caps it (net.core.somaxconn). Connections beyond it are retried by the client's kernel, then reset.
 _BACKLOG = 1 << 16
 _PAUSE_SECONDS = 0.1
+#: While all places are taken, a connection without a byte in either direction gives up its place after this time.
+_SILENT_SECONDS = 10.0
 #: How long a connection waits while descriptors are short, here or in the guest.
 _SHORTAGE_SECONDS = 10.0
 _SHORT = (errno.EMFILE, errno.ENFILE)
@@ -56,6 +58,7 @@ class PortListener:
             self._loop = Loop("warmcell-port")
         self._is_closed = False
         self._is_paused = True
+        self._next_look = 0.0
         self._loop.call(self._update)
         self._loop.start()
         own(self)
@@ -80,7 +83,18 @@ class PortListener:
             self._loop.watch(self._listener.fileno(), READ, self._accept)
         elif not has_room and not self._is_paused:
             self._loop.forget(self._listener.fileno())
+            self._loop.call(self._close_silent)
         self._is_paused = not has_room
+
+    def _close_silent(self) -> None:
+        """Frees places while there is none, so that silent connections do not shut others out."""
+        if not self._is_paused or self._is_closed or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _PAUSE_SECONDS
+        latest = time.monotonic() - _SILENT_SECONDS
+        for link in [link for link in self._links if link.is_silent and link.began <= latest]:
+            link.close()
+        self._loop.call_later(_PAUSE_SECONDS, self._close_silent)
 
     def _accept(self) -> None:
         try:
@@ -147,7 +161,8 @@ class _Link:
         client.setblocking(False)
         with suppress(OSError):  # it may be gone already
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connect, self._until = connect, time.monotonic() + _SHORTAGE_SECONDS
+        self._connect, self.began = connect, time.monotonic()
+        self._until = self.began + _SHORTAGE_SECONDS
         self._begin()
 
     def _begin(self) -> None:
@@ -191,6 +206,11 @@ class _Link:
         self._lanes = [inward, _Lane(self._guest, self._client, self._scratch)]
         self._ends = [self._client, self._guest]
         self._watch()
+
+    @property
+    def is_silent(self) -> bool:
+        """No byte has passed in either direction; the beginning of a request that waits for its end has not."""
+        return bool(self._lanes) and not any(lane.has_passed for lane in self._lanes)
 
     def _turn(self, end: socket.socket) -> None:
         """Moves data for the end that is ready."""
@@ -256,9 +276,11 @@ class _Lane:
         self._waiting = bytearray()
         #: Until its first bytes have been checked by `web_guard`.
         self._is_guarded = is_guarded
+        self._seen = 0
         self._is_open = True
         self.is_refused = False
         self.is_over = False
+        self.has_passed = False
 
     @property
     def wants_more(self) -> bool:
@@ -277,6 +299,7 @@ class _Lane:
                     break
             if self._is_guarded and self._waiting:
                 self._look()
+            self.has_passed = self.has_passed or not self._is_guarded
         if self.has_to_pass_on:
             self._drain()
         if not self._is_open and not self.has_to_pass_on and not self.is_over:
@@ -305,7 +328,8 @@ class _Lane:
             return 0
 
     def _look(self) -> None:
-        verdict = is_allowed(bytes(self._waiting))
+        verdict = is_allowed(self._waiting, self._seen)
+        self._seen = len(self._waiting)
         self.is_refused = verdict is False or (verdict is None and not self._is_open)
         self._is_guarded = verdict is not True  # refused data is never passed on
 

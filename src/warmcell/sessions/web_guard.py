@@ -23,19 +23,22 @@ REFUSAL = (
 )
 
 
-def is_allowed(data: bytes) -> bool | None:
-    """Decides by the first bytes of a connection; None if more are needed."""
-    if not _REQUEST.match(data):
+def is_allowed(data: bytes | bytearray, seen: int = 0) -> bool | None:
+    """Decides by the first bytes of a connection; None if more are needed.
+
+    `seen`: how many of them earlier calls looked at without a decision. Only the rest is searched, so that a client
+    that sends single bytes costs no more than one that sends all at once.
+    """
+    if not seen and not _REQUEST.match(data):
         return True
-    line, has_line, _ = data.partition(b"\n")
-    if not has_line:
-        return None if len(data) < MOST_HEAD else False
-    if not _HTTP_1.search(line):
+    undecided = None if len(data) < MOST_HEAD else False
+    if data.find(b"\n", seen) < 0:
+        return undecided
+    line_end = data.find(b"\n")
+    if line_end >= seen and not _HTTP_1.search(data[:line_end]):
         return True
-    end = _END.search(data)
-    if end is None:
-        return None if len(data) < MOST_HEAD else False
-    return _are_loopback(data[len(line) + 1 : end.start()].split(b"\n"))
+    end = _END.search(data, max(0, seen - 3))
+    return undecided if end is None else _are_loopback(bytes(data[line_end + 1 : end.start()]).split(b"\n"))
 
 
 def _are_loopback(lines: list[bytes]) -> bool:

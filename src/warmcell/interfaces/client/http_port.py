@@ -12,7 +12,7 @@ from typing import Any
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.client.connection import Connection, import_websockets
 from warmcell.sessions.ports import LOOPBACK
-from warmcell.sessions.web_guard import MOST_HEAD, REFUSAL, is_allowed
+from warmcell.sessions.web_guard import REFUSAL, is_allowed
 
 _CHUNK = 1 << 16
 _END = json.dumps({"type": "end"})
@@ -44,6 +44,14 @@ class HttpPort:
             self._links.discard(link)
             writer.close()
 
+    async def is_answered(self) -> bool:
+        client = import_websockets()
+        try:
+            async with self._connect():
+                return True
+        except (OSError, client.exceptions.WebSocketException):
+            return False
+
     async def aclose(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -54,40 +62,48 @@ class HttpPort:
 
 
 async def _forward(connect: Callable[[], Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    first = await _first_bytes(reader)
-    if not is_allowed(first):
-        writer.write(REFUSAL.encode())
-        return
     client = import_websockets()
     try:
         async with connect() as socket:
-            sending = asyncio.ensure_future(_send_all(first, reader, socket))
+            sending = asyncio.ensure_future(_send_all(reader, socket))
+            receiving = asyncio.ensure_future(_receive_all(socket, writer))
             try:
-                await _receive_all(socket, writer)
-                await sending
+                await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_EXCEPTION)
+                for task in (sending, receiving):
+                    if task.done():
+                        task.result()
             finally:
                 sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+                receiving.cancel()
+                await asyncio.gather(sending, receiving, return_exceptions=True)
+    except _Refused:
+        writer.write(REFUSAL.encode())
     except (OSError, client.exceptions.WebSocketException):
         writer.transport.abort()  # as for a port without a listener
 
 
+class _Refused(Exception):
+    """A request of a foreign web page."""
+
+
 async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
-    """Enough to refuse requests of foreign web pages. Nothing after 0.2 s: the server may speak first."""
-    data = b""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0.2):
-            data = await reader.read(_CHUNK)
-    while data and is_allowed(data) is None and len(data) < MOST_HEAD:
-        more = await reader.read(_CHUNK)
-        if not more:
-            break
+    """Enough to refuse a request of a foreign web page, whenever it comes: a browser may connect long before."""
+    data, seen = bytearray(), 0
+    while more := await reader.read(_CHUNK):
         data += more
-    return data
+        verdict = is_allowed(data, seen)
+        if verdict is not None:
+            break
+        seen = len(data)
+    else:
+        verdict = not data
+    if not verdict:
+        raise _Refused
+    return bytes(data)
 
 
-async def _send_all(first: bytes, reader: asyncio.StreamReader, socket: Any) -> None:
-    data = first
+async def _send_all(reader: asyncio.StreamReader, socket: Any) -> None:
+    data = await _first_bytes(reader)
     while data or not reader.at_eof():
         if data:
             await socket.send(data)

@@ -239,7 +239,7 @@ class LocalLive:
         max_connections = cage.template.effective.limits.open_files // 3  # each uses two descriptors of the agent
         begin = functools.partial(listen, self.current, port, host_port, max_connections)
         listener = await self._operations.run(in_thread(begin, discard=lambda listener: listener.close()))
-        exposed = LocalPort(listener, self._ports.discard)
+        exposed = LocalPort(listener, functools.partial(self.connect, port), self._ports.discard)
         self._ports.add(exposed)
         return exposed
 
@@ -274,9 +274,21 @@ def listen(
 
 
 class LocalPort:
-    def __init__(self, listener: PortListener, on_closed: Callable[[LocalPort], None]) -> None:
-        self._listener, self._on_closed = listener, on_closed
+    def __init__(
+        self,
+        listener: PortListener,
+        connect: Callable[[], Awaitable[socket.socket]],
+        on_closed: Callable[[LocalPort], None],
+    ) -> None:
+        self._listener, self._connect, self._on_closed = listener, connect, on_closed
         self.port = listener.port
+
+    async def is_answered(self) -> bool:
+        try:
+            (await self._connect()).close()
+        except ConnectionError:
+            return False
+        return True
 
     async def aclose(self) -> None:
         await in_thread(self._listener.close)
