@@ -9,7 +9,7 @@ function is called. A listener that raises is logged on the logger "warmcell" an
 | `run.started` | the run's id | the run has left the queue |
 | `run.ended` | the run's id | outcome, exit_code, signal, fault, error, duration, queued, usage, enforced |
 | `denial` | the run's id | kind, what, rule, hint |
-| `network` | the host's name | decision, rule, via, port, method, path |
+| `network` | the host's name | decision, rule, via, port, method, path; is_left_out: counted by the audit only |
 | `network.closed` | empty | sent, received: the bytes of one connection of a guest to its proxy |
 | `cell` | the run's id | was_ready: whether a warm cell was ready for it |
 | `file` | the sandbox's id | operation, path |

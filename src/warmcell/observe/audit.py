@@ -59,7 +59,7 @@ class AuditLog(Closing):
             return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
 
     def _on_event(self, event: Event) -> None:
-        if event.name in _NOT_AUDITED:
+        if event.name in _NOT_AUDITED or event.fields.get("is_left_out"):
             return
         data = _format(event)
         with self._lock:
@@ -179,7 +179,9 @@ def _describe_denial(record: dict[str, Any]) -> str:
 
 def _describe_network(record: dict[str, Any]) -> str:
     where = f"{_word(record, 'host')}:{_word(record, 'port')}"
-    return f"{_word(record, 'decision')} {where} by {_word(record, 'rule')}"
+    before = f", after {_word(record, 'left_out')} more that are not listed" if "left_out" in record else ""
+    after = ", the next are counted only" if record.get("is_last_listed") else ""
+    return f"{_word(record, 'decision')} {where} by {_word(record, 'rule')}{before}{after}"
 
 
 def _describe_file(record: dict[str, Any]) -> str:

@@ -18,9 +18,14 @@ from hypothesis import strategies as st
 from warmcell import ExecRequest, ExecResult, FakeBackend
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
+from warmcell.net.connect import connection_log
+from warmcell.net.connect.admission import Gate
+from warmcell.net.rules.hosts import Host
+from warmcell.net.rules.rule_book import Decision, EgressRequest, RuleBook
 from warmcell.observe.audit import AuditLog, in_words, read_audit
 
 REQUEST = ExecRequest("python", "print(1)", 5)
+DENIED = Decision(False, "default", "not allowed")
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -144,3 +149,26 @@ def test_any_file_can_be_read(data: bytes) -> None:
 def test_any_record_can_be_said(record: dict[str, object]) -> None:
     for found in read_audit(io.BytesIO(json.dumps(record).encode() + b"\n")):
         assert in_words(found).isprintable()
+
+
+@pytest.mark.attack("S3-10")
+def test_a_guest_cannot_rotate_the_audit_away_by_connecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond its share is counted; other sandboxes and other lines are not affected; listeners get all."""
+    monkeypatch.setattr(connection_log, "AUDIT_SECONDS", 1e9)
+    path, heard = tmp_path / "audit.jsonl", list[events.Event]()
+    flooding, other = Gate(RuleBook()), Gate(RuleBook())
+    stop = events.listen(heard.append)
+    with AuditLog(path, max_bytes=1 << 20, keep=1):
+        FakeBackend([ExecResult()]).execute_blocking(REQUEST)
+        for number in range(3000):
+            flooding.refuse(EgressRequest(Host(f"h{number}"), 80, "GET", "/" + "a" * 8000), DENIED, "http")
+        other.refuse(EgressRequest(Host("other"), 80), DENIED, "http")
+        monkeypatch.setattr(time, "monotonic", lambda: 1e15)  # much later
+        flooding.refuse(EgressRequest(Host("late"), 80), DENIED, "http")
+    stop()
+    found = lines(path)
+    assert found[0]["event"] == "run.ended" and not (tmp_path / "audit.jsonl.1").exists()
+    assert [line["host"] for line in found[1:]] == [*(f"h{number}" for number in range(500)), "other", "late"]
+    assert "is_last_listed" in found[500] and "is_last_listed" not in found[499]
+    assert found[-1]["left_out"] == 2500 and in_words(found[-1]).endswith(", after 2500 more that are not listed")
+    assert sum(event.name == "network" for event in heard) == 3002

@@ -24,6 +24,9 @@ AuditSink = Callable[[str], None]
 
 DenialSink = Callable[[Denial], None]
 
+#: Characters of a path in an audit line.
+_LONGEST_PATH = 1000
+
 
 class Gate:
     """A rule book and what is needed to apply it: resolver, rate limiter, audit and denial sinks.
@@ -127,9 +130,12 @@ class Gate:
             "port": request.port,
         }
         # Without the query, which may hold tokens.
-        visible = {"method": request.method, "path": request.path, "reason": decision.reason or None, **more}
+        path = (
+            request.path if request.path is None or len(request.path) <= _LONGEST_PATH else request.path[:_LONGEST_PATH]
+        )
+        visible = {"method": request.method, "path": path, "reason": decision.reason or None, **more}
         line.update({key: value for key, value in visible.items() if value is not None})
         if events.listeners:
-            events.emit("network", request.host.name, line)
+            events.emit("network", request.host.name, {**line, **self.log.count_for_audit()})
         if self._audit is not None:
             self._audit(json.dumps({"time": round(time.time(), 3), "event": "network", **line}, ensure_ascii=True))

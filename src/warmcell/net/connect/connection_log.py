@@ -9,15 +9,19 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from warmcell.core.errors import FetchFailed
 from warmcell.lifetime.ownership import Lock
 from warmcell.net.connect.byte_streams import ByteStream, SocketStream
+from warmcell.net.connect.rate_limiter import TokenBucket
 from warmcell.net.rules.hosts import IPAddress
 from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing
 
 #: Older ones are forgotten.
 MOST_CONNECTIONS = 1000
+#: Decisions of one sandbox that the audit lists at once, and the seconds after which it lists one more.
+AUDITED_AT_ONCE, AUDIT_SECONDS = 500, 10.0
 _CUT_SECONDS = 10.0
 
 
@@ -108,6 +112,23 @@ class ConnectionLog:
         self._lock = Lock()
         self._entries: deque[_Entry] = deque(maxlen=MOST_CONNECTIONS)
         self._open: set[OpenConnection] = set()
+        self._budget = TokenBucket(AUDITED_AT_ONCE, AUDITED_AT_ONCE * AUDIT_SECONDS, time.monotonic())
+        self._left_out = 0
+
+    def count_for_audit(self) -> dict[str, Any]:
+        """Fields for the event of one more decision: whether the audit leaves it out, and how many it left out before.
+
+        A guest decides how many decisions there are. Without a bound its own would rotate the audit away.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if not self._budget.has_token(now):
+                self._left_out += 1
+                return {"is_left_out": True}
+            self._budget.take()
+            fields: dict[str, Any] = {"left_out": self._left_out} if self._left_out else {}
+            self._left_out = 0
+            return fields if self._budget.has_token(now) else {**fields, "is_last_listed": True}
 
     def add(self, request: EgressRequest, decision: Decision) -> _Entry:
         entry = _Entry(request, decision)
