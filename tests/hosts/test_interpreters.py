@@ -98,3 +98,12 @@ def test_pyarrow_is_asked_to_start_no_thread(talkative: Path) -> None:
     (site / "arrow.py").write_text("import os\nsetting = os.environ.get('JE_ARROW_MALLOC_CONF')\n")
     code = "import arrow, os; print(arrow.setting, 'JE_ARROW_MALLOC_CONF' in os.environ)"
     assert _run(code, python_path=talkative, preload=("arrow",)) == "background_thread:false False\n"
+
+
+def test_a_preloaded_library_is_used_once_before_guests_are_forked(talkative: Path) -> None:
+    """pandas and torch load more when something is first shown. A library that fails then is still there."""
+    site = next((talkative.parents[1] / "lib").glob("python3*/site-packages"))
+    frame = "class DataFrame:\n    def __init__(self, data): pass\n    def __repr__(self): uses.append(1); return ''\n"
+    (site / "pandas.py").write_text(f"uses = []\n{frame}")
+    (site / "torch.py").write_text("def ones(*shape): raise OSError\n")
+    assert _run("import pandas; print(pandas.uses)", python_path=talkative, preload=("pandas", "torch")) == "[1]\n"

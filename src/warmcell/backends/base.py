@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from warmcell.backends.many import OnProgress, Requests
+    from warmcell.backends.supervisor_process import IdleSupervisors
     from warmcell.core.outcomes import Outcome
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import ExecRequest
@@ -52,6 +54,17 @@ class BackendBase(ABC):
         from warmcell.backends.many import in_step
 
         return in_step(self.run_many(requests, concurrency, processes, on_progress))
+
+    @cached_property
+    def idle_supervisors(self) -> IdleSupervisors:
+        """Between batches of `run_many` and `judge`."""
+        from warmcell.backends.supervisor_process import IdleSupervisors
+
+        return IdleSupervisors()
+
+    def _end_idle_supervisors(self) -> None:
+        if "idle_supervisors" in self.__dict__:
+            self.idle_supervisors.close()
 
     @abstractmethod
     def close(self) -> None: ...

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from warmcell.backends.supervisors import Recipe, Supervisors
+    from warmcell.backends.supervisor_process import Recipe
+    from warmcell.backends.supervisors import Supervisors
     from warmcell.core.types import ExecRequest, ExecResult
     from warmcell.lifetime.run import Run
 

@@ -101,7 +101,7 @@ async def ajudge(
                 program = await cleanup.enter_async_context(built)
         at_once = concurrency
         if isinstance(program, Program) and supervisors is not None:
-            execute = supervisors.runner_of(request)
+            execute = supervisors.runner_of(request, _runs_of(program.run))
         elif isinstance(program, Program):
             # On a cluster, cases wait on the nodes. Not with `stop_early`, which would throw most of them away.
             cluster: Any = program if hasattr(program, "run_case") and not concurrency and not stop_early else None

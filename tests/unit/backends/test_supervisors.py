@@ -18,6 +18,13 @@ pytestmark = pytest.mark.needs("linux", "user namespaces")
 SUM = "print(sum(map(int, input().split())))"
 
 
+@pytest.fixture
+def started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs wait for the supervisors, and are not carried out here meanwhile."""
+    runner = Supervisors._runner
+    monkeypatch.setattr(Supervisors, "_runner", lambda self, program, meanwhile: runner(self, program, None))
+
+
 @pytest.mark.parametrize(
     ("processes", "work", "processors", "chosen"),
     [
@@ -25,7 +32,8 @@ SUM = "print(sum(map(int, input().split())))"
         (None, range(10_000), 7, 1),
         (None, range(199), 16, 1),
         (None, range(400), 16, 2),
-        (None, range(10_000), 16, 8),
+        (None, range(10_000), 16, 4),
+        (None, range(700), 16, 3),
         (None, iter(range(10_000)), 16, 1),
         (3, range(1), 2, 3),
         (1, range(10_000), 64, 1),
@@ -49,6 +57,7 @@ def test_listeners_hear_of_runs_in_this_process_only(monkeypatch: pytest.MonkeyP
     assert choose_processes(None, range(10_000), 16) == 1
 
 
+@pytest.mark.usefixtures("started_at_once")
 async def test_results_and_errors_are_those_of_one_process() -> None:
     requests = [
         ExecRequest("python", "print(6 * 7)", 30),
@@ -69,6 +78,7 @@ async def test_results_and_errors_are_those_of_one_process() -> None:
     assert found[0][2][2] is errors.ExecutionTimeout
 
 
+@pytest.mark.usefixtures("started_at_once")
 @pytest.mark.parametrize("language", ["python", pytest.param("c", marks=pytest.mark.needs("gcc"))])
 def test_verdicts_are_those_of_one_process(language: str) -> None:
     source = '#include <stdio.h>\nint main(void){int a,b;scanf("%d %d",&a,&b);printf("%d",a+b);return 0;}'
@@ -119,6 +129,7 @@ async def test_one_that_dies_is_a_failure_of_ours_for_its_runs_alone() -> None:
     await backend.aclose()
 
 
+@pytest.mark.usefixtures("started_at_once")
 async def test_leaving_the_iteration_leaves_no_process() -> None:
     others = set(children(os.getpid()))  # such as the manager of the default backend
     async with ProcessBackend() as backend:
@@ -131,6 +142,7 @@ async def test_leaving_the_iteration_leaves_no_process() -> None:
     until(lambda: not started.intersection(children(os.getpid())))
 
 
+@pytest.mark.usefixtures("started_at_once")
 async def test_webassembly_has_them_too() -> None:
     module = '(module (func (export "_start")))'
     async with WasmBackend() as backend:

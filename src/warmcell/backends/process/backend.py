@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from warmcell.backends.process.image import OpenImage
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_program import LiveProgram
-    from warmcell.backends.supervisors import Recipe
+    from warmcell.backends.supervisor_process import Recipe
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
     from warmcell.enforcers.contract import SandboxEnforcer
@@ -186,8 +186,15 @@ class ProcessBackend(BackendBase):
 
     async def execute(self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
         """Runs the request in a thread. Cancelling the task ends the run before the cancellation is raised."""
+        return await self._run_recorded(request, lambda run: self._execute(request, run, stdin, listener))
+
+    async def execute_here(self, request: ExecRequest) -> ExecResult:
+        """`execute`, but never by another supervisor."""
+        return await self._run_recorded(request, lambda run: self._execute(request, run, is_here=True))
+
+    async def _run_recorded(self, request: ExecRequest, work: Callable[[Run], ExecResult]) -> ExecResult:
         with RunRecord(self.name, request, self._policy) as record:
-            record.result = await self._runs.run(lambda run: self._execute(request, run, stdin, listener))
+            record.result = await self._runs.run(work)
             return record.result
 
     def stream(self, request: ExecRequest, *, stdin: int = -1) -> AsyncIterator[StreamEvent]:
@@ -216,9 +223,7 @@ class ProcessBackend(BackendBase):
         enforcers that wrap the guest in a program of their own: see `takes_commands`.
         """
         program = ProgramSpec(tuple(argv), {}, "", cwd=cwd)
-        with RunRecord(self.name, request, self._policy) as record:
-            record.result = await self._runs.run(lambda run: self._execute_command(program, request, run, listener))
-            return record.result
+        return await self._run_recorded(request, lambda run: self._execute_command(program, request, run, listener))
 
     def execute_entrypoint_blocking(
         self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
@@ -250,8 +255,10 @@ class ProcessBackend(BackendBase):
         except NotStarted as failure:
             raise command_refusal(program.argv[0], failure) from None
 
-    def _execute(self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None) -> ExecResult:
-        if stdin < 0 and listener is None and self._runs.number_under_way > CROWD:
+    def _execute(
+        self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None, is_here: bool = False
+    ) -> ExecResult:
+        if not is_here and stdin < 0 and listener is None and self._runs.number_under_way > CROWD:
             result = self._extra.run(request, run, self._find_recipe_of_runs())
             if result is not None:
                 return result
@@ -321,8 +328,8 @@ class ProcessBackend(BackendBase):
 
     async def live_program(self, request: ExecRequest) -> LiveProgram | ExecResult:
         """The program that `execute` would run, to be started in a live cage; or the result if it does not compile."""
-        plan = self._make_launch
-        return await self._runs.run(lambda run: self._launcher.live_program(plan(self._prepare(request), request, run)))
+        make = self._make_launch
+        return await self._runs.run(lambda run: self._launcher.live_program(make(self._prepare(request), request, run)))
 
     async def build(self, request: ExecRequest) -> built.Program:
         """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with the compiler's output.
@@ -359,8 +366,9 @@ class ProcessBackend(BackendBase):
 
     def _find_recipe_of_runs(self) -> Recipe | None:
         """None if this process must see the runs: their events, connections and GPUs, and paths as they were."""
-        is_watched = events.listeners or self._launcher.egress.has_rules or self._policy.allowed_paths
-        return None if is_watched or self._policy.gpus else self.recipe
+        grants = self._policy
+        is_watched = events.listeners or self._launcher.egress.has_rules or grants.allowed_paths or grants.gpus
+        return None if is_watched else self.recipe
 
     def set_network_rules(self, rules: FetchPolicy | Iterable[NetworkRule]) -> None:
         """Changes what guests may reach, from their next connection on. A backend made without a network gets none."""
@@ -385,6 +393,7 @@ class ProcessBackend(BackendBase):
             for cage in tuple(self._cages):
                 cage.close()
             self._extra.close()
+            self._end_idle_supervisors()
             self._launcher.close()
             if self._image is not None:
                 self._image.close()
