@@ -105,6 +105,15 @@ def test_junk_over_stdio_is_answered_or_ignored_and_the_next_request_served() ->
 
 
 @pytest.mark.attack("PT-15")
+def test_what_a_client_says_about_itself_is_bounded(url: str) -> None:
+    """Each such request took 25 times its size, for as long as the session lasts."""
+    params = HELLO["params"] | {"capabilities": {"experimental": {f"k{number}": {} for number in range(20_000)}}}  # type: ignore[operator]
+    with httpx.Client(headers=HEADERS, timeout=60) as client:
+        assert client.post(url, json=HELLO | {"params": params}).status_code == 413
+        assert client.post(url, json=HELLO | {"params": params}, headers=session_of(client, url)).status_code == 413
+
+
+@pytest.mark.attack("PT-15")
 @pytest.mark.parametrize("has_session", [True, False])
 def test_junk_over_http_is_never_a_500(url: str, has_session: bool) -> None:
     with httpx.Client(timeout=60) as client:

@@ -21,6 +21,8 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
+from warmcell.interfaces.serve.mcp_messages import check_size
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
 MAX_BODY = 16 * 1024 * 1024
@@ -75,7 +77,8 @@ def http_app(server: Server[Clients], host: str, token: str | None, idle_seconds
         max_sessions=MAX_SESSIONS,
         transport_security=security,
     )
-    return app if token is None else _TokenGuard(app, token)
+    bounded = _BoundedMessages(app)
+    return bounded if token is None else _TokenGuard(bounded, token)
 
 
 async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str], object]) -> None:
@@ -126,6 +129,44 @@ class _TokenGuard:
         headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body", "body": b'{"error": "missing or invalid token"}'})
+
+
+class _BoundedMessages:
+    """Refuses what the SDK would keep for a whole session or take seconds to check, as `/mcp` of `serve` does."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await check_size(await _read_body(receive))
+        except ClientDisconnected:
+            return
+        except HttpError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        first = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_again() -> Any:
+            return first.pop() if first else await receive()
+
+        await self._app(scope, receive_again, send)
+
+
+async def _read_body(receive: Any) -> bytes:
+    body, has_more = bytearray(), True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY:
+            raise HttpError(413, f"a message has at most {MAX_BODY} bytes")
+        has_more = message.get("more_body", False)
+    return bytes(body)
 
 
 #: The id is searched in the first bytes only: clients write it before long content.

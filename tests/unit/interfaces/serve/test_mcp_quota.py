@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from warmcell.interfaces.serve.mcp_route import MAX_PLAIN_BYTES, McpApp, check_size
+from warmcell.interfaces.serve.mcp_messages import MAX_PLAIN_BYTES, check_size
+from warmcell.interfaces.serve.mcp_route import McpApp
 from warmcell.interfaces.serve.requests import BodyMemory
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import Service
