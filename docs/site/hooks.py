@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "src")]
+from command_reference import command_reference  # noqa: E402
 from http_reference import http_reference, specification_json  # noqa: E402
 from python_reference import python_pages  # noqa: E402
 
@@ -51,13 +52,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    from warmcell.interfaces.cli import manual
-
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for page, content in python_pages().items():
         files.append(File.generated(config, page, content=content))
-    files.append(File.generated(config, "reference/command.md", content=manual.markdown(manual.pages())))
+    files.append(File.generated(config, "reference/command.md", content=command_reference()))
     files.append(File.generated(config, "reference/http.md", content=http_reference()))
     files.append(File.generated(config, "reference/openapi.json", content=specification_json()))
     for source in sorted(_linked_files()):

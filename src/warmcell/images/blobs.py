@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -19,7 +19,6 @@ from warmcell.workspace.untrusted_files import parse_json
 #: Files that are being written. The next `prune` removes those of killed programs.
 UNFINISHED = ".blob-"
 CHUNK = MIB
-Progress = Callable[[int], None]
 
 
 class BlobStore:

@@ -212,9 +212,3 @@ def _load_entry(entry: EntryPoint) -> Any:
             f"language {entry.name!r} ({entry.value}) could not be imported: {error}",
             hint="reinstall its package",
         ) from error
-
-
-def forget_installed() -> None:
-    """Clears the caches after packages were installed or removed in a running process (and between tests)."""
-    for remembered in (_entries, _installed_rows, _runtime):
-        remembered.cache_clear()

@@ -1,4 +1,4 @@
-"""The runs and sandboxes of this program that are active now, tracked by events."""
+"""The runs of this program that are active now, tracked by events."""
 
 from __future__ import annotations
 
@@ -27,34 +27,19 @@ class ActiveRun:
     sandbox: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveSandbox:
-    id: str
-    backend: str
-    seconds: float
-
-
 class Activity(Closing):
     """Listens from construction until `close`; earlier runs are not included."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # `seconds` is the start time here; `_with_ages` replaces it.
+        # `seconds` is the start time here; `runs` replaces it.
         self._runs: dict[str, ActiveRun] = {}
-        self._sandboxes: dict[str, ActiveSandbox] = {}
         self._stop = listen(self._on_event)
 
     def runs(self) -> list[ActiveRun]:
         """The oldest first."""
-        return self._with_ages(self._runs)
-
-    def sandboxes(self) -> list[ActiveSandbox]:
-        """The oldest first."""
-        return self._with_ages(self._sandboxes)
-
-    def _with_ages(self, kept: dict[str, Any]) -> list[Any]:
         with self._lock:
-            entries = list(kept.values())
+            entries = list(self._runs.values())
         now = time.monotonic()
         return [replace(entry, seconds=now - entry.seconds) for entry in entries]
 
@@ -73,10 +58,6 @@ class Activity(Closing):
                 self._runs[identity] = replace(_waiting_run(identity, fields), state="running")
             elif event.name in ("run.ended", "program.ended"):
                 self._runs.pop(identity, None)
-            elif event.name == "sandbox.made":
-                self._sandboxes[identity] = ActiveSandbox(identity, fields["backend"], time.monotonic())
-            elif event.name == "sandbox.gone":
-                self._sandboxes.pop(identity, None)
 
     def close(self) -> None:
         self._stop()

@@ -66,9 +66,14 @@ class NotALanguage:
 def entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     found: list[EntryPoint] = []
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == registry.GROUP else [])
-    registry.forget_installed()
+    _forget_installed()
     yield found
-    registry.forget_installed()
+    _forget_installed()
+
+
+def _forget_installed() -> None:
+    for remembered in (registry._entries, registry._installed_rows, registry._runtime):
+        remembered.cache_clear()
 
 
 def entry(name: str, value: str) -> EntryPoint:
@@ -194,9 +199,3 @@ def test_broken_entries_are_our_error_not_theirs(value: str, entries: list[Entry
 def test_every_language_of_ours_is_a_member() -> None:
     assert {row.name for row in ROWS} == set(Language)
     assert all(canonical(alias) is canonical(row.name) for row in ROWS for alias in row.aliases)
-
-
-def test_the_former_name_of_a_program_still_works() -> None:
-    with pytest.warns(DeprecationWarning, match="ProgramSpec"):
-        from warmcell.languages.program import Program
-    assert Program is ProgramSpec

@@ -18,7 +18,7 @@ def test_a_run_is_under_way_until_it_has_ended() -> None:
         assert activity.runs() == []
 
 
-def test_states_and_sandboxes() -> None:
+def test_states() -> None:
     with Activity() as activity:
         asked = {"backend": "process", "language": "c"}
         events.emit("run.asked", "r1", asked)
@@ -26,8 +26,4 @@ def test_states_and_sandboxes() -> None:
         events.emit("run.started", "r1", asked)
         events.emit("run.started", "of before", asked)
         assert [run.state for run in activity.runs()] == ["running"]
-        events.emit("sandbox.made", "s1", {"backend": "wasm"})
-        assert [(box.id, box.backend) for box in activity.sandboxes()] == [("s1", "wasm")]
-        events.emit("sandbox.gone", "s1", {"backend": "wasm"})
-        assert activity.sandboxes() == []
     assert events.listeners == ()

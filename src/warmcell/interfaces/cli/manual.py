@@ -1,4 +1,4 @@
-"""`warmcell man`: the manual page, and the same as JSON and as Markdown, generated from the parser."""
+"""`warmcell man`: the manual page, and the same as JSON, generated from the parser."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_ABOUT = """Runs code that you did not write in a sandbox: no network, no host files, no host environment, and limits on
+ABOUT = """Runs code that you did not write in a sandbox: no network, no host files, no host environment, and limits on
 time, memory, processes, disk and output. Data goes to stdout, everything else to stderr."""
-_VARIABLES = {
+VARIABLES = {
     "NO_COLOR": "if set, messages have no color",
     "WARMCELL_DEBUG": "1 prints the traceback of an internal error",
     "WARMCELL_STATE_KEY": "the key of 'serve --state', instead of --state-key: 64 hexadecimal digits",
@@ -86,13 +86,13 @@ def _value(action: argparse.Action) -> str:
 def troff(known: list[Page]) -> str:
     """The page for `man`, without a date, so that two builds are the same."""
     lines = ['.TH WARMCELL 1 "" "Warmcell" "User Commands"', ".SH NAME", "warmcell \\- run code in a sandbox"]
-    lines += [".SH SYNOPSIS", ".B warmcell", "COMMAND [OPTION]...", ".SH DESCRIPTION", _escape(_ABOUT)]
+    lines += [".SH SYNOPSIS", ".B warmcell", "COMMAND [OPTION]...", ".SH DESCRIPTION", _escape(ABOUT)]
     for role in (RUN, SERVE, INSPECT):
         lines.append(f".SH {_escape(role.upper())}")
         for page in known:
             lines += _troff_command(page) if page.role == role else []
     lines += [".SH ENVIRONMENT"]
-    for name, text in _VARIABLES.items():
+    for name, text in VARIABLES.items():
         lines += [".TP", f".B {name}", _escape(text)]
     return "\n".join([*lines, ".SH EXIT STATUS", ".nf", _escape(EXIT_STATUSES), ".fi", ""])
 
@@ -108,24 +108,3 @@ def _escape(text: str) -> str:
     """For troff: no command at the start of a line, no escape, and dashes that can be copied."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.split("\n"))
-
-
-def markdown(known: list[Page]) -> str:
-    """The command reference of the site."""
-    lines = ["# The command", "", _ABOUT, ""]
-    for role in (RUN, SERVE, INSPECT):
-        lines += [f"## {role[:1].upper()}{role[1:]}", ""]
-        for page in known:
-            lines += _markdown_command(page) if page.role == role else []
-    lines += ["## Environment", "", "| variable | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {text} |" for name, text in _VARIABLES.items()]
-    return "\n".join([*lines, ""])
-
-
-def _markdown_command(page: Page) -> list[str]:
-    lines = [f"### warmcell {page.name}", "", f"{page.summary[:1].upper()}{page.summary[1:]}.", ""]
-    lines += ["```text", page.usage, "```", "", "| argument | meaning |", "|---|---|"]
-    for argument in page.arguments:
-        forms = ", ".join(f"`{form}`" for form in argument.forms).replace("|", "\\|")
-        lines.append(f"| {forms} | {argument.help.replace('|', chr(92) + '|')} |")
-    return [*lines, "", *(["```text", page.notes, "```", ""] if page.notes else [])]

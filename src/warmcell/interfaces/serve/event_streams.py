@@ -16,7 +16,13 @@ from starlette.responses import Response
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.requests import cancel_and_wait, while_connected
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_to_dict, http_error_to_dict
+from warmcell.interfaces.serve.responses import (
+    ClientDisconnected,
+    HttpError,
+    error_to_dict,
+    http_error_to_dict,
+    shutting_down,
+)
 
 #: A comment is sent after so many seconds without an event.
 KEEPALIVE_SECONDS = 15.0
@@ -101,7 +107,7 @@ async def with_keepalives(items: AsyncIterator[Any], until: asyncio.Event | None
                     following = asyncio.ensure_future(anext(items, _END))
                     yield item
                 elif ending.done():
-                    raise HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})
+                    raise shutting_down()
                 else:
                     yield None
         finally:

@@ -46,6 +46,10 @@ class HttpError(Exception):
         self.fault = fault or ("host" if status >= 500 else "caller")
 
 
+def shutting_down() -> HttpError:
+    return HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})
+
+
 class ClientDisconnected(Exception):
     """The client closed the connection before its response was complete."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from warmcell.net.connect.name_lookup import Resolver, resolve_host, system_reso
 from warmcell.net.connect.rate_limiter import RateLimiter
 from warmcell.net.connect.unreachable import RULE, Unreachable, unreachable_denial
 from warmcell.net.rules.addresses import is_own
+from warmcell.net.rules.headers import steering_header
 from warmcell.net.rules.hosts import Host, IPAddress
 from warmcell.net.rules.rule_book import Decision, EgressRequest, RuleBook
 
@@ -23,6 +24,7 @@ AuditSink = Callable[[str], None]
 """Called with one line of JSON (without newline) per decision. If it raises, the connection is not made."""
 
 DenialSink = Callable[[Denial], None]
+HeaderPairs = Iterable[tuple[str, str]]
 
 #: Characters of a path in an audit line.
 _LONGEST_PATH = 1000
@@ -109,6 +111,13 @@ class Gate:
             what = f"{request.host.in_url}:{request.port}"
             self._on_denial(Denial("network", what, decision.rule, decision.hint or decision.reason))
         return FetchFailed(f"{decision.reason} (rule: {decision.rule})", reason=reason, hint=decision.hint or None)
+
+    def refuse_steering(self, request: EgressRequest, decision: Decision, headers: HeaderPairs, via: str) -> None:
+        """Raises `FetchFailed` for a header that could undo a rule about methods or paths."""
+        name = steering_header(headers) if decision.reads_content else None
+        if name is not None:
+            verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
+            raise self.refuse(request, verdict, via)
 
     def refuse_malformed(self, reason: str, via: str) -> None:
         """Record a request that was refused before its destination could be parsed."""

@@ -30,12 +30,11 @@ from warmcell.net.rules.headers import (
     Headers,
     check_headers,
     replace_headers,
-    steering_header,
     without_body_headers,
     without_credentials,
     without_range_headers,
 )
-from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing, compile_rules
+from warmcell.net.rules.rule_book import EgressRequest, Narrowing, compile_rules
 from warmcell.net.rules.urls import Target, UrlError, parse_url, redirect_target
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -145,7 +144,7 @@ class SafeClient:
         request = EgressRequest(target.host, target.port, hop.method, target.path, in_clear=target.scheme == "http")
         with self._gate.log.track(request) as connection:
             addresses, decision = await self._gate.admit(request, "fetch")
-            self._refuse_steering(request, decision, hop.headers)
+            self._gate.refuse_steering(request, decision, hop.headers, "fetch")
             connection.allow(decision, addresses)
             headers = self._request_headers(hop, redactor)
             tls = self._tls_context() if target.scheme == "https" else None
@@ -179,12 +178,6 @@ class SafeClient:
         if self._tls is None:
             self._tls = client_tls()
         return self._tls
-
-    def _refuse_steering(self, request: EgressRequest, decision: Decision, headers: HeaderList) -> None:
-        name = steering_header(headers) if decision.reads_content else None
-        if name is not None:
-            verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
-            raise self._gate.refuse(request, verdict, "fetch")
 
     def _request_headers(self, hop: Hop, redactor: Redactor) -> HeaderList:
         secrets: dict[str, str] = {}

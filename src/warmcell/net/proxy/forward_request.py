@@ -24,15 +24,8 @@ from warmcell.net.credentials import Redactor, StreamRedactor, clean_headers, re
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.limits import ActivityTimer, ByteMeter, ProxyLimits
 from warmcell.net.proxy.request_head import MAX_HEAD_BYTES, RequestHead
-from warmcell.net.rules.headers import (
-    OURS,
-    HeaderList,
-    Headers,
-    replace_headers,
-    steering_header,
-    without_range_headers,
-)
-from warmcell.net.rules.rule_book import Decision, EgressRequest
+from warmcell.net.rules.headers import OURS, HeaderList, Headers, replace_headers, without_range_headers
+from warmcell.net.rules.rule_book import EgressRequest
 from warmcell.net.rules.urls import Target
 
 STATUS_OF = {
@@ -117,7 +110,7 @@ class RequestForwarder:
         request = EgressRequest(target.host, target.port, head.method, target.path, in_clear=target.scheme == "http")
         with gate.log.track(request) as connection:
             addresses, decision = await gate.admit(request, self._via)
-            self._refuse_steering(request, decision, head)
+            gate.refuse_steering(request, decision, head.headers, self._via)
             connection.allow(decision, addresses)
             headers = self._request_headers(head, target)
             tls = self._egress.tls() if target.scheme == "https" else None
@@ -127,12 +120,6 @@ class RequestForwarder:
                 await self._exchange(Exchange(upstream), head, target, headers)
             finally:
                 upstream.close()
-
-    def _refuse_steering(self, request: EgressRequest, decision: Decision, head: RequestHead) -> None:
-        name = steering_header(head.headers) if decision.reads_content else None
-        if name is not None:
-            verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
-            raise self._egress.gate.refuse(request, verdict, self._via)
 
     def _request_headers(self, head: RequestHead, target: Target) -> HeaderList:
         listed = {part.strip().lower() for part in (head.get("connection") or "").split(",")}

@@ -14,7 +14,7 @@ import re
 import stat
 import weakref
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def copy_packages(source: str, target: str, *, is_shared: bool = False) -> None:
     A package chooses the depth of its directories. npm rewrites its lists in place, so these are never shared.
     """
     lists = ("package.json", "package-lock.json")
-    with closing(Root(source)) as packages, closing(Root(target)) as copy:
+    with Root(source) as packages, Root(target) as copy:
         copy_tree(packages, copy, _COPY_LIMITS, is_shared=lambda name: is_shared and name not in lists)
 
 

@@ -32,10 +32,6 @@ class ChunkCodec:
         self._name_key = b"" if key is None else derive_key(key, _NAMES)
         self._cipher: Any = None if key is None else make_cipher(derive_key(key, _CONTENT))
 
-    @property
-    def is_encrypted(self) -> bool:
-        return self._cipher is not None
-
     def digest(self, data: bytes) -> str:
         return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._name_key).hexdigest()
 

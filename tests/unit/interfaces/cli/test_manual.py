@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warmcell.interfaces.cli.command_table import COMMANDS
-from warmcell.interfaces.cli.manual import markdown, pages
+from warmcell.interfaces.cli.manual import pages
 
 
 def test_every_command_and_option_is_in_the_page(warmcell: Any) -> None:
@@ -29,6 +29,5 @@ def test_man_accepts_it(warmcell: Any) -> None:
     assert checked.stderr == ""
 
 
-def test_the_same_as_json_and_as_markdown(warmcell: Any) -> None:
+def test_the_same_as_json(warmcell: Any) -> None:
     assert [page["name"] for page in json.loads(warmcell("man", "--json").stdout)] == list(COMMANDS)
-    assert all(f"### warmcell {name}\n" in markdown(pages()) for name in COMMANDS)

@@ -40,7 +40,7 @@ from warmcell.interfaces.serve.front.socket_relay import SocketRelay
 from warmcell.interfaces.serve.listener import Server, serve_on
 from warmcell.interfaces.serve.proxy_headers import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.requests import OWNER, BodyMemory, cancel_and_wait, read_body
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.sandbox_registry import SandboxLost
 from warmcell.interfaces.serve.server_limits import server_policy
@@ -160,7 +160,7 @@ class ClusterFront:
         place = Place(Kind.HOME)
         try:
             if self.draining.is_set():
-                raise _shutting_down()
+                raise shutting_down()
             place = self._classify(request, route)
             ends_something = route is not None and route.ends_something
             with self._admission.count(find_token(request) or "", ends_something=ends_something):
@@ -219,7 +219,7 @@ class ClusterFront:
 
     async def choose_for_socket(self, request: HTTPConnection) -> NodePeer:
         if self.draining.is_set():
-            raise _shutting_down()
+            raise shutting_down()
         parts = request.scope["path"].split("/")
         if parts[1:3] == ["v1", "sandboxes"] and len(parts) > 3:
             return self.nodes.find(parts[3])
@@ -287,7 +287,3 @@ class ClusterFront:
             await relay(peer, {**request.scope, "headers": headers}, receive, send_after_end)
         finally:
             end()
-
-
-def _shutting_down() -> HttpError:
-    return HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})

@@ -39,7 +39,7 @@ from warmcell.interfaces.serve.front.workers import KILL_SECONDS, Shared, Worker
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, serve_on
 from warmcell.interfaces.serve.proxy_headers import RELAYED, REPORTED_ELSEWHERE
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.settings import Settings
@@ -182,7 +182,7 @@ class Front:
             send = partial(_send_last, send)
         try:
             if self.draining.is_set():
-                raise _shutting_down()
+                raise shutting_down()
             if self._connections.is_over_limit and RELAYED not in scope["state"]:
                 raise HttpError(503, "too many connections")
             ends_something = route is not None and route.ends_something
@@ -220,12 +220,8 @@ class Front:
 
     async def choose_for_socket(self, request: HTTPConnection) -> Worker:
         if self.draining.is_set():
-            raise _shutting_down()
+            raise shutting_down()
         return self._worker_at(self._placement.choose_for_socket(request))
-
-
-def _shutting_down() -> HttpError:
-    return HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})
 
 
 async def _send_last(send: Any, message: dict[str, Any]) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from warmcell.core.types import EffectiveLimits, Enforced, EnforcedLimits
+from warmcell.core.types import Denial, EffectiveLimits, Enforced, EnforcedLimits, Usage
+from warmcell.net.connect.connection_log import Connection
+from warmcell.observe.activity import ActiveRun
+from warmcell.sandbox.interface import ProcessInfo
+from warmcell.workspace.diff import FsChange
+from warmcell.workspace.files import DirEntry, FileStat
 
 
 def _object(needed: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -20,14 +25,23 @@ def _ref(name: str) -> dict[str, Any]:
 
 
 _TEXT, _NUMBER, _WHOLE, _BOOL = ({"type": name} for name in ("string", "number", "integer", "boolean"))
-_MAYBE_TEXT, _MAYBE_NUMBER = {"type": ["string", "null"]}, {"type": ["number", "null"]}
+_MAYBE_TEXT, _MAYBE_NUMBER, _MAYBE_WHOLE = ({"type": [name, "null"]} for name in ("string", "number", "integer"))
 _TEXTS = {"type": "object", "additionalProperties": _TEXT}
+#: By the annotation of a field.
+_TYPES: dict[str, dict[str, Any]] = {"str": _TEXT, "float": _NUMBER, "int": _WHOLE, "bool": _BOOL}
+_TYPES |= {"str | None": _MAYBE_TEXT, "float | None": _MAYBE_NUMBER, "int | None": _MAYBE_WHOLE}
+
+
+def _record(kind: type, /, **others: dict[str, Any]) -> dict[str, Any]:
+    """A record as `asdict` writes it. `others` are fields whose schema is not that of their type."""
+    return _object({name: others.get(name) or _TYPES[hint] for name, hint in kind.__annotations__.items()})
+
 
 _RESULT: dict[str, Any] = {
     "stdout": _TEXT,
     "stderr": _TEXT,
     "exit_code": _WHOLE,
-    "signal": {"type": ["integer", "null"]},
+    "signal": _MAYBE_WHOLE,
     "duration": _NUMBER,
     "stdout_truncated": _BOOL,
     "stderr_truncated": _BOOL,
@@ -41,11 +55,8 @@ _RESULT: dict[str, Any] = {
 _RAW = {"stdout_base64": _TEXT, "stderr_base64": _TEXT}
 _ENDS = ["success", "timeout", "memory_exceeded", "ended", "error"]
 _VERDICTS = ["accepted", "wrong_answer", "time_limit", "memory_limit", "output_limit", "runtime_error"]
-_KINDS = {"is_dir": _BOOL, "is_file": _BOOL}
-_ENTRY = _KINDS | {"name": _TEXT, "size": _WHOLE, "is_symlink": _BOOL}
-_PROCESS = _object(
-    {"pid": _WHOLE, "command": _TEXT, "cwd": _TEXT, "is_running": _BOOL, "exit_code": {"type": ["integer", "null"]}}
-)
+_ENTRY = _record(DirEntry)
+_CHANGE_KIND, _CHANGED_ENTRY = ["created", "modified", "deleted"], ["file", "symlink", "other", "closed"]
 _USAGE_COLUMNS = (
     *("requests", "runs", "cpu_seconds", "memory_gib_seconds", "wall_seconds"),
     *("egress_sent_bytes", "egress_received_bytes", "stored_bytes"),
@@ -67,12 +78,9 @@ SCHEMAS: dict[str, Any] = {
         {"details": {"type": "object"}},
     ),
     "Refusal": _object({"error": _ref("Error")}),
-    "Usage": _object(
-        {"cpu_time": _NUMBER, "wall_time": _NUMBER, "peak_memory_bytes": _WHOLE}
-        | {"gpu_time": _MAYBE_NUMBER, "gpu_peak_memory_bytes": {"type": ["integer", "null"]}}
-    ),
+    "Usage": _record(Usage),
     "Enforced": _object(dict.fromkeys(Enforced.__slots__, _MAYBE_TEXT)),
-    "Denial": _object({"kind": _TEXT, "what": _TEXT, "rule": _TEXT, "hint": _TEXT}),
+    "Denial": _record(Denial),
     "ExecResult": _object(_RESULT, _RAW),
     "Result": _object(
         {"status": {"enum": _ENDS}},
@@ -100,7 +108,7 @@ SCHEMAS: dict[str, Any] = {
             "expires": _NUMBER,
             "timeout": _NUMBER,
             "metadata": _TEXTS,
-            "limits": _object({name: {"type": ["number", "null"]} for name in EffectiveLimits.__slots__}),
+            "limits": _object(dict.fromkeys(EffectiveLimits.__slots__, _MAYBE_NUMBER)),
         }
     ),
     "Token": _object({"token": _TEXT}),
@@ -128,30 +136,14 @@ SCHEMAS: dict[str, Any] = {
         }
     ),
     "Sandboxes": _list(_ref("Sandbox")),
-    "Entries": _list(_object(_ENTRY)),
-    "Tree": _list(_object(_ENTRY | {"path": _TEXT})),
-    "FileStat": _object(_KINDS | {"path": _TEXT, "size": _WHOLE, "mode": _WHOLE, "modified": _NUMBER}),
-    "Changes": _list(
-        _object(
-            {
-                "path": _TEXT,
-                "kind": {"enum": ["created", "modified", "deleted"]},
-                "size": _WHOLE,
-                "entry": {"enum": ["file", "symlink", "other", "closed"]},
-            }
-        )
-    ),
+    "Entries": _list(_ENTRY),
+    "Tree": _list(_object(_ENTRY["properties"] | {"path": _TEXT})),
+    "FileStat": _record(FileStat),
+    "Changes": _list(_record(FsChange, kind={"enum": _CHANGE_KIND}, entry={"enum": _CHANGED_ENTRY})),
     "Uploaded": _object({"files": _WHOLE, "total_bytes": _WHOLE, "skipped": _list(_TEXT)}),
     "Names": _list(_TEXT),
-    "Connections": _list(
-        _object(
-            {
-                **{"time": _NUMBER, "host": _TEXT, "port": _WHOLE, "bytes_sent": _WHOLE, "bytes_received": _WHOLE},
-                **{"rule": _TEXT, "is_allowed": _BOOL},
-            }
-        )
-    ),
-    "Process": _PROCESS,
+    "Connections": _list(_record(Connection)),
+    "Process": _record(ProcessInfo),
     "Processes": _list(_ref("Process")),
     "Session": _object({"id": _TEXT, "language": _TEXT}),
     "Sessions": _list(_ref("Session")),
@@ -166,18 +158,7 @@ SCHEMAS: dict[str, Any] = {
     "Snapshot": _object({"id": _TEXT, "skipped": _list(_TEXT)}),
     "Activity": _object(
         {
-            "runs": _list(
-                _object(
-                    {
-                        "id": _TEXT,
-                        "backend": _TEXT,
-                        "language": _TEXT,
-                        "state": {"enum": ["waiting", "running"]},
-                        "seconds": _NUMBER,
-                    }
-                    | dict.fromkeys(("request", "tenant", "sandbox"), _MAYBE_TEXT)
-                )
-            ),
+            "runs": _list(_record(ActiveRun, state={"enum": ["waiting", "running"]})),
             "sandboxes": _list(
                 _object({"id": _TEXT, "tenant": _TEXT, "backend": _TEXT, "seconds": _NUMBER}, {"node": _TEXT})
             ),
