@@ -132,6 +132,11 @@ def chain_id(diff_ids: Sequence[str]) -> str:
     return result
 
 
+def distinct_layers(layers: Sequence[str]) -> tuple[str, ...]:
+    """Without the lower ones of equal layers, which the upper one hides: overlayfs refuses the same directory twice."""
+    return tuple(reversed(dict.fromkeys(reversed(layers))))
+
+
 def _check_digest(found: str, stated: str) -> None:
     if found != stated:
         raise ImageInvalid(f"a layer's content has the digest {found}; the configuration states {stated}")

@@ -25,7 +25,7 @@ from warmcell.core.records import replace
 from warmcell.images.blobs import BlobStore
 from warmcell.images.export import Exporter
 from warmcell.images.full_disk import explain_full_disk
-from warmcell.images.layers import LayerSource, LayerStore
+from warmcell.images.layers import LayerSource, LayerStore, distinct_layers
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.manifests import Manifest, check_platform, diff_ids, parse_manifest, require_object
 from warmcell.images.model import Image, parse_config, parse_time
@@ -264,7 +264,7 @@ class ImageStore:
 
     def owners(self, image: Image) -> tuple[dict[str, tuple[int, int, int]], ...]:
         """For each of `layer_paths`, uid, gid and mode of the entries whose files could not have them, by path."""
-        return tuple(self._layers.owners(diff_id) for diff_id in _distinct(self._records.image(image.digest)["layers"]))
+        return tuple(map(self._layers.owners, distinct_layers(self._records.image(image.digest)["layers"])))
 
     def _find(self, reference: str) -> tuple[str, str]:
         """Name and digest."""
@@ -291,7 +291,7 @@ class ImageStore:
             size=record["size"],
             created=parse_time(record["created"]),
             config=parse_config(record["config"]),
-            layer_paths=tuple(self._layers.tree(diff_id) for diff_id in _distinct(record["layers"])),
+            layer_paths=tuple(map(self._layers.tree, distinct_layers(record["layers"]))),
             architecture=record["architecture"],
         )
 
@@ -318,11 +318,6 @@ class ImageStore:
             yield
         finally:
             held.let_go()
-
-
-def _distinct(layers: Sequence[str]) -> tuple[str, ...]:
-    """Without the lower ones of equal layers, which the upper one hides: overlayfs refuses the same directory twice."""
-    return tuple(reversed(dict.fromkeys(reversed(layers))))
 
 
 def _name_of(path: str, found: str | None) -> str:

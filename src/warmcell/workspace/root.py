@@ -175,6 +175,14 @@ class Root(Closing):
         with self.parent(parts) as (fd, name), translate_os_errors(parts):
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
 
+    def exists(self, parts: Parts) -> bool:
+        """Whether something is there; a final link is not followed."""
+        try:
+            self.lstat(parts)
+        except FileMissing:
+            return False
+        return True
+
 
 def _opener(resolver: Resolver) -> Callable[[int, Parts, int], int]:
     if resolver == "openat2" or (resolver == "auto" and openat2.is_available()):

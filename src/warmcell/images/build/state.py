@@ -9,6 +9,7 @@ from typing import Any
 from warmcell.core.records import dataclass, field, replace
 from warmcell.images.build.cache import BuiltLayer
 from warmcell.images.build.steps import SHELL
+from warmcell.images.layers import distinct_layers
 from warmcell.images.manifests import Descriptor, check_layer_count, own_architecture
 
 _ADDED_UP = ("Labels", "ExposedPorts", "Volumes")
@@ -47,8 +48,7 @@ class BuildState:
 
     @property
     def distinct_trees(self) -> tuple[str, ...]:
-        """Without the lower ones of equal layers: overlayfs refuses the same directory twice."""
-        return tuple(reversed(dict.fromkeys(reversed(self.trees))))
+        return distinct_layers(self.trees)
 
     def configure(self, fields: Mapping[str, Any]) -> BuildState:
         """With these fields. Labels, ports and volumes are added to those that are there; None removes a field."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from warmcell.core.types import MIB
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.diff import ChangeKind, FsChange
-from warmcell.workspace.errors import FileMissing, Misfit, PatchRejected
+from warmcell.workspace.errors import Misfit, PatchRejected
 from warmcell.workspace.files import put_file, read_file, replace_file, stat_path
 from warmcell.workspace.name_tree import NameTree
 from warmcell.workspace.names import Parts, display_path
@@ -118,9 +118,9 @@ def _edits_of(
     old = (*base, *patch.old) if patch.old is not None else None
     new = (*base, *patch.new) if patch.new is not None else None
     found = len(misfits)
-    if old is not None and not _is_there(root, old):
+    if old is not None and not root.exists(old):
         misfits.append(Misfit(text_of(old), None, None, "does not exist"))
-    if new is not None and new != old and _is_there(root, new):
+    if new is not None and new != old and root.exists(new):
         misfits.append(Misfit(text_of(new), None, None, "already exists and would be created"))
     if len(misfits) > found:
         return []
@@ -136,14 +136,6 @@ def _edits_of(
     if old is not None and new != old and not patch.is_copy:
         edits.append(_Edit(old, before, None, mode, None))
     return edits
-
-
-def _is_there(root: Root, parts: Parts) -> bool:
-    try:
-        root.lstat(parts)
-    except FileMissing:
-        return False
-    return True
 
 
 def _patch_content(patch: FilePatch, before: bytes, effort: ComparisonBudget, misfits: list[Misfit]) -> bytes:

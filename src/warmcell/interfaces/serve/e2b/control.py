@@ -29,11 +29,7 @@ from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
 from warmcell.interfaces.serve.e2b.snapshots import copy_home, snapshots_of
 from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.requests import parse_model, read_body
-from warmcell.interfaces.serve.responses import (
-    HttpError,
-    json_response,
-    parse_whole_number,
-)
+from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry, SandboxNotFound
 from warmcell.interfaces.serve.saved_sandboxes import save_now, save_sandbox

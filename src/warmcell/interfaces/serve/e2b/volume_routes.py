@@ -152,7 +152,7 @@ async def write(request: Request, tenant: Tenant) -> Response:
     data = await read_body(request)
 
     def put(root: Root, parts: Parts) -> dict[str, Any]:
-        if not is_forced and _exists(root, parts):
+        if not is_forced and root.exists(parts):
             raise AlreadyExists(text_of(parts))
         volume.check_space(len(data), tenant)
         write_file(root, parts, data, parents=False)
@@ -188,14 +188,6 @@ def _refusals() -> Any:
         raise HttpError(413, str(error)) from None
     except (PathTraversal, WorkspaceError) as error:
         raise HttpError(400, str(error)) from None
-
-
-def _exists(root: Root, parts: Parts) -> bool:
-    try:
-        root.lstat(parts)
-    except FileMissing:
-        return False
-    return True
 
 
 def _describe(root: Root, parts: Parts) -> dict[str, Any]:
