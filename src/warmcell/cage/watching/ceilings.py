@@ -95,11 +95,11 @@ class Ceilings:
 
     def look(self) -> float:
         """Compares use with the ceilings. Returns how long it is safe not to look."""
-        if self._idle.is_still_idle() and self._has_seen_all():
-            return self._pause_when_idle()
+        if self._idle.is_still_idle() and not self._long_looks:
+            return self._look_when_idle()
         pids = self._tree.pids()
-        if self._idle.is_idle(pids) and self._has_seen_all():
-            return self._pause_when_idle()
+        if self._idle.is_idle(pids) and not self._long_looks:
+            return self._look_when_idle()
         used = self._look_at_memory_and_descriptors(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
@@ -107,13 +107,14 @@ class Ceilings:
         self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
         return min(FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
 
-    def _pause_when_idle(self) -> float:
+    def _look_when_idle(self) -> float:
+        """Only at what the last complete look may have missed: files, until a walk began after the tree became idle."""
         self._look_at_gpus()  # a device may be busy while all threads wait for it
-        return min(self._pause, self._disk.pause()) if self._disk else self._pause
-
-    def _has_seen_all(self) -> bool:
-        """Whether the last looks were complete and took place after the tree became idle."""
-        return not self._long_looks and (self._disk is None or self._disk.has_seen_all_since(self._idle.since))
+        if self._disk is None:
+            return self._pause
+        if self._disk.has_seen_all_since(self._idle.since):
+            return min(self._pause, self._disk.pause())
+        return min(self._pause, self._look_at_disk(self._tree.pids()))
 
     def _look_at_disk(self, pids: List[int]) -> float:
         if self._disk is None:

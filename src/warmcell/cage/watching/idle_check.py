@@ -36,7 +36,7 @@ class IdleCheck:
         self._proc = proc
         self._network = network
         self._timeslices: Optional[Dict[str, int]] = None
-        #: By path, what the kernel shows of each socket. None: not known since the tree was busy.
+        #: By path, what the kernel shows of each socket. None: not known.
         self._sockets: Optional[Dict[str, bytes]] = None
         #: Open files of idle threads and of sockets, with their content.
         self._open_files: Dict[int, bytes] = {}
@@ -58,17 +58,15 @@ class IdleCheck:
     def is_idle(self, pids: List[int]) -> bool:
         """Whether no thread has run since the last call. If false, look, and call it again before the next look."""
         now = time.monotonic()
-        before, self._timeslices = self._timeslices, self._read_timeslices(pids)
-        is_resting = self._timeslices is not None and self._timeslices == before
-        sockets_before, self._sockets = self._sockets, self._read_sockets(pids) if is_resting else None
-        # Trees without sockets are idle at once. Those of others are compared with what they were before the last look.
-        is_idle = self._sockets is not None and self._sockets == (sockets_before or {})
+        before = (self._timeslices, self._sockets)
+        self._timeslices = timeslices = self._read_timeslices(pids)
+        self._sockets = sockets = self._read_sockets(pids) if timeslices is not None else None
         self.close()
-        if not is_idle:
+        if timeslices is None or sockets is None or (timeslices, sockets) != before:
             self.since = now
-        elif self._timeslices is not None and self._sockets is not None:
-            self._open_all(self._timeslices, self._sockets)
-        return is_idle
+            return False
+        self._open_all(timeslices, sockets)
+        return True
 
     def close(self) -> None:
         descriptors, self._open_files = self._open_files, {}
