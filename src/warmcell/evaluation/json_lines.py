@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, cast
 
@@ -49,7 +50,7 @@ def read_lines(file: IO[bytes], name: str, field: str) -> Iterator[tuple[str, by
             if line.strip():
                 yield f"{name}:{number}", line, offset
             offset += len(line)
-    except (OSError, EOFError) as error:  # a damaged gzip file, a disk that fails
+    except (OSError, EOFError, zlib.error) as error:  # a damaged gzip file, a disk that fails
         raise InvalidRequest(f"{name}:{number + 1}: cannot be read: {error}", field=field) from None
 
 

@@ -57,10 +57,13 @@ class SampleIndex:
     def of_task(self, task: str) -> Iterator[tuple[int, Sample]]:
         """The samples of a task and their numbers, from 0, in the order of the file."""
         query = "SELECT number, offset, part FROM sample WHERE task = ? ORDER BY number"
+        texts, known = list[Sample](), -1
         for number, offset, part in self._database.execute(query, (task,)).fetchall():
-            self._file.seek(offset)
-            record = parse_record(self._file.readline(), self._name, "samples")
-            yield number, _texts(record, self._name)[part]
+            if offset != known:  # a record may hold thousands of samples: it is parsed once, not for each
+                self._file.seek(offset)
+                record = parse_record(self._file.readline(), self._name, "samples")
+                texts, known = _texts(record, self._name), offset
+            yield number, texts[part]
 
     def count(self) -> int:
         return int(self._database.execute("SELECT COUNT(*) FROM sample").fetchone()[0])

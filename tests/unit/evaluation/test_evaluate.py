@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,33 @@ def test_files_may_be_compressed_and_samples_in_lists(out: Path, tmp_path: Path)
         tmp_path / "tasks.jsonl.gz", tmp_path / "samples.jsonl.gz", out=out, backend=FakeBackend(print_code)
     )
     assert summary.counts == {"accepted": 1, "wrong_answer": 1}
+
+
+@pytest.mark.attack("S3-12")
+def test_a_damaged_compressed_file_is_refused(out: Path, tmp_path: Path) -> None:
+    import gzip
+
+    packed = bytearray(gzip.compress(json.dumps(task("a")).encode() * 1000))
+    packed[40:60] = b"\xff" * 20
+    (tmp_path / "tasks.jsonl.gz").write_bytes(packed)
+    with pytest.raises(InvalidRequest, match=r"tasks.jsonl.gz:1: cannot be read"):
+        evaluate(tmp_path / "tasks.jsonl.gz", [sample("a")], out=out, backend=FakeBackend(print_code))
+
+
+@pytest.mark.attack("S3-15")
+def test_a_record_with_many_samples_is_parsed_once_for_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsing it for each of its samples took quadratic time."""
+    from warmcell.evaluation import samples
+
+    path, parsed, parse = tmp_path / "samples.jsonl", list[str](), samples.parse_record
+    path.write_text(json.dumps({"id": "a", "code_list": list("xyz")}) + "\n" + json.dumps(sample("a", "last")) + "\n")
+    index = samples.SampleIndex(path, sqlite3.connect(":memory:"))
+    monkeypatch.setattr(samples, "parse_record", lambda *given: parsed.append(given[1]) or parse(*given))
+    assert [(number, found.text) for number, found in index.of_task("a")] == [*enumerate("xyz"), (3, "last")]
+    assert len(parsed) == 2
+    index.close()
 
 
 class Nodes(FakeBackend):

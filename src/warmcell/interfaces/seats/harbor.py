@@ -14,6 +14,7 @@ from warmcell.core.types import Limits
 from warmcell.images import Image, ImageStore
 from warmcell.interfaces.seats import framework_missing
 from warmcell.interfaces.seats.cage_commands import A_DAY, MAX_FILE, TIMED_OUT, CageCommands
+from warmcell.interfaces.seats.guest_archives import unpack_guest_tar
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.builder import SandboxPolicyBuilder
@@ -184,7 +185,7 @@ class WarmcellEnvironment(BaseEnvironment):
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         archive = await self._check(["tar", "-cf", "-", "-C", source_dir, "."])
-        await in_thread(partial(_unpack, archive, Path(target_dir)))
+        await in_thread(partial(unpack_guest_tar, archive, Path(target_dir)))
 
     async def _check(self, argv: list[str], stdin: bytes | None = None) -> bytes:
         result = await portal.reach(self._sandbox.run, argv, stdin=stdin, timeout=A_DAY, most=MAX_FILE)
@@ -215,14 +216,3 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
-
-
-def _unpack(archive: bytes, target: Path) -> None:
-    """The guest made the archive: members that lead out of the directory, and device nodes, are left out."""
-    target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        for member in opened:
-            try:
-                opened.extract(member, target, filter="data")
-            except tarfile.FilterError:
-                continue
