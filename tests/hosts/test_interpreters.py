@@ -105,5 +105,14 @@ def test_a_preloaded_library_is_used_once_before_guests_are_forked(talkative: Pa
     site = next((talkative.parents[1] / "lib").glob("python3*/site-packages"))
     frame = "class DataFrame:\n    def __init__(self, data): pass\n    def __repr__(self): uses.append(1); return ''\n"
     (site / "pandas.py").write_text(f"uses = []\n{frame}")
-    (site / "torch.py").write_text("def ones(*shape): raise OSError\n")
+    (site / "torch.py").write_text("def ones(*shape): raise OSError\n")  # as of another version
     assert _run("import pandas; print(pandas.uses)", python_path=talkative, preload=("pandas", "torch")) == "[1]\n"
+
+
+def test_guests_do_not_share_the_random_numbers_of_a_preloaded_library(talkative: Path) -> None:
+    site = next((talkative.parents[1] / "lib").glob("python3*/site-packages"))
+    (site / "torch.py").write_text("import random\ndefault_generator = random.Random(1)\n")
+    config = ProcessConfig(python_path=talkative, preload=("torch",))
+    request = ExecRequest("python", "import torch; print(torch.default_generator.random())", 60)
+    with ProcessBackend(config) as backend:
+        assert len({backend.execute_blocking(request).stdout for _ in range(3)}) == 3

@@ -253,9 +253,10 @@ def reset_state():
     for module, name in _HOST_MEMORIES:
         if module in sys.modules and hasattr(sys.modules[module], name):
             setattr(sys.modules[module], name, None)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    generators = (sys.modules.get("numpy.random"), getattr(sys.modules.get("torch"), "default_generator", None))
+    for generator in generators:
+        if generator is not None:
+            generator.seed()
 
 
 def _execute(source, path):
