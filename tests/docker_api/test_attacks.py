@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -279,6 +280,12 @@ def test_heads_and_bodies_are_bounded(server: DockerServer, client: Client) -> N
     assert answer_to(server, f"GET /containers/{'x' * 100_000}").startswith(b"HTTP/1.1 431 ")
     connected = server.send("POST /containers/create", b"[" * (5 << 20))
     assert connected.recv(65536).startswith(b"HTTP/1.1 413 ")
+    connected.close()
+    connected = server.connect()
+    connected.sendall(b"POST /containers/create HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n")
+    with contextlib.suppress(ConnectionError):  # it is refused before all has been read
+        connected.sendall(b"1\r\n \r\n" * 20_000)
+        assert b"too many small chunks" in connected.recv(65536)
     connected.close()
     with pytest.raises(docker.errors.APIError, match="not JSON"):
         client.api._raise_for_status(client.api._post(client.api._url("/containers/create"), data=b"[" * 100_000))

@@ -29,6 +29,7 @@ from warmcell.interfaces.docker.messages import (
     error_response,
     refusal_of,
 )
+from warmcell.interfaces.serve.chunk_limit import ChunkLimit
 
 _log = logging.getLogger("warmcell.docker")
 _MAX_HEAD = 32 << 10
@@ -80,7 +81,7 @@ class Connection:
         self._large_bodies = large_bodies
         #: What is counted for the request in progress.
         self._counted = 0
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
+        self._http = ChunkLimit(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
 
     async def serve(self) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from warmcell.interfaces.serve.chunk_limit import ChunkLimit
 from warmcell.interfaces.serve.coalesced_writes import CoalescingTransport
 from warmcell.interfaces.serve.connection_shares import ConnectionShares
 
@@ -18,25 +19,6 @@ HEAD_SECONDS = 15.0
 BODY_SECONDS = 75.0
 #: A client that takes no byte of its response for so long is disconnected.
 STALLED_SECONDS = 60.0
-#: A chunked body may have so many pieces, and one more for every so many bytes. Parsing a chunk takes 30 us.
-FREE_CHUNKS, BYTES_PER_CHUNK = 4096, 64
-
-
-class ChunkLimit(h11.Connection):
-    """Reject bodies in a flood of tiny chunks: a megabyte of them would block the event loop for half a minute."""
-
-    _chunks = _body_bytes = 0
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._chunks = self._body_bytes = 0
-        elif isinstance(event, h11.Data):
-            self._chunks += 1
-            self._body_bytes += len(event.data)
-            if self._chunks > FREE_CHUNKS + self._body_bytes // BYTES_PER_CHUNK:
-                raise h11.RemoteProtocolError("the body has too many small chunks")
-        return event
 
 
 class StallGuard(asyncio.Protocol):
