@@ -43,6 +43,9 @@ class LocalTransport:
     async def take(self) -> bytes:
         return await self._until_dead(self.service.take())
 
+    async def check(self) -> None:
+        self._check()
+
     async def _until_dead(self, call: Coroutine[Any, Any, bytes]) -> bytes:
         calling, dying = asyncio.ensure_future(call), asyncio.ensure_future(self._is_dead.wait())
         try:

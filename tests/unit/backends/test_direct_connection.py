@@ -1,4 +1,4 @@
-"""The connection between a program and a node beside Ray: who gets one, what others get, and Ray's calls without it."""
+"""The connection between a program and a node beside Ray: its handshake, what strangers get, and Ray's calls without it."""
 
 from __future__ import annotations
 
@@ -221,6 +221,32 @@ async def test_the_end_of_the_connection_is_the_loss_of_the_node(actor: Actor) -
     actor.drop_connections()
     await until_async(lambda: link.lost)
     assert isinstance(link.lost, NodeLost) and "the connection was closed" in str(link.lost)
+
+
+async def test_nothing_is_sent_by_a_node_whose_raylet_died(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = await open_link(actor)
+    assert (await link.call("run", REQUEST, False)).stdout == "done"
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    with pytest.raises(NodeLost):
+        await link.call("run", REQUEST, False)
+
+
+@pytest.mark.parametrize(("is_dying", "wanted"), [(True, NodeLost), (False, ExecutionFailed)])
+async def test_a_failure_of_the_host_counts_if_the_node_outlives_it(
+    is_dying: bool, wanted: type[Exception], actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        if is_dying:
+            raise RuntimeError("the actor died")
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise ExecutionFailed("something outside killed it")
+
+    monkeypatch.setattr(ScriptedBackend, "execute", fail)
+    actor._actor.check = check
+    link = await open_link(actor)
+    with pytest.raises(wanted):
+        await link.call("run", REQUEST, False)
 
 
 async def test_closing_the_node_is_not_its_loss(actor: Actor) -> None:

@@ -41,6 +41,9 @@ class NodeActor:
         assert self._service is not None
         return await self._service.take()
 
+    async def check(self) -> None:
+        """Returns if this process is not about to end."""
+
     async def close(self) -> None:
         """The connection stays until Ray ends the process: its end would mean that the node was lost."""
         if self._listener is not None:

@@ -32,6 +32,9 @@ class Transport(Protocol):
     async def start(self) -> NodeFacts: ...
     async def submit(self, payload: bytes) -> None: ...
     async def take(self) -> bytes: ...
+    async def check(self) -> None:
+        """Returns if the service has outlived what it has sent so far."""
+
     async def close(self) -> None: ...
     def kill(self) -> None:
         """Ends the service and everything it runs, at once. May be called twice."""
@@ -220,9 +223,19 @@ class NodeLink:
         call.answer.set_result(result)
 
     def _take_error(self, number: int, call: _Call, error: BaseException) -> None:
-        # A caller that cancelled sees its own cancellation.
-        is_ended = isinstance(error, asyncio.CancelledError)
-        call.answer.set_exception(BackendUnavailable("the run was ended on its node") if is_ended else error)
+        if isinstance(error, asyncio.CancelledError):  # a caller that cancelled sees its own cancellation
+            call.answer.set_exception(BackendUnavailable("the run was ended on its node"))
+        elif isinstance(error, SandboxError) and error.fault == "host":
+            self._start(self._guard(self._confirm_error(call, error)))
+        else:
+            call.answer.set_exception(error)
+
+    async def _confirm_error(self, call: _Call, error: SandboxError) -> None:
+        """On a node that is dying, cages fail before the actor is gone: its runs were lost with it."""
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await self._transport.check()
+        if not call.answer.done():
+            call.answer.set_exception(error)
 
     def _take_output(self, number: int, call: _Call, stream: Any, data: bytes) -> None:
         call.has_output = True

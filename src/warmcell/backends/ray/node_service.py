@@ -76,9 +76,16 @@ class NodeService:
             sending.cancel()
 
     async def _send_all(self, connection: Connection) -> None:
+        """Until the node is lost: when its raylet has died, Ray kills the children of this process and then itself, and
+        what the cages report meanwhile must not reach the program.
+        """
+        raylet = os.getppid()
         with suppress(ConnectionError):  # the other direction ends, too
             while True:
-                await connection.send(await self.take())
+                batch = await self.take()
+                if os.getppid() != raylet:
+                    return
+                await connection.send(batch)
 
     def submit(self, payload: bytes) -> None:
         for number, message in pickle.loads(payload):  # noqa: S301  # of the program that started us

@@ -165,6 +165,10 @@ class RayTransport:
         taken: bytes = await self._call(self._actor.take)
         return taken
 
+    async def check(self) -> None:
+        """By a call of Ray: an actor that has begun to end does not carry out any more."""
+        await self._call(self._actor.check)
+
     async def close(self) -> None:
         await self._call(self._actor.close)
 
