@@ -285,7 +285,7 @@ def test_heads_and_bodies_are_bounded(server: DockerServer, client: Client) -> N
     connected.sendall(b"POST /containers/create HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n")
     with contextlib.suppress(ConnectionError):  # it is refused before all has been read
         connected.sendall(b"1\r\n \r\n" * 20_000)
-        assert b"too many small chunks" in connected.recv(65536)
+        assert connected.recv(12) == b"HTTP/1.1 400"
     connected.close()
     with pytest.raises(docker.errors.APIError, match="not JSON"):
         client.api._raise_for_status(client.api._post(client.api._url("/containers/create"), data=b"[" * 100_000))
