@@ -77,7 +77,7 @@ def of_zygotes(backend: Any) -> set[int]:
 def of_workers(backend: Any) -> set[int]:
     """The busy workers; idle ones belong to the program, not to a run."""
     pool = backend._supervisor.pool
-    return set(pool.pids) - {worker.pid for worker in pool._idle}
+    return set(pool.pids) - {worker.pid for worker in pool.ready()}
 
 
 def of_nodes(backend: Any) -> set[int]:

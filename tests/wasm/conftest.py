@@ -61,7 +61,7 @@ def no_workers() -> WorkerPool:
     """The program's pool, without workers of earlier tests."""
     pool = program_pool()
     until = time.monotonic() + 30
-    while pool._is_making_spare and time.monotonic() < until:
+    while pool.is_making and time.monotonic() < until:
         time.sleep(0.02)
     pool.close()
     assert pool.pids == []

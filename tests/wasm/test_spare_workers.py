@@ -15,12 +15,14 @@ import pytest
 from tests.helpers import require, until
 
 from warmcell import MountPoint, Sandbox
+from warmcell.backends.wasm import caged_launcher
 from warmcell.backends.wasm import pool as pool_module
 from warmcell.backends.wasm.caged_launcher import CagedLauncher
 from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker_handle import USUAL_SLOTS, WorkerHandle
 from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.pool.shared_zygotes import SharedZygotes
 from warmcell.runner.cell import Cell
 from warmcell.toolbox.runtime import wasmtime_directory
 
@@ -35,7 +37,7 @@ def pool(no_workers: WorkerPool) -> Iterator[WorkerPool]:
 def spare_of(pool: WorkerPool) -> WorkerHandle:
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        for worker in list(pool._idle):
+        for worker in pool.ready():
             if worker.is_spare:
                 return worker
         time.sleep(0.02)
@@ -70,7 +72,7 @@ def test_it_is_never_shown_anything_else(pool: WorkerPool, tmp_path: Path) -> No
     with Sandbox(backend="wasm") as first, Sandbox(backend="wasm") as second:
         for sandbox in (first, second, first, second):
             assert sandbox.sh("pwd").stdout == "/work\n"
-        shown = [worker.mounts for worker in pool._idle if worker.mounts]
+        shown = [worker.mounts for worker in pool.ready() if worker.mounts]
         assert len(shown) == len(set(shown)) == 2
 
 
@@ -78,7 +80,7 @@ def test_read_only_directories_stay_so_outside_of_the_runtime_too(pool: WorkerPo
     (tmp_path / "given").write_text("x")
     with Sandbox(backend="wasm", mounts=[MountPoint(str(tmp_path), "/given")]) as sandbox:
         assert sandbox.sh("cat /given/given; echo y > /given/new").stdout == "x"
-        (worker,) = [worker for worker in pool._idle if worker.mounts]
+        (worker,) = [worker for worker in pool.ready() if worker.mounts]
         options = {place: text.split(",") for place, text in mounts_of(worker).items()}
         assert "ro" in options["/mnt/read/0"]
         assert all("nosuid" in words and "nodev" in words for words in options.values())
@@ -127,18 +129,14 @@ def test_the_last_sandbox_leaves_at_most_the_spare_which_ends_with_the_program(p
     assert pool.pids == []
 
 
-def spare_makers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "warmcell-wasm-spare"]
-
-
 def test_closing_ends_a_worker_that_is_still_starting(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise its cage would delay the exit of a program by seconds."""
     monkeypatch.setattr(pool_module, "_SPARE_DELAY_SECONDS", 0.0)
     with Sandbox(backend="wasm") as sandbox:
         sandbox.sh("true")
-        assert spare_makers()
+        until(lambda: pool.is_making or any(worker.is_spare for worker in pool.ready()))
     pool.close()
-    assert not spare_makers() and pool.pids == []
+    assert pool.keeper is None and pool.pids == []
 
 
 def test_a_program_that_runs_one_command_and_ends_makes_no_spare(pool: WorkerPool) -> None:
@@ -146,7 +144,7 @@ def test_a_program_that_runs_one_command_and_ends_makes_no_spare(pool: WorkerPoo
         sandbox.sh("true")
         worker = pool.pids
     pool.close()
-    assert len(worker) == 1 and not spare_makers() and pool.pids == []
+    assert len(worker) == 1 and pool.keeper is None and pool.pids == []
 
 
 def test_writes_to_a_mounted_directory_are_watched(
@@ -154,8 +152,6 @@ def test_writes_to_a_mounted_directory_are_watched(
 ) -> None:
     """The worker's total disk limit, made small: many files, each within the per-file limit."""
     from dataclasses import replace
-
-    from warmcell.backends.wasm import caged_launcher
 
     monkeypatch.setattr(caged_launcher, "WORKER_LIMITS", replace(caged_launcher.WORKER_LIMITS, disk_mb=8))
     with Sandbox(tmp_path, backend="wasm", timeout=60) as sandbox:
@@ -166,7 +162,7 @@ def test_writes_to_a_mounted_directory_are_watched(
 
 def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
     pool.start_ahead()
-    (ahead,) = pool._idle
+    (ahead,) = pool.ready()
     assert not ahead.is_started and pool.pids == []  # not awaited yet
     with Sandbox(backend="wasm") as sandbox:
         assert sandbox.sh("echo hi").stdout == "hi\n"
@@ -178,6 +174,7 @@ def test_a_worker_started_ahead_takes_the_first_run(pool: WorkerPool) -> None:
 
 def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Disposing of the last worker meanwhile must not end the zygote. A launch that fails keeps none."""
+    monkeypatch.setattr(caged_launcher, "shared_zygotes", SharedZygotes())
     caged = CagedLauncher()
     begin = Cell.start
 
@@ -193,14 +190,18 @@ def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch:
         process.start()
         assert not process._cell.await_end(0.3)
         caged.release_idle()
-        assert caged._zygote is not None
+        (share,) = process._shares
+        assert share.pids and not caged._kept
         process.kill()
         assert process.wait(10) == -signal.SIGKILL
+        assert not share.pids
         patched.setattr(Cell, "start", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             caged.launch(waiting, theirs.fileno(), [], 1).start()
+    (share,) = caged._kept
+    assert share.pids and share.users == 1
     caged.release_idle()
-    assert caged._zygote is None
+    assert not share.pids and not caged._kept
 
 
 def test_a_worker_that_fails_to_load_reports_the_reason(pool: WorkerPool, tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_a_worker_that_fails_to_load_reports_the_reason(pool: WorkerPool, tmp_pa
     why = "not load worker: ModuleNotFoundError: No module named 'wasmtime'"
     with ours, theirs, pytest.raises(SandboxError, match=why):
         caged.launch([str(tmp_path)], theirs.fileno(), [], 1)
-    assert caged._zygote is None
+    assert not caged._kept
 
 
 def test_a_worker_that_was_never_awaited_can_be_disposed_of(pool: WorkerPool) -> None:
@@ -232,19 +233,23 @@ def test_many_sandboxes_find_their_own_workers_without_waiting_for_each_other(
         before, is_waiting = set(pool.pids), WorkerHandle.is_waiting
         free: list[bool] = []
 
-        def is_waiting_and_look(worker: WorkerHandle) -> bool:
-            free.append(pool._lock.acquire(timeout=20))
+        def look() -> None:
+            free.append(pool.lock.acquire(timeout=20))
             if free[-1]:
-                pool._lock.release()
+                pool.lock.release()
+
+        def is_waiting_and_look(worker: WorkerHandle) -> bool:
+            other = threading.Thread(target=look)  # the lock is reentrant
+            other.start()
+            other.join()
             return is_waiting(worker)
 
         monkeypatch.setattr(WorkerHandle, "is_waiting", is_waiting_and_look)
-        monkeypatch.setattr(WorkerPool, "_take_idle", None)  # the slow path
         for sandbox in (first, second, first):  # the worker of the last run is another one's
             assert sandbox.sh("echo 2").stdout == "2\n"
         assert free == [True] * 3 and set(pool.pids) >= before
         monkeypatch.undo()
-        worker = pool._idle[-1]
+        worker = pool.ready()[-1]
         os.kill(worker.pid, signal.SIGKILL)
         until(lambda: not worker.is_waiting())
         assert first.sh("echo 3").stdout == "3\n"

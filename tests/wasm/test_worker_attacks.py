@@ -134,7 +134,7 @@ class TestDisagreement:
         request = RunRequest(("guest",), RunLimits(20, 64 * MIB))
         try:
             run_once(supervisor, own(guests.LOOP.replace("_start", "run").replace("(loop", "(block")), request)
-            (worker,) = pool._idle
+            (worker,) = pool.ready()
             worker.loaded[LoadRequest(self.INNER, False).key] = None
             assert run_once(supervisor, self.INNER, request).stdout == "inner ran\n"
             assert pool.pids == [worker.pid]

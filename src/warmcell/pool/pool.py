@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
@@ -15,11 +14,10 @@ from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime import short_calls
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
-from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
-from warmcell.pool.state import IDLE_SECONDS, PoolState
+from warmcell.pool.supply import Supply
 from warmcell.pool.warm_cell_budget import warm_cell_budget
 from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
@@ -34,6 +32,7 @@ else:
     Protocol = object  # for type checkers only
 
 _READY_SECONDS = 30.0
+_CLOSE_SECONDS = 10.0
 _ATTEMPTS = 3
 _QUIET_SECONDS = 0.02
 #: Runs that follow each other more closely than this are a burst.
@@ -88,7 +87,7 @@ class CellKind:
         return hash((self.plan, self.execs, self.is_program))  # the fields in which nearly all differ
 
 
-class Pool:
+class Pool(Supply[CellKind, Cell]):
     """Owned by a backend. `close` ends every warm cell, and the zygotes that no other backend uses.
 
     A fork starts with none.
@@ -97,34 +96,26 @@ class Pool:
     def __init__(self, smallest: int, largest: int, group_parent: GroupParent | None) -> None:
         self._group_parent = group_parent
         self.descriptors_of_a_cell = 12 if group_parent else 8
-        self._smallest, self._largest = smallest, largest
-        self._is_closed = False
-        self.last_used = 0.0
-        self.abandon()
+        super().__init__(smallest, largest, 2 * largest)
         own_until_exit(self)
         descriptor_pressure.register(self)
         warm_cell_budget.enter(self)
 
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes."""
-        self._state = PoolState(self._smallest, self._largest, 2 * self._largest)
-        self._lock = threading.RLock()  # used directly: the condition's own methods cost a call each
-        self._changed = threading.Condition(self._lock)
-        self._ready: defaultdict[CellKind, deque[Cell]] = defaultdict(deque)
+        super().abandon()
         self._zygotes: dict[ZygoteKey, ZygoteShare] = {}
         #: The twin of each zygote that is ours alone, and whether there may be any.
         self._twin, self._has_twin = next(_twin_numbers), False
-        self._maker: threading.Thread | None = None
         #: Groups of used cells, removed after the caller has its result.
         self._left_groups: deque[Group] = deque()
         self._leased = self._pinned = 0
         #: Since when nothing is leased, and how long the pause before the last lease was.
         self._idle_since = self._pause = 0.0
-        self._is_making = False
 
     def begin_lease(self) -> None:
         """Called before anything is leased for a run; always followed by `end_lease`."""
-        with self._lock:
+        with self.lock:
             if not self._leased:
                 self._pause = time.monotonic() - self._idle_since
             self._leased += 1
@@ -136,7 +127,7 @@ class Pool:
 
         Calls `meanwhile` while a cell is made, if none is warm.
         """
-        cell = self._take(kind) if kind.is_pooled and self._largest else None
+        cell = self._take(kind) if kind.is_pooled and self.largest else None
         if events.listeners and (subject := events.current_run()):
             events.emit("cell", subject, {"was_ready": cell is not None})
         if cell is not None:
@@ -149,14 +140,14 @@ class Pool:
 
         The last step of a run, because the maker thread then competes for the interpreter lock.
         """
-        with self._lock:
+        with self.lock:
             self._leased -= 1
             self._idle_since = time.monotonic()
             for share in self._zygotes.values():
                 share.forget_ended()
-            self._changed.notify()
-            has_maker = self._maker is not None
-        if not has_maker:
+            self.changed.notify()
+            has_keeper = self.keeper is not None
+        if not has_keeper:
             self._remove_left_groups()
 
     def pin(self) -> None:
@@ -165,27 +156,26 @@ class Pool:
         Zygotes with a pinned cell are not shed, because the cell would die with them. `unpin` follows when it was
         closed.
         """
-        with self._lock:
+        with self.lock:
             self._pinned += 1
         self.end_lease()
 
     def unpin(self) -> None:
-        with self._lock:
+        with self.lock:
             self._pinned -= 1
 
     def on_slow_run(self) -> None:
         """A run takes long, so others may be made meanwhile. Making them would disturb a short run."""
-        with self._lock:
-            self._changed.notify()
+        with self.lock:
+            self.changed.notify()
 
     def _take(self, kind: CellKind) -> Cell | None:
         while True:
-            with self._lock:
+            with self.lock:
                 self._check_open()
-                self.last_used = time.monotonic()
-                is_there = self._state.lease(kind, self.last_used)
-                cell = self._ready[kind].popleft() if is_there else None
-                self._start_maker()
+                cell = self.hand_over(kind, time.monotonic())
+                if self.keeper is None:
+                    self.start_keeper()
             if cell is None:
                 return None
             try:
@@ -207,7 +197,7 @@ class Pool:
         meanwhile: Callable[[], object] | None = None,
     ) -> Cell:
         """Makes a cell now. Replaces a zygote that died; a cage that cannot be built is an error at once."""
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             cell = None
             zygote = self._zygote(kind.zygote, run, cancelled)
             try:
@@ -218,17 +208,13 @@ class Pool:
                 if kind.prelude is not None:
                     cell.start(kind.prelude)
                 return cell
-            except CellLost:
+            except BaseException as error:
                 if cell is not None:
                     cell.close()
+                if not isinstance(error, CellLost):
+                    raise
                 zygote.await_death(DYING_SECONDS)
-                if attempt == _ATTEMPTS - 1:
-                    raise EnforcerFailed(kind.zygote.enforcer, "cells die as soon as they are made") from None
-            except BaseException:
-                if cell is not None:
-                    cell.close()
-                raise
-        raise AssertionError("unreachable")
+        raise EnforcerFailed(kind.zygote.enforcer, "cells die as soon as they are made")
 
     def _order_cell(self, zygote: ZygoteProcess, kind: CellKind, waits: bool) -> Cell:
         if kind.names_places:
@@ -255,7 +241,7 @@ class Pool:
 
     def _zygote(self, key: ZygoteKey, run: Run, cancelled: int) -> ZygoteProcess:
         """A living zygote or a new one. Starting one takes a while and must not block callers that need another."""
-        with self._lock:
+        with self.lock:
             self._check_open()
             share = self._zygotes.get(key)
             if share is None:
@@ -266,39 +252,15 @@ class Pool:
         return zygote
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise BackendUnavailable("the backend was closed", hint="create a new one")
 
-    def _start_maker(self) -> None:
-        if self._maker is None:
-            with suppress(SandboxError):  # without a thread, cells are made when they are needed
-                self._maker = start_daemon(self._make_in_background, name="warmcell-pool")
-
-    def _make_in_background(self) -> None:
-        while True:
-            self._remove_left_groups()
-            with self._lock:
-                if self._is_closed:
-                    return
-                if self._leased:
-                    # Making a cell now would take the processor and the interpreter lock from the run.
-                    self._changed.wait(_QUIET_SECONDS)
-                    if self._is_closed:
-                        return
-                dropped = [self._ready[kind].popleft() for kind in self._state.surplus(time.monotonic())]  # type: ignore[index]
-                wanted = self._state.start_making()
-                self._forget_empty_demands()
-                if not wanted and not dropped:
-                    if not self._changed.wait(IDLE_SECONDS) and not self._state.demands:
-                        self._maker = None  # until the next lease
-                        return
-                    continue
-                self._is_making = bool(wanted)
-            for cell in dropped:
-                cell.close()
-            for kind in wanted:
-                self._make_one(kind)  # type: ignore[arg-type]
-            self._is_making = False
+    def pause(self) -> None:
+        self._remove_left_groups()
+        with self.lock:
+            if self._leased and not self.is_closed:
+                # Making a cell now would take the processor and the interpreter lock from the run.
+                self.changed.wait(_QUIET_SECONDS)
 
     def _leave_group(self, group: Group) -> None:
         """Keeps the control group for later removal. A few may keep their files open until then."""
@@ -311,68 +273,44 @@ class Pool:
             while True:
                 self._left_groups.popleft().remove()
 
-    def _forget_empty_demands(self) -> None:
-        for kind in [kind for kind, cells in self._ready.items() if not cells]:
-            del self._ready[kind]
-
-    def _make_one(self, kind: CellKind) -> None:
+    def make_ahead(self, kind: CellKind) -> Cell | None:
         # A cell that will wait rehearses its job, which shortens the run and costs as much again. While runs are in
         # progress or follow closely, it is leased at once, and the processor is better spent on the runs.
         waits = not self._leased and max(self._pause, time.monotonic() - self._idle_since) > _HURRY_SECONDS
-        cell = None
         with suppress(SandboxError, OSError):  # the next lease makes a cell itself and reports the error
-            cell = self._make(kind, Run(), waits=waits) if warm_cell_budget.has_place_for(self) else None
-        if cell is None:
-            with self._lock:
-                self._state.abort_making(kind)
-            return
-        cell.prepare_for_end()
-        with self._lock:
-            is_kept = not self._is_closed and self._state.finish_making(kind)
-            if is_kept:
-                self._ready[kind].append(cell)
-        if not is_kept:
-            cell.close()
-
-    def ready_count(self) -> int:
-        """How many warm cells there are, of all kinds."""
-        with self._lock:
-            return sum(len(cells) for cells in self._ready.values())
+            if warm_cell_budget.has_place_for(self, self.descriptors_of_a_cell):
+                cell = self._make(kind, Run(), waits=waits)
+                cell.prepare_for_end()
+                return cell
+        return None
 
     def zygote_pids(self) -> list[int]:
-        with self._lock:
+        with self.lock:
             return [pid for share in self._zygotes.values() for pid in share.pids]
 
     def shed(self) -> bool:
         """Ends the warm cells, and leaves the zygotes if none of our cells is in use. Both are made again on demand."""
-        with self._lock:
-            cells = [cell for waiting in self._ready.values() for cell in waiting]
-            self._ready.clear()
-            self._state.clear()
-            shares: dict[ZygoteKey, ZygoteShare] = {}
-            if not self._leased and not self._pinned and not self._is_making:
-                shares, self._zygotes = self._zygotes, {}
-        return self._let_go(cells, shares)
+        has_ended = super().shed()
+        return self._leave_zygotes(if_unused=True) or has_ended
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            self._state.clear()
-            cells = [cell for waiting in self._ready.values() for cell in waiting]
-            self._ready.clear()
-            shares, self._zygotes = self._zygotes, {}
-            self._changed.notify_all()
-        if self._maker is not None and self._maker is not threading.current_thread():
-            self._maker.join(10)
+        self.stop_keeper(_CLOSE_SECONDS)
         self._remove_left_groups()
-        self._let_go(cells, shares)
+        super().shed()
+        self._leave_zygotes()
 
-    def _let_go(self, cells: list[Cell], shares: dict[ZygoteKey, ZygoteShare]) -> bool:
-        """Whether this ended anything."""
-        for cell in cells:
-            cell.close()
-        ended = [share for share in shares.values() if shared_zygotes.leave(share)]
+    def _leave_zygotes(self, *, if_unused: bool = False) -> bool:
+        """Whether this ended any."""
+        with self.lock:
+            if if_unused and (self._leased or self._pinned or self.is_making):
+                return False
+            shares, self._zygotes = list(self._zygotes.values()), {}
+        ended = [share for share in shares if shared_zygotes.leave(share)]
         if self._has_twin:
-            for share in shares.values():
+            for share in shares:
                 share.end_twin(self._twin)
-        return bool(ended or cells)
+        return bool(ended)
+
+    def end(self, things: list[Cell]) -> None:
+        for cell in things:
+            cell.close()

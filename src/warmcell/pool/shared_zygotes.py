@@ -20,7 +20,7 @@ from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import Lock, own
 from warmcell.lifetime.run import Run
-from warmcell.pool.state import IDLE_SECONDS
+from warmcell.pool.supply import IDLE_SECONDS
 from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
 
 _CELLS_PER_ZYGOTE = 10_000
@@ -77,7 +77,7 @@ class ZygoteShare:
         #: How many pools use it.
         self.users = 0
 
-    def zygote(self, run: Run, cancelled: int, demand: int = 1) -> ZygoteProcess:
+    def zygote(self, run: Run, cancelled: int = -1, demand: int = 1) -> ZygoteProcess:
         """A living zygote for one cell. If there is none, one thread starts it and the others wait.
 
         `demand`: how many runs are in progress.

@@ -6,28 +6,14 @@ import time
 from weakref import WeakSet
 
 from warmcell.lifetime.ownership import Lock
-from warmcell.pool.state import IDLE_SECONDS
+from warmcell.pool.supply import IDLE_SECONDS, Supply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
-else:
-    Protocol = object  # for type checkers only
+    from typing import Any
 
 _SHARE_OF_DESCRIPTORS = 4  # 1/n of the descriptors
 _MOST = 256
-
-
-class WarmCellHolder(Protocol):
-    """A pool, as far as its warm cells go."""
-
-    #: The time of its last lease.
-    last_used: float
-    descriptors_of_a_cell: int
-
-    def ready_count(self) -> int: ...
-
-    def shed(self) -> bool: ...
 
 
 class WarmCellBudget:
@@ -35,22 +21,22 @@ class WarmCellBudget:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._pools: WeakSet[WarmCellHolder] = WeakSet()
+        self._pools: WeakSet[Supply[Any, Any]] = WeakSet()
 
-    def enter(self, pool: WarmCellHolder) -> None:
+    def enter(self, pool: Supply[Any, Any]) -> None:
         with self._lock:
             self._pools.add(pool)
 
-    def has_place_for(self, asking: WarmCellHolder) -> bool:
-        """Whether one more of its cells may stay warm. If the budget is used up, an idle pool makes room.
+    def has_place_for(self, asking: Supply[Any, Any], descriptors: int) -> bool:
+        """Whether one more of its cells, with so many descriptors, may stay warm. If not, an idle pool makes room.
 
         A pool in use does not: with more pools than places, every run would end what the next one needs.
         """
         with self._lock:
-            counts = [(pool, pool.ready_count()) for pool in self._pools]
-        if sum(count for _, count in counts) < most_waiting(asking.descriptors_of_a_cell):
+            counts = {pool: len(pool.ready()) for pool in self._pools}
+        if sum(counts.values()) < most_waiting(descriptors):
             return True
-        others = [pool for pool, count in counts if count and pool is not asking]
+        others = [pool for pool, count in counts.items() if count and pool is not asking]
         idlest = min(others, key=lambda pool: pool.last_used, default=None)
         if idlest is None or time.monotonic() - idlest.last_used < IDLE_SECONDS:
             return False

@@ -150,7 +150,7 @@ def test_a_fork_that_lives_on_does_not_keep_a_guests_input_open(backend: Process
 @pytest.mark.parametrize(
     "lock_of",
     [
-        lambda backend: backend._launcher.pool._changed,
+        lambda backend: backend._launcher.pool.changed,
         lambda backend: backend._runs._changed,
         lambda backend: backend._runs._queue._lock,
         lambda backend: backend._launcher._templates._lock,

@@ -64,11 +64,12 @@ class TestWhatIsKept:
                 time.sleep(0.02)
             assert most <= 8
             last = ExecRequest("python", "pass", 20, limits=Limits(memory_mb=111))
-            kinds = {kind.plan: len(cells) for kind, cells in backend._launcher.pool._ready.items() if cells}
+            demands = backend._launcher.pool.demands
+            kinds = {kind.plan for kind, demand in demands.copy().items() if demand.ready}
             assert backend._launcher._find_template(_launch(backend, last))._prepared.plan in kinds, (
                 "the one used last has none"
             )
-            assert len(backend._launcher.pool._state.demands) <= 8
+            assert len(demands) <= 8
 
     def test_worlds_are_forgotten_when_others_are_used(self) -> None:
         with ProcessBackend(ProcessConfig(pool_size=0)) as backend:

@@ -6,25 +6,24 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from warmcell.pool import warm_cell_budget as module
 from warmcell.pool.pool import Pool
-from warmcell.pool.state import IDLE_SECONDS
+from warmcell.pool.supply import IDLE_SECONDS
 from warmcell.pool.warm_cell_budget import WarmCellBudget, most_waiting
 from warmcell.runner.cgroups import Group, GroupLimits
 
 
-class KindDemand:
-    descriptors_of_a_cell = 8
-
+class Holder:
     def __init__(self, waiting: int, idle: float = 0.0) -> None:
         self.waiting = waiting
         self.last_used = time.monotonic() - idle
 
-    def ready_count(self) -> int:
-        return self.waiting
+    def ready(self) -> list[int]:
+        return list(range(self.waiting))
 
     def shed(self) -> bool:
         self.waiting = 0
@@ -48,19 +47,21 @@ def test_an_idle_pool_makes_room_and_a_busy_one_does_not(
     monkeypatch: pytest.MonkeyPatch, others: list[tuple[int, float]], has_place: bool, left: list[int]
 ) -> None:
     monkeypatch.setattr(module, "most_waiting", lambda _: 4)
-    room, asking = WarmCellBudget(), KindDemand(0, 99)
-    demands = [KindDemand(*other) for other in others]  # here, and not in the table: they idle from now on
+    room: Any = WarmCellBudget()
+    asking = Holder(0, 99)
+    demands = [Holder(*other) for other in others]  # here, and not in the table: they idle from now on
     for demand in (asking, *demands):
         room.enter(demand)
-    assert room.has_place_for(asking) is has_place
+    assert room.has_place_for(asking, 8) is has_place
     assert [demand.waiting for demand in demands] == left
 
 
 def test_a_pool_does_not_make_room_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "most_waiting", lambda _: 4)
-    room, asking = WarmCellBudget(), KindDemand(4, 99)
+    room: Any = WarmCellBudget()
+    asking = Holder(4, 99)
     room.enter(asking)
-    assert not room.has_place_for(asking) and asking.waiting == 4
+    assert not room.has_place_for(asking, 8) and asking.waiting == 4
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class ProcessBackend(BackendBase):
     @property
     def ready_cells(self) -> int:
         """How many warm cells there are now."""
-        return self._launcher.pool.ready_count()
+        return len(self._launcher.pool.ready())
 
     @property
     def zygote_pids(self) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -12,16 +11,18 @@ from functools import lru_cache
 from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.cage.plan import Bind, Watch, encode
 from warmcell.cage.wire import GuestJob
-from warmcell.core.errors import EnforcerUnavailable, ExecutionFailed, SandboxError
+from warmcell.core.errors import EnforcerUnavailable, SandboxError
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.pin_paths import pin
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
-from warmcell.lifetime.ownership import Lock
+from warmcell.lifetime.ownership import Lock, own
+from warmcell.lifetime.run import Run
 from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import NATIVE, resolve
+from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
 from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
@@ -39,19 +40,18 @@ _READ_ONLY, _WRITABLE = "/mnt/read", "/mnt/write"
 WORKER_LIMITS = EffectiveLimits(memory_mb=4096, processes=256, open_files=4096, disk_mb=4096)
 _READY_SECONDS = 30.0
 _REPORT_MS = 5000
-_ATTEMPTS = 3
 
 
 class CagedProcess:
     """A worker in its own cell, which was ordered and needs `start`."""
 
-    def __init__(self, cell: Cell, zygote: ZygoteProcess) -> None:
-        self._cell = cell
-        self._zygote = zygote
+    def __init__(self, cell: Cell, zygote: ZygoteProcess, share: ZygoteShare) -> None:
+        self._cell, self._zygote = cell, zygote
+        #: Left when the cell is closed.
+        self._shares = [share]
         self._paths: dict[HostDirectory, str] = {}
         self._lock = Lock()
         self._is_started = self._is_killed = False
-        self.is_running = True
         self.pid = 0
 
     def start(self) -> None:
@@ -71,9 +71,12 @@ class CagedProcess:
                 self._cell.ask_to_stop()
 
     def _close(self) -> None:
-        self.is_running = False
-        with self._lock:
-            self._cell.close()
+        try:
+            with self._lock:
+                self._cell.close()
+        finally:
+            if self._shares:
+                shared_zygotes.leave(self._shares.pop())
 
     def kill(self) -> None:
         """Asks init to do it, which still reports the exit status of a worker that was already dead."""
@@ -115,7 +118,7 @@ class CagedProcess:
 
     def abandon(self) -> None:
         """The cell abandons itself."""
-        self.is_running = False
+        self._shares.clear()
 
 
 def _binds(directory: HostDirectory, path: str) -> Iterator[Bind]:
@@ -141,56 +144,44 @@ def has_cage() -> bool:
 class CagedLauncher:
     """Forks all workers of this program from one zygote that has loaded everything they need.
 
-    The zygote is replaced when it is gone, and in a fork of the program.
+    It lives as long as they do, and until `release_idle`. A fork of the program starts another.
     """
 
     isolation_class = "wasm+process"
     is_confining = True
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._zygote: ZygoteProcess | None = None
-        #: Replaced zygotes, which end with their workers.
-        self._retired: list[ZygoteProcess] = []
-        self._running: weakref.WeakSet[CagedProcess] = weakref.WeakSet()
-        #: How many workers are being launched; the zygote must live meanwhile.
-        self._launching = 0
+        self.abandon()
+        own(self)
+
+    def abandon(self) -> None:
+        #: Kept for further workers; each worker has a share of its own.
+        self._kept: list[ZygoteShare] = []
 
     def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> CagedProcess:
-        with self._lock:
-            self._launching += 1
-        try:
-            return self._order(argv, control, read_only, mount_slots)
-        finally:
-            with self._lock:
-                self._launching -= 1
-            self.release_idle()  # if it failed to launch or has already ended
-
-    def _order(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> CagedProcess:
+        """Raises `CellLost` if the zygote was dying: the next launch uses another one."""
         plan = self._plan(tuple(read_only), mount_slots)
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
-        for _ in range(_ATTEMPTS):
-            zygote = self._living_zygote(packages=argv[-1])
-            try:
-                cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
-            except CellLost:  # the zygote was dying: use another one
+        key = ZygoteKey(find_interpreter(ProcessConfig()).path, "namespaces", NATIVE, packages=argv[-1])
+        share = shared_zygotes.join(key, parent.prefix if parent else ())
+        try:
+            share.forget_ended()
+            zygote = share.zygote(Run())
+            cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
+        except BaseException as error:
+            if isinstance(error, CellLost):
                 zygote.await_death(DYING_SECONDS)
-                continue
-            process = CagedProcess(cell, zygote)
-            self._running.add(process)
-            return process
-        raise ExecutionFailed(f"{_ATTEMPTS} cages for WASM workers died before they could be used")
+            shared_zygotes.leave(share)
+            raise
+        if not self._kept:
+            self._kept.append(shared_zygotes.join(key, parent.prefix if parent else ()))
+        return CagedProcess(cell, zygote, share)
 
     def release_idle(self) -> None:
-        """Ends the zygote if there are no workers."""
-        with self._lock:
-            is_used = self._launching or any(process.is_running for process in self._running)
-            if is_used or self._zygote is None:
-                return
-            for zygote in (self._zygote, *self._retired):
-                zygote.close()
-            self._zygote, self._retired = None, []
+        with suppress(IndexError):
+            while True:
+                shared_zygotes.leave(self._kept.pop())
 
     def _plan(self, read_only: tuple[str, ...], mount_slots: int) -> str:
         paths = tuple(pin(os.path.realpath(path), path) for path in dict.fromkeys(read_only))
@@ -206,15 +197,3 @@ class CagedLauncher:
                 watch=Watch(),
             )
         )
-
-    def _living_zygote(self, packages: str) -> ZygoteProcess:
-        with self._lock:
-            if self._zygote is None or not self._zygote.is_alive():
-                base = find_interpreter(ProcessConfig()).path
-                parent = group_parent()
-                prefix = parent.prefix if parent else ()
-                if self._zygote is not None:
-                    self._zygote.retire()
-                    self._retired.append(self._zygote)
-                self._zygote = ZygoteProcess(ZygoteKey(base, "namespaces", NATIVE, packages=packages), prefix)
-            return self._zygote

@@ -10,7 +10,6 @@ from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxErr
 from warmcell.core.late_log import LateLog
 from warmcell.guest.wasm.protocol import encode_frame
 from warmcell.lifetime.descriptors import shortage_from_message
-from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run, RunCancelled
 
 TYPE_CHECKING = False
@@ -92,22 +91,13 @@ class Lease:
 
 def keep_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
     """Makes and prepares an unused worker in a thread, unless there is one. Called after a run has ended."""
-    if not pool.claim_spare():
-        return
-    try:
-        start_daemon(_make_spare, pool, prepare, name="warmcell-wasm-spare")
-    except SandboxError:  # cannot start a thread: the next run makes its worker itself
-        pool.finish_spare()
 
+    def make() -> None:
+        try:
+            with Lease(pool, WorkerQuery(needs_new=True), Run(), queue_timeout=0) as lease:
+                prepare(lease)
+                lease.is_reusable = True
+        except (SandboxError, WorkerUnusable, OSError) as error:
+            _log.debug("no spare WASM worker: %s", error)  # the run that needs a worker will report the same error
 
-def _make_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
-    try:
-        if pool.is_closing_soon():
-            return
-        with Lease(pool, WorkerQuery(needs_new=True), Run(), queue_timeout=0) as lease:
-            prepare(lease)
-            lease.is_reusable = True
-    except (SandboxError, WorkerUnusable, OSError) as error:
-        _log.debug("no spare WASM worker: %s", error)  # the run that needs a worker will report the same error
-    finally:
-        pool.finish_spare()
+    pool.keep_spare(make)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from warmcell.backends.wasm.channel import WorkerDied, WorkerTimedOut
@@ -24,12 +24,14 @@ from warmcell.guest.wasm.protocol import ProtocolViolation
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.descriptors import shortage_from_message
 from warmcell.lifetime.fair_semaphore import FairSemaphore
-from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
+from warmcell.pool.supply import Supply
 from warmcell.runner.cell import CellLost
 
 _log = LateLog(__name__)
+#: The key of workers that are unused and have no mounts.
+_SPARE = None
 #: For the whole program; each backend has a lower limit.
 MOST_WORKERS = 256
 _IDLE_SECONDS = 60.0
@@ -50,9 +52,14 @@ class WorkerQuery:
     needs_clean: bool = False
     needs_new: bool = False
 
-    def matches(self, worker: WorkerHandle) -> bool:
-        mounts = self.effective_mounts
-        return (worker.mounts == mounts or worker.can_mount(mounts)) and (worker.is_clean or not self.needs_clean)
+    def rank(self, worker: WorkerHandle) -> int | None:
+        """The lower, the more suitable; None if it is not."""
+        if self.needs_clean and not worker.is_clean:
+            return None
+        has_mounts = worker.mounts == self.effective_mounts
+        if not has_mounts and not worker.can_mount(self.effective_mounts):
+            return None
+        return (self.module_key not in worker.loaded) + (0 if has_mounts else 2)
 
     @property
     def effective_mounts(self) -> Mounts:
@@ -64,50 +71,60 @@ class WorkerUnusable(Exception):
     """The worker died before it received any guest code, so another one can take its place."""
 
 
-class WorkerPool:
-    """Thread-safe. In a fork it is empty: the workers belong to the parent."""
+class WorkerPool(Supply[Mounts | None, WorkerHandle]):
+    """By mounts; `_SPARE` for workers that can still get any. Keeps those used within the last minute, and a spare.
+
+    In a fork it is empty: the workers belong to the parent.
+    """
+
+    look_seconds = _IDLE_SECONDS / 4
 
     def __init__(self, most: int = MOST_WORKERS) -> None:
-        self._most = most
         self._slots = FairSemaphore(most)
-        self.abandon()
+        super().__init__(0, most, most)
         own_until_exit(self)
         descriptor_pressure.register(self)
 
     def abandon(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[WorkerHandle] = []
-        self._all: set[WorkerHandle] = set()
+        super().abandon()
         self._users = 0
-        self._retiring: threading.Thread | None = None
-        self._is_making_spare = False
-        self._spare_done = threading.Event()
-        self._spare_done.set()
+        #: Set if a spare is wanted.
+        self._make_spare: Callable[[], object] | None = None
         self._is_closing = threading.Event()
+
+    def room(self) -> int:
+        return self.total - len(self.in_use)
+
+    def lower_targets(self, now: float) -> None:
+        for key, demand in self.demands.items():
+            has_spare = key is _SPARE and (self._make_spare is not None or (self._users and demand.ready))
+            in_use = sum(item.since > now - _IDLE_SECONDS for item in demand.ready)
+            demand.target = max(1, in_use) if has_spare else in_use
 
     def add_user(self) -> None:
         """Called by each backend or sandbox, which calls `remove_user` when it closes."""
-        with self._lock:
+        with self.lock:
             self._users += 1
             self._is_closing.clear()
 
     def remove_user(self, mounts: Collection[Mounts] = ()) -> None:
         """Ends idle workers with these mounts; after the last user, all but a spare."""
-        with self._lock:
+        with self.lock:
             self._users = max(0, self._users - 1)
             is_last = self._users == 0
-            gone = [worker for worker in self._idle if worker.mounts in mounts or (is_last and not worker.is_spare)]
-            self._forget(gone)
-            is_empty = is_last and not self._all
-        _dispose(gone)
-        if is_empty:
-            worker_launcher().release_idle()
+            gone = self.remove(lambda item: item.key in mounts or (is_last and item.key is not _SPARE))
+        self._drop(*gone)
+        if is_last:
+            self.end([])
+
+    def _living(self) -> list[WorkerHandle]:
+        with self.lock:
+            return [*self.ready(), *self.in_use]
 
     @property
     def pids(self) -> list[int]:
         """The process ids of all living workers."""
-        with self._lock:
-            return [worker.pid for worker in self._all if worker.is_started]
+        return [worker.pid for worker in self._living() if worker.is_started]
 
     def acquire(self, query: WorkerQuery, run: Run, queue_timeout: float) -> WorkerHandle:
         """An idle or new worker, ready for requests. Waits while all are busy, then raises `BackendBusy`.
@@ -118,203 +135,132 @@ class WorkerPool:
         try:
             if (ready := self._take_ready(query)) is not None:
                 return ready
-            return descriptor_pressure.retry(
-                lambda: self._prepare(self._start_process(self._take_idle(query), query), query),
-                run,
-                queue_timeout,
-                own=self,
-            )
+            return descriptor_pressure.retry(lambda: self._find(query), run, queue_timeout, own=self)
         except BaseException:
             self._slots.release()
             raise
 
-    def start_ahead(self) -> None:
-        """Starts a worker early: it loads while the calling program loads the rest."""
-        with suppress(SandboxError):  # the first run will report it
-            worker = self._make(WorkerQuery())
-            worker.idle_since = time.monotonic()
-            with self._lock:
-                self._idle.append(worker)
-
-    def shed(self) -> bool:
-        """Ends the idle workers."""
-        with self._lock:
-            gone = tuple(self._idle)
-            self._forget(gone)
-        _dispose(gone)
-        return bool(gone)
-
     def release(self, worker: WorkerHandle, *, is_reusable: bool) -> None:
-        with self._lock:
-            is_needed = self._users > 0 or worker.is_spare
-            is_kept = is_reusable and worker in self._all and not worker.is_killed and is_needed
-            if is_kept:
-                worker.idle_since = time.monotonic()
-                self._idle.append(worker)
-                if self._retiring is None:
-                    self._retire_later()
-            else:
-                self._forget([worker])
+        with self.lock:
+            key = _SPARE if worker.is_spare else worker.mounts
+            is_needed = self._users > 0 or key is _SPARE
+            is_kept = is_reusable and not worker.is_killed and is_needed
+            is_kept = is_kept and self.give_back(worker, key, time.monotonic())
+            if not is_kept:
+                self.forget(worker)
         self._slots.release()
         if not is_kept:
             worker.dispose()
+        elif self.keeper is None:
+            self.start_keeper()
 
-    def claim_spare(self) -> bool:
-        """Whether the caller should make a spare worker. If so, it calls `finish_spare` afterwards."""
-        with self._lock:
-            has_one = self._is_making_spare or any(worker.is_spare for worker in self._idle)
-            is_needed = worker_launcher().is_confining and self._users > 0 and not has_one
-            self._is_making_spare = self._is_making_spare or is_needed
-            if is_needed:
-                self._spare_done.clear()
-            return is_needed
+    def start_ahead(self) -> None:
+        """Starts a worker early: it loads while the calling program loads the rest."""
+        with suppress(SandboxError, CellLost):  # the first run will report it
+            worker = self._make(WorkerQuery())
+            self.give_back(worker, _SPARE if worker.is_spare else worker.mounts, time.monotonic())
 
-    def is_closing_soon(self) -> bool:
-        """Waits a moment before a spare is made."""
-        return self._is_closing.wait(_SPARE_DELAY_SECONDS)
+    def keep_spare(self, make: Callable[[], object]) -> None:
+        """Has a thread call `make` to make a spare worker, unless there is one or it has no users."""
+        with self.lock:
+            spares = self.demands.get(_SPARE)
+            if (spares and spares.count) or not self._users or not worker_launcher().is_confining:
+                return
+            self.use(_SPARE, time.monotonic())
+            self._make_spare = make
+            self.changed.notify()
+        self.start_keeper()
 
-    def finish_spare(self) -> None:
-        self._is_making_spare = False
-        self._spare_done.set()
+    def make_ahead(self, key: Mounts | None) -> None:
+        make, self._make_spare = self._make_spare, None
+        if make is not None and not self._is_closing.wait(_SPARE_DELAY_SECONDS):
+            make()
+
+    def end(self, things: list[WorkerHandle]) -> None:
+        """Without a worker, nothing is kept for further ones either."""
+        self._drop(*things)
+        if not self._living():
+            worker_launcher().release_idle()
 
     def close(self) -> None:
         """Called at exit, when backends have ended their runs. Kills the workers that are still in use."""
         self._is_closing.set()
-        # A spare that is just being started is not in the lists yet, and its cage would outlive us.
-        self._spare_done.wait(_START_SECONDS)
-        with self._lock:
-            idle, busy = list(self._idle), self._all - set(self._idle)
-            self._forget([*idle, *busy])
+        # A spare that is just being started is not leased yet, and its cage would outlive us.
+        self.stop_keeper(_START_SECONDS)
+        with self.lock:
+            idle, busy = self.clear(), list(self.in_use)
+            for worker in busy:
+                self.forget(worker)
+            self.is_closed = False  # it may be used again
         for worker in busy:
             worker.kill()
-        _dispose(idle)
-        worker_launcher().release_idle()
+        self.end(idle)
 
     def _take_ready(self, query: WorkerQuery) -> WorkerHandle | None:
-        """An idle worker that can run this at once: the fast path.
-
-        Whether it is alive is asked without the lock: the call gives up the interpreter lock, and all other threads
-        would wait for both.
-        """
+        """An idle worker that can run this at once: the fast path."""
         if query.needs_new or query.needs_clean:
             return None
-        mounts, key = query.effective_mounts, query.module_key
-        with self._lock:
-            suitable = (each for each in reversed(self._idle) if key in each.loaded and each.mounts == mounts)
-            worker = next(suitable, None)
-            if worker is None:
+        mounts = query.effective_mounts
+        with self.lock:
+            demand = self.demands.get(mounts)
+            if demand is None or not demand.ready or query.module_key not in demand.ready[-1].thing.loaded:
                 return None
-            self._idle.remove(worker)
+            worker = self._lease(demand.ready.pop())
         if worker.is_waiting():
             return worker
         self._drop(worker)
         return None
 
-    def _take_idle(self, query: WorkerQuery) -> WorkerHandle | None:
-        dead = []
-        with self._lock:
-            while (worker := self._best(query)) is not None:
-                self._idle.remove(worker)
-                if not worker.is_ready or worker.is_waiting():
-                    break
-                dead.append(worker)
-            self._forget(dead)
-        _dispose(dead)
-        return worker
-
-    def _best(self, query: WorkerQuery) -> WorkerHandle | None:
-        if query.needs_new:
-            return None
-        # The most recently used one is the warmest; the others can then be retired.
-        matching = [worker for worker in reversed(self._idle) if query.matches(worker)]
-        mounts, key = query.effective_mounts, query.module_key
-        return min(matching, key=lambda worker: (worker.mounts != mounts, key not in worker.loaded), default=None)
-
-    def _start_process(self, worker: WorkerHandle | None, query: WorkerQuery) -> WorkerHandle:
-        """The worker, or a new one if it is None, with its process running."""
+    def _find(self, query: WorkerQuery) -> WorkerHandle:
+        """An idle worker or a new one, with the directories mounted, that can take requests."""
+        mounts = query.effective_mounts
         for _ in range(_ATTEMPTS):
-            worker = worker or self._make(query)
+            worker = None
             try:
+                worker = self._take(query) or self._make(query)
                 if not worker.is_started:
                     worker.start()
+                if worker.mounts != mounts:
+                    worker.mount(mounts)
+                if not worker.is_ready:
+                    _await_ready(worker)
                 return worker
             except BaseException as error:
-                self._drop(worker)
-                worker_launcher().release_idle()
-                if not isinstance(error, CellLost):
+                if worker is not None:
+                    self._drop(worker)
+                if not isinstance(error, CellLost):  # otherwise the zygote was dying: another one takes its place
                     raise
-                worker = None  # the zygote was dying: another one takes its place
         raise ExecutionFailed(f"{_ATTEMPTS} cages for WASM workers died before they could be used")
 
-    def _prepare(self, worker: WorkerHandle, query: WorkerQuery) -> WorkerHandle:
-        """Mounts the directories and waits until the worker can take requests."""
-        try:
-            if worker.mounts != query.effective_mounts:
-                worker.mount(query.effective_mounts)
-            if not worker.is_ready:
-                _await_ready(worker)
-        except BaseException as error:
-            self._drop(worker)
-            if isinstance(error, CellLost):
-                raise WorkerUnusable from None
-            raise
-        return worker
+    def _take(self, query: WorkerQuery) -> WorkerHandle | None:
+        """The best idle worker. The most recently used one is the warmest; the others can then be retired.
 
-    def _drop(self, worker: WorkerHandle) -> None:
-        with self._lock:
-            self._forget([worker])
-        worker.dispose()
+        Whether it is alive is asked without the lock: the call gives up the interpreter lock, and all other threads
+        would wait for both.
+        """
+        keys = () if query.needs_new else (query.effective_mounts, _SPARE)
+        while (worker := self.lease_best(keys, query.rank)) is not None:
+            if not worker.is_ready or worker.is_waiting():
+                return worker
+            self._drop(worker)
+        return None
 
     def _make(self, query: WorkerQuery) -> WorkerHandle:
         worker = WorkerHandle(slots_for(query.effective_mounts))
-        with self._lock:
-            self._all.add(worker)
-            surplus = self._idle[: max(0, len(self._all) - self._most)]
-            self._forget(surplus)
-        _dispose(surplus)
+        self.add_leased(query.effective_mounts, worker)
+        self._drop(*self.surplus(time.monotonic()))
         return worker
 
-    def _forget(self, workers: Iterable[WorkerHandle]) -> None:
+    def _drop(self, *workers: WorkerHandle) -> None:
         for worker in workers:
-            self._all.discard(worker)
-            if worker in self._idle:
-                self._idle.remove(worker)
-
-    def _retire_later(self) -> None:
-        with suppress(SandboxError):  # cannot start a thread: they stay until the program exits
-            self._retiring = start_daemon(self._retire, name="warmcell-wasm-idle")
-
-    def _retire(self) -> None:
-        """Ends workers that were idle for too long; returns when none is idle."""
-        while True:
-            time.sleep(_IDLE_SECONDS / 4)
-            with self._lock:
-                oldest = time.monotonic() - _IDLE_SECONDS
-                is_kept = self._users > 0
-                stale = [
-                    worker for worker in self._idle if worker.idle_since < oldest and not (is_kept and worker.is_spare)
-                ]
-                self._forget(stale)
-                is_over = not self._idle
-                is_empty = not self._all
-                if is_over:
-                    self._retiring = None
-            _dispose(stale)
-            if is_empty:
-                worker_launcher().release_idle()
-            if is_over:
-                return
+            self.forget(worker)
+            worker.dispose()
 
 
 @functools.cache
 def program_pool() -> WorkerPool:
     """The one pool of this program."""
     return WorkerPool()
-
-
-def _dispose(workers: Iterable[WorkerHandle]) -> None:
-    for worker in workers:
-        worker.dispose()
 
 
 def _await_ready(worker: WorkerHandle) -> None:

@@ -87,7 +87,6 @@ class WorkerHandle:
         self.is_clean = True
         self.is_started = self.is_ready = False
         self._statm = self._stat = -1
-        self.idle_since = 0.0
         #: Set by any thread, never reset.
         self.is_killed = False
         self._is_disposed = False

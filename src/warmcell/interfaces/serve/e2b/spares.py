@@ -25,6 +25,7 @@ from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.places import WORKSPACE_DIR
+from warmcell.pool.supply import Item, Supply
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.mount_points import MountPoint
 
@@ -46,7 +47,7 @@ _IDLE_SECONDS = 10.0
 
 
 class PreparedSandbox:
-    """A sandbox and its home. `limits` are those it was made with: only requests with the same can use it."""
+    """A sandbox and its home."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class PreparedSandbox:
         disk_mb: int | None = None,
     ) -> None:
         """In an image, the rest of its root is the image's own. `disk_mb`: what it may write, if less than usual."""
-        self.home, self.limits, self.image = home, _limits(service, tenant), image
+        self.home, self.image = home, image
         #: Of events of its cage: known when it is handed out.
         self.annotations: dict[str, Any] = {}
         #: Those that are mounted; counted while it exists.
@@ -86,69 +87,72 @@ class PreparedSandbox:
             await in_thread(self.home.close)
 
 
-def _limits(service: Service, tenant: Tenant) -> tuple[object, ...]:
-    return service.policy, tenant.disk_mb
-
-
-class Spares:
-    """One, in `service.state`. Belongs to the server's event loop.
+class Spares(Supply[int | None, PreparedSandbox]):
+    """One, in `service.state`. Belongs to the server's event loop. By the tenant's disk limit.
 
     It keeps as many as were missing when they were requested, and fewer again when some are not needed.
     """
 
     def __init__(self, service: Service) -> None:
-        self._service = service
-        self._most = most_spares(service.settings.spares, service.settings.workers)
-        self._wanted = min(1, self._most)
-        self._ready: list[PreparedSandbox] = []
-        #: Being destroyed. `aclose` finishes what a cancelled task left.
+        self._service, self._policy = service, service.policy
+        most = most_spares(service.settings.spares, service.settings.workers)
+        super().__init__(0, most, most)
+        #: By disk limit, the tenant that asked last.
+        self._tenants: dict[int | None, Tenant] = {}
+        #: To be destroyed. `aclose` finishes what a cancelled task left.
         self._ending: list[PreparedSandbox] = []
-        #: The fewest that were ready since the last check.
-        self._lowest = 0
-        self._last_asked = 0.0
+        self._last_asked = self._next_lowering = 0.0
         self._has_made = False
-        self._making: asyncio.Task[None] | None = None
-        self._looking: asyncio.TimerHandle | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         service.on_close.append(self.aclose)
+
+    def raise_target(self, target: int) -> int:
+        return target + 1
+
+    def lower_targets(self, now: float) -> None:
+        """Halve the number of those that were not needed since the last time, down to one."""
+        if now < self._next_lowering:
+            return
+        self._next_lowering = now + _IDLE_SECONDS
+        for number, demand in enumerate(reversed(self.demands.values())):
+            unneeded = sum(item.since <= now - _IDLE_SECONDS for item in demand.ready)
+            least = min(demand.target, int(number == 0))
+            demand.target = max(least, demand.target - (unneeded + 1) // 2)
 
     def take(self, tenant: Tenant) -> PreparedSandbox | None:
         """One with this tenant's limits, or None. Starts to make others in its place."""
-        loop, limits = asyncio.get_running_loop(), _limits(self._service, tenant)
-        found = next((spare for spare in self._ready if spare.limits == limits), None)
-        if found is not None:
-            self._ready.remove(found)
-        elif self._last_asked:
-            self._wanted = min(self._most, self._wanted + 1)
-        self._lowest = min(self._lowest, len(self._ready))
-        self._last_asked = loop.time()
-        if self._making is None and not self._service.is_draining:
-            self._making = asyncio.ensure_future(self._make(tenant))
-        if self._looking is None:
-            self._looking = loop.call_later(_IDLE_SECONDS, self._look, tenant)
+        if self._service.policy != self._policy:
+            self._policy = self._service.policy
+            self._ending += self.clear()
+        self._tenants[tenant.disk_mb] = tenant
+        self._last_asked = asyncio.get_running_loop().time()
+        found = self.hand_over(tenant.disk_mb, self._last_asked)
+        self._start_keeping()
         return found
 
-    async def _make(self, tenant: Tenant) -> None:
-        """Make as many as are wanted, one after another."""
+    def _start_keeping(self) -> None:
+        if self._keeping is None and not self._service.is_draining:
+            self._keeping = asyncio.ensure_future(self._keep_spares())
+
+    async def _keep_spares(self) -> None:
+        """Make what is wanted, one after another, and destroy what is not. Look again if there may be too many."""
+        loop = asyncio.get_running_loop()
         try:
             await self._wait_until_quiet()
-            await self._drop(self._useless_to(tenant))
-            while len(self._ready) < self._wanted and not self._service.is_draining:
-                self._ready.append(await self._make_one(tenant))
+            while not self._service.is_draining:
+                self._ending += self.surplus(loop.time())
+                await self._destroy_ending()
+                if not (wanted := self.start_making(1)):
+                    break
+                await self._make(wanted[0])
                 await self._wait_until_quiet()
-            await self._drop(self._ready[self._wanted :])
+            if len(self.ready()) > 1 and (self._timer is None or self._timer.when() <= loop.time()):
+                self._timer = loop.call_later(_IDLE_SECONDS, self._start_keeping)
         except SandboxError:
             return  # the next request meets the same error and reports it
         finally:
-            self._making = None
-
-    def _useless_to(self, tenant: Tenant) -> list[PreparedSandbox]:
-        """Those of an old policy; if all are for other limits, also the oldest."""
-        stale = [spare for spare in self._ready if spare.limits[0] != self._service.policy]
-        is_full = len(self._ready) - len(stale) >= self._wanted
-        limits = _limits(self._service, tenant)
-        if is_full and not any(spare.limits == limits for spare in self._ready):
-            return [*stale, *(spare for spare in self._ready[:1] if spare not in stale)]
-        return stale
+            self._keeping = None
 
     async def _wait_until_quiet(self) -> None:
         """Wait until no sandbox was requested for a moment and all programs have started, within a bound."""
@@ -159,6 +163,14 @@ class Spares:
             if pause <= 0 and starts.is_idle:
                 return
             await asyncio.sleep(min(latest - now, pause if pause > 0 else _QUIET_SECONDS))
+
+    async def _make(self, item: Item[int | None, PreparedSandbox]) -> None:
+        try:
+            made = await self._make_one(self._tenants[item.key])
+            if not self.finish(item, made, asyncio.get_running_loop().time()):
+                self._ending.append(made)
+        finally:
+            self.fail(item)  # unless it is finished
 
     async def _make_one(self, tenant: Tenant) -> PreparedSandbox:
         made = PreparedSandbox(self._service, tenant, self._service.make_home(), {})
@@ -174,32 +186,19 @@ class Spares:
             freeze_loaded_objects()  # making the first one has loaded everything that is needed
         return made
 
-    async def _drop(self, useless: list[PreparedSandbox]) -> None:
-        for spare in useless:
-            self._ready.remove(spare)
-            self._ending.append(spare)
-            await spare.destroy()
-            self._ending.remove(spare)
-
-    def _look(self, tenant: Tenant) -> None:
-        """Halve the number of those that were not needed since the last check, down to one."""
-        self._wanted = max(min(1, self._most), self._wanted - (self._lowest + 1) // 2)
-        self._lowest, self._looking = min(len(self._ready), self._wanted), None
-        if self._service.is_draining or max(self._wanted, len(self._ready)) <= 1:
-            return
-        self._looking = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._look, tenant)
-        if self._making is None:
-            self._making = asyncio.ensure_future(self._make(tenant))
+    async def _destroy_ending(self) -> None:
+        while self._ending:
+            await self._ending[0].destroy()
+            del self._ending[0]
 
     async def aclose(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-        while self._making is not None:
-            self._making.cancel()
-            await asyncio.wait([self._making])
-        self._ready += self._ending
-        self._ending = []
-        await self._drop(list(self._ready))
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        self._ending += self.clear()
+        await self._destroy_ending()
 
 
 def most_spares(asked: int | None, workers: int) -> int:

@@ -1,21 +1,59 @@
-"""The pool's numbers, step by step: the whole state after each thing that can happen to it."""
+"""A supply's numbers, step by step: the whole state after each thing that can happen to it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
-from warmcell.pool.state import IDLE_SECONDS, KindDemand, PoolState
+from warmcell.pool.supply import IDLE_SECONDS, READY, Demand, Item, Supply
 
 
-def state(smallest: int = 1, largest: int = 4, total: int = 8, **demands: KindDemand) -> PoolState:
-    return PoolState(smallest, largest, total, dict(demands))
+class KindDemand(NamedTuple):
+    """How many things are ready and being made, and the rest of a demand."""
+
+    ready: int = 0
+    making: int = 0
+    target: int = 0
+    last_used: float = 0.0
 
 
-def test_a_new_pool_and_a_new_shelf() -> None:
-    assert PoolState(1, 4, 8) == PoolState(1, 4, 8, {})
-    assert KindDemand() == KindDemand(ready=0, making=0, target=0, last_used=0.0)
+class State(NamedTuple):
+    """A supply in numbers, the most recently used kind last."""
+
+    smallest: int
+    largest: int
+    total: int
+    demands: dict[str, KindDemand]
+
+    def supply(self) -> Supply[str, str]:
+        """With things named after their kinds."""
+        supply: Supply[str, str] = Supply(self.smallest, self.largest, self.total)
+        for kind, numbers in self.demands.items():
+            demand = supply.demands[kind] = Demand(numbers.target, numbers.last_used)
+            demand.making.update(Item(kind) for _ in range(numbers.making))
+            for _ in range(numbers.ready):
+                item: Item[str, str] = Item(kind)
+                item.thing, item.state, item.since = kind, READY, numbers.last_used
+                demand.ready.append(item)
+        return supply
+
+
+def state(smallest: int = 1, largest: int = 4, total: int = 8, **demands: KindDemand) -> State:
+    return State(smallest, largest, total, demands)
+
+
+def numbers_of(supply: Supply[str, str]) -> State:
+    demands = {
+        kind: KindDemand(len(demand.ready), len(demand.making), demand.target, demand.last_used)
+        for kind, demand in supply.demands.items()
+    }
+    return State(supply.smallest, supply.largest, supply.total, demands)
+
+
+def test_a_new_supply_is_empty() -> None:
+    supply: Supply[str, str] = Supply(1, 4, 8)
+    assert numbers_of(supply) == state() and not supply.is_closed
     assert IDLE_SECONDS == 30.0
 
 
@@ -33,14 +71,15 @@ def test_a_new_pool_and_a_new_shelf() -> None:
         (state(a=KindDemand()), False, state(a=KindDemand(target=1, last_used=7.0))),
     ],
 )
-def test_lease(before: PoolState, is_hit: bool, after: PoolState) -> None:
-    assert (before.lease("a", 7.0), before) == (is_hit, after)
+def test_hand_over(before: State, is_hit: bool, after: State) -> None:
+    supply = before.supply()
+    assert (supply.hand_over("a", 7.0), numbers_of(supply)) == ("a" if is_hit else None, after)
 
 
 def test_who_is_used_last_stands_last() -> None:
-    pool = state(a=KindDemand(target=1), b=KindDemand(target=1))
-    pool.lease("a", 1.0)
-    assert list(pool.demands) == ["b", "a"]
+    supply = state(a=KindDemand(target=1), b=KindDemand(target=1)).supply()
+    supply.hand_over("a", 1.0)
+    assert list(supply.demands) == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -84,35 +123,38 @@ def test_who_is_used_last_stands_last() -> None:
         ),
     ],
 )
-def test_wanted(before: PoolState, wanted: list[str], after: PoolState) -> None:
-    assert (before.start_making(), before) == (wanted, after)
-
-
-@pytest.mark.parametrize(
-    ("before", "is_kept", "after"),
-    [
-        (state(), False, state()),
-        (state(a=KindDemand(1, 0, 2)), False, state(a=KindDemand(1, 0, 2))),
-        (state(a=KindDemand(0, 1, 2)), True, state(a=KindDemand(1, 0, 2))),
-        (state(a=KindDemand(1, 2, 3)), True, state(a=KindDemand(2, 1, 3))),
-    ],
-)
-def test_finish_making(before: PoolState, is_kept: bool, after: PoolState) -> None:
-    assert (before.finish_making("a"), before) == (is_kept, after)
+def test_start_making(before: State, wanted: list[str], after: State) -> None:
+    supply = before.supply()
+    assert ([item.key for item in supply.start_making()], numbers_of(supply)) == (wanted, after)
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (state(), state()),
-        (state(a=KindDemand(1, 0, 2)), state(a=KindDemand(1, 0, 2))),
+        (state(a=KindDemand(0, 1, 2)), state(a=KindDemand(1, 0, 2))),
+        (state(a=KindDemand(1, 2, 3)), state(a=KindDemand(2, 1, 3))),
+    ],
+)
+def test_finish(before: State, after: State) -> None:
+    supply = before.supply()
+    assert (supply.finish(next(iter(supply.demands["a"].making)), "a", 0), numbers_of(supply)) == (True, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
         (state(a=KindDemand(1, 2, 4)), state(a=KindDemand(1, 1, 1))),
         (state(a=KindDemand(2, 1, 1)), state(a=KindDemand(2, 0, 1))),
     ],
 )
-def test_failed(before: PoolState, after: PoolState) -> None:
-    before.abort_making("a")
-    assert before == after
+def test_fail(before: State, after: State) -> None:
+    supply = before.supply()
+    item = next(iter(supply.demands["a"].making))
+    supply.fail(item)
+    assert numbers_of(supply) == after
+    assert not supply.finish(item, "a", 0)
+    supply.fail(item)
+    assert numbers_of(supply) == after
 
 
 @pytest.mark.parametrize(
@@ -136,11 +178,13 @@ def test_failed(before: PoolState, after: PoolState) -> None:
     ],
 )
 def test_surplus(now: float, before: dict[str, KindDemand], surplus: list[str], after: dict[str, KindDemand]) -> None:
-    pool: Any = state(**before)
-    assert (pool.surplus(now), pool) == (surplus, state(**after))
+    supply = State(1, 4, 8, before).supply()
+    assert (supply.surplus(now), numbers_of(supply)) == (surplus, State(1, 4, 8, after))
 
 
-def test_a_cleared_pool_has_no_shelves() -> None:
-    pool = state(a=KindDemand(1, 1, 1))
-    pool.clear()
-    assert pool == state()
+def test_a_cleared_supply_has_no_demand_and_keeps_nothing_that_was_being_made() -> None:
+    supply = state(a=KindDemand(1, 1, 1)).supply()
+    (item,) = supply.demands["a"].making
+    assert (supply.clear(), numbers_of(supply)) == (["a"], state())
+    supply.hand_over("a", 0)
+    assert supply.start_making() and not supply.finish(item, "a", 0)

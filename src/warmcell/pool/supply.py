@@ -1,0 +1,306 @@
+"""Supply: things made ahead of need (warm cells, WASM workers, spare sandboxes), each in one state.
+
+making -> ready -> leased -> gone        what can be used again goes from leased back to ready
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+
+from warmcell.core.errors import SandboxError
+from warmcell.core.light import suppress
+from warmcell.core.records import dataclass, field
+from warmcell.lifetime.host_program import start_daemon
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Generic, TypeVar
+
+    K = TypeVar("K", bound=Hashable)
+    T = TypeVar("T", bound=Hashable)
+else:  # `typing` loads slowly
+    K = T = None
+
+    class Generic:
+        __slots__ = ()
+        __class_getitem__ = classmethod(lambda kind, _: kind)
+
+
+IDLE_SECONDS = 30.0
+MAKING, READY, LEASED, GONE = "making", "ready", "leased", "gone"
+_ALL = 1 << 30
+
+
+class Item(Generic[K, T]):
+    """One thing, its key and its state. `since`: when it became ready."""
+
+    __slots__ = ("key", "since", "state", "thing")
+    thing: T
+    since: float
+
+    def __init__(self, key: K) -> None:
+        self.key, self.state = key, MAKING
+
+    def take_out(self) -> T:
+        self.state = GONE
+        return self.thing
+
+
+@dataclass(slots=True)
+class Demand(Generic[K, T]):
+    """The things of one key: how many to keep, those that are ready, oldest first, and those being made."""
+
+    target: int
+    last_used: float = 0.0
+    ready: deque[Item[K, T]] = field(default_factory=deque)
+    making: set[Item[K, T]] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        return len(self.ready) + len(self.making)
+
+
+class Supply(Generic[K, T]):
+    """Safe from many threads. The lock is held for moments only, never while something starts or stops.
+
+    So methods return what the caller must now make or end. The keeper does both in a thread: `pause`, `make_ahead` and
+    `end` are its steps. `largest` bounds one key, `total` all keys; an idle key keeps `smallest`. Too small a total is
+    dealt one by one to the most recently used keys.
+    """
+
+    #: The keeper looks after every change, and at least so often.
+    look_seconds = IDLE_SECONDS
+
+    def __init__(self, smallest: int, largest: int, total: int) -> None:
+        self.smallest, self.largest, self.total = smallest, largest, total
+        #: Nothing becomes ready any more.
+        self.is_closed = False
+        self.last_used = 0.0
+        self.abandon()
+
+    def abandon(self) -> None:
+        """In a forked copy: the original keeps everything."""
+        self.lock = threading.RLock()  # used directly: the condition's own methods cost a call each
+        self.changed = threading.Condition(self.lock)
+        #: Most recently used last. And the leased things that will come back.
+        self.demands: dict[K, Demand[K, T]] = {}
+        self.in_use: dict[T, Item[K, T]] = {}
+        self.keeper: threading.Thread | None = None
+        #: Whether the keeper makes something now, wanted or not.
+        self.is_making = False
+
+    def use(self, key: K, now: float) -> Demand[K, T]:
+        """The demand for a key, which is now the most recently used one."""
+        demand = self.demands.pop(key, None) or Demand(min(self.smallest, self.largest))
+        self.demands[key] = demand
+        demand.last_used = self.last_used = now
+        return demand
+
+    def hand_over(self, key: K, now: float) -> T | None:
+        """The oldest ready thing, for good. None: the caller makes one itself, and more are kept from now on."""
+        with self.lock:
+            demand = self.use(key, now)
+            if demand.ready:
+                return demand.ready.popleft().take_out()
+            demand.target = min(self.largest, self.raise_target(demand.target))
+            return None
+
+    def raise_target(self, target: int) -> int:
+        """The new target of a key of which none was ready."""
+        return max(target * 2, 1)
+
+    def lower_targets(self, now: float) -> None:
+        """Lowers the targets of keys that are not used any more."""
+        for demand in self.demands.values():
+            idle = now - demand.last_used
+            if idle > IDLE_SECONDS:
+                demand.target = min(demand.target, self.smallest if idle <= 10 * IDLE_SECONDS else 0)
+
+    def lease_best(self, keys: Iterable[K], rank: Callable[[T], int | None]) -> T | None:
+        """The ready thing of the lowest rank, the newest of several. Rank None: not suitable."""
+        with self.lock:
+            demands = filter(None, map(self.demands.get, keys))
+            ready = [(rank(item.thing), item, demand) for demand in demands for item in reversed(demand.ready)]
+            suitable = [(found, item, demand) for found, item, demand in ready if found is not None]
+            if not suitable:
+                return None
+            _, item, demand = min(suitable, key=lambda each: each[0])
+            demand.ready.remove(item)
+            return self._lease(item)
+
+    def add_leased(self, key: K, thing: T) -> None:
+        """Adds one that the caller made because it needs it at once."""
+        item: Item[K, T] = Item(key)
+        item.thing = thing
+        with self.lock:
+            self._lease(item)
+
+    def _lease(self, item: Item[K, T]) -> T:
+        item.state = LEASED
+        self.in_use[item.thing] = item
+        return item.thing
+
+    def give_back(self, thing: T, key: K, now: float) -> bool:
+        """Whether a leased thing is ready again, now under `key`. If not, the caller ends it."""
+        with self.lock:
+            item = self.in_use.pop(thing, None)
+            if item is None:
+                return False
+            item.key = key
+            return self._make_ready(item, self.use(key, now), now)
+
+    def forget(self, thing: T) -> None:
+        """A leased thing has ended."""
+        with self.lock:
+            if (item := self.in_use.pop(thing, None)) is not None:
+                item.take_out()
+
+    def room(self) -> int:
+        """How many may be ready or being made, of all keys."""
+        return self.total
+
+    def _shares(self) -> dict[K, int]:
+        """How many each key may have, most recently used first."""
+        shares = dict.fromkeys(reversed(self.demands), 0)
+        left = self.room()
+        while left > 0 and (hungry := [key for key in shares if shares[key] < self.demands[key].target]):
+            for key in hungry[:left]:
+                shares[key] += 1
+            left -= len(hungry[:left])
+        return shares
+
+    def start_making(self, most: int = _ALL) -> list[Item[K, T]]:
+        """What to make now, most recently used keys first. The caller calls `finish` or `fail` for each."""
+        with self.lock:
+            room = min(most, self.room() - sum(demand.count for demand in self.demands.values()))
+            items: list[Item[K, T]] = []
+            for key, share in self._shares().items():
+                demand = self.demands[key]
+                for _ in range(min(share - demand.count, room - len(items))):
+                    items.append(Item(key))
+                    demand.making.add(items[-1])
+            return items
+
+    def finish(self, item: Item[K, T], thing: T, now: float) -> bool:
+        """Whether what was made is ready. If not, the demand for it has ended, and the caller ends it."""
+        with self.lock:
+            if item.state != MAKING:
+                return False
+            item.thing, demand = thing, self.demands[item.key]
+            demand.making.remove(item)
+            return self._make_ready(item, demand, now)
+
+    def _make_ready(self, item: Item[K, T], demand: Demand[K, T], now: float) -> bool:
+        item.state, item.since = GONE if self.is_closed else READY, now
+        if not self.is_closed:
+            demand.ready.append(item)
+        return not self.is_closed
+
+    def fail(self, item: Item[K, T]) -> None:
+        """If it is still being made, it could not be: make no more of its key until one is missing again."""
+        with self.lock:
+            if item.state == MAKING:
+                item.state, demand = GONE, self.demands[item.key]
+                demand.making.remove(item)
+                demand.target = min(demand.target, len(demand.ready))
+
+    def surplus(self, now: float) -> list[T]:
+        """Removes the ready things that are too many, which the caller ends."""
+        with self.lock:
+            self.lower_targets(now)
+            things: list[T] = []
+            for key, share in self._shares().items():
+                demand = self.demands[key]
+                things += [demand.ready.popleft().take_out() for _ in range(len(demand.ready) - share)]
+                if not (share or demand.count):
+                    del self.demands[key]
+            return things
+
+    def remove(self, is_useless: Callable[[Item[K, T]], bool]) -> list[T]:
+        """Removes these ready things, which the caller ends."""
+        with self.lock:
+            items = [item for demand in self.demands.values() for item in demand.ready if is_useless(item)]
+            for item in items:
+                self.demands[item.key].ready.remove(item)
+            return [item.take_out() for item in items]
+
+    def clear(self) -> list[T]:
+        """Removes all ready things, which the caller ends, and all demand: what is being made is not kept either."""
+        with self.lock:
+            things = self.remove(lambda _: True)
+            for item in [item for demand in self.demands.values() for item in demand.making]:
+                item.state = GONE
+            self.demands.clear()
+            return things
+
+    def shed(self) -> bool:
+        """Ends what is ready; whether there was anything."""
+        things = self.clear()
+        self.end(things)
+        return bool(things)
+
+    def ready(self) -> list[T]:
+        with self.lock:
+            return [item.thing for demand in self.demands.values() for item in demand.ready]
+
+    def start_keeper(self) -> None:
+        """If no thread can be started, things are made when they are needed, and stay until they are used."""
+        with self.lock, suppress(SandboxError):
+            if self.keeper is None and not self.is_closed:
+                self.keeper = start_daemon(self._keep, name=f"warmcell-{type(self).__name__}")
+
+    def stop_keeper(self, seconds: float) -> None:
+        """Closes the supply, and waits for a bounded time until nothing is made any more."""
+        with self.lock:
+            self.is_closed = True
+            self.changed.notify_all()
+            keeper = self.keeper
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(seconds)
+
+    def pause(self) -> None:
+        """Called by the keeper before each look."""
+
+    def make_ahead(self, key: K) -> T | None:
+        """Called by the keeper. None if it could not be made, or is already there."""
+        raise NotImplementedError
+
+    def end(self, things: list[T]) -> None:
+        """Called by the keeper and by `shed`."""
+        raise NotImplementedError
+
+    def _keep(self) -> None:
+        try:
+            while self._look():
+                pass
+        finally:
+            with self.lock:
+                if self.keeper is threading.current_thread():
+                    self.keeper = None
+
+    def _look(self) -> bool:
+        """Makes and ends what is due, or waits for a change. Whether to go on."""
+        self.pause()
+        with self.lock:
+            surplus, wanted = ([], []) if self.is_closed else (self.surplus(time.monotonic()), self.start_making())
+            is_due = surplus or wanted
+            if self.is_closed or not (is_due or self.changed.wait(self.look_seconds) or self.demands):
+                self.keeper = None  # under the lock: a new demand starts another
+                return False
+            self.is_making = bool(wanted)
+        try:
+            if surplus:
+                self.end(surplus)
+            for item in wanted:
+                thing = self.make_ahead(item.key)
+                if thing is not None and not self.finish(item, thing, time.monotonic()):
+                    self.end([thing])
+                self.fail(item)  # unless it is ready
+        finally:
+            self.is_making = False
+            for item in wanted:
+                self.fail(item)  # what an unexpected error left
+        return True
