@@ -77,7 +77,14 @@ def _choose_way(source: str, target: str) -> PutFile:
     except OSError:
         return _copy_file
     os.unlink(target)
-    return os.link
+    return _link_file
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # this one belongs to another user
+        _copy_file(source, target)
 
 
 def _copy_directory(source: str, target: str, put_file: PutFile) -> None:

@@ -69,6 +69,21 @@ def test_elsewhere_they_are_copied_except_large_ones(installed: Path, monkeypatc
     assert (copied / "large.wasm").is_symlink() and (copied / "large.wasm").samefile(installed / "large.wasm")
 
 
+def test_a_file_of_another_user_is_copied_among_links(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def refuse_some(source: str, target: str) -> None:
+        if source.endswith("module.py"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", refuse_some)
+    copied = copy(installed)
+    module = copied / "inner" / "module.py"
+    assert module.read_text() == "X = 1\n" and not module.samefile(installed / "inner" / "module.py")
+    assert (copied / "__init__.py").samefile(installed / "__init__.py")
+
+
 def test_byte_code_is_written_to_the_installed_package(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(sys, "pycache_prefix", None)
