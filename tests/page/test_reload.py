@@ -113,7 +113,8 @@ def test_shells_have_names_and_are_found_by_them(server: Server, new_page: NewPa
 
 
 def test_files_follow_what_happens_in_the_sandbox(server: Server, new_page: NewPage) -> None:
-    page, made = new_page(), make_sandbox(server)
+    page = new_page(complains=True)  # a change may be noticed when the file is already deleted
+    made = make_sandbox(server)
     at = f"/v1/sandboxes/{made}"
     page.goto(f"{server.url}/#/sandboxes/{made}/files")
     page.get_by_text("The work directory is empty").wait_for()

@@ -56,7 +56,8 @@ def test_a_timeout_keeps_the_partial_output() -> None:
 @pytest.mark.attack("RX-02")
 @pytest.mark.claim("WC-RX-2")
 def test_memory_has_its_own_status() -> None:
-    ended = warmcell("run", "python", "--memory", "64", "-c", "print(len(bytearray(300 << 20)))")
+    program = "held = bytearray(300 << 20); import time; time.sleep(60); print(len(held))"
+    ended = warmcell("run", "python", "--memory", "64", "-c", program)
     assert (ended.returncode, ended.stdout) == (137, b"")
     assert b"64 MB" in ended.stderr
 
