@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: A product of two vectors. The driver compiles it for the device.
+#: A product of two vectors, and a kernel that never ends. The driver compiles it for the device.
 _PTX = """
 .version 6.4
 .target {target}
@@ -23,6 +23,18 @@ _PTX = """
     ld.global.u32 %r3, [%d6];
     mul.lo.u32 %r4, %r2, %r3;
     st.global.u32 [%d7], %r4;
+    ret;
+}}
+.visible .entry spin(.param .u64 flag)
+{{
+    .reg .b32 %r<2>;
+    .reg .b64 %d<2>;
+    .reg .pred %p<2>;
+    ld.param.u64 %d1, [flag];
+AGAIN:
+    ld.volatile.global.u32 %r1, [%d1];
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra AGAIN;
     ret;
 }}
 """
@@ -78,7 +90,26 @@ is_right = array.array("I", out.raw).tolist() == [a * b for a, b in zip(left, ri
 print(count.value, "right" if is_right else "wrong")
 """
 
+#: Waits for a kernel that never ends. This and TAKE_ALL are for scripts/test-gpu.
+ENDLESS = f"""{_START}
+flag = allocate(4, bytes(4))
+launch("spin", 1, flag)
+print("started", flush=True)
+check("cuCtxSynchronize")
+"""
+
 
 def hold_memory(megabytes: int, seconds: float = 60) -> str:
     """Takes so much memory of the device and keeps it."""
     return f"{_START}\nallocate({megabytes} << 20)\nprint('taken', flush=True)\ntime.sleep({seconds})\nprint('kept')\n"
+
+
+#: Takes all memory.
+TAKE_ALL = f"""{_START}
+taken = 0
+while not cuda.cuMemAlloc_v2(byref(ctypes.c_uint64()), ctypes.c_size_t(1 << 30)):
+    taken += 1
+    time.sleep(0.005)
+print("taken", taken, flush=True)
+time.sleep(60)
+"""
