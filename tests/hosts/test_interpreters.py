@@ -13,7 +13,7 @@ from shutil import which
 import pytest
 from tests.helpers import require
 
-from warmcell import BackendUnavailable, ExecRequest, ProcessBackend, ProcessConfig
+from warmcell import BackendUnavailable, ExecRequest, ProcessBackend, ProcessConfig, Sandbox
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
 
@@ -116,3 +116,5 @@ def test_guests_do_not_share_the_random_numbers_of_a_preloaded_library(talkative
     request = ExecRequest("python", "import torch; print(torch.default_generator.random())", 60)
     with ProcessBackend(config) as backend:
         assert len({backend.execute_blocking(request).stdout for _ in range(3)}) == 3
+    with Sandbox(config=config, live=True) as sandbox, sandbox.session() as one, sandbox.session() as other:
+        assert one.run(request.code).stdout != other.run(request.code).stdout

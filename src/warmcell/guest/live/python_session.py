@@ -38,10 +38,19 @@ def main():
     if image is not None:
         preloaded.use("session_image")
         from . import session_image  # noqa: F401  # slow, and the host has not asked for the image yet
+    _seed_libraries()
     session = Session(Channel(_CONTROL), image)
     gc.freeze()
     while True:
         session.serve_one()
+
+
+def _seed_libraries():
+    """Sessions are forks of one process, and preloaded libraries would draw the same numbers in each of them."""
+    generators = (sys.modules.get("numpy.random"), getattr(sys.modules.get("torch"), "default_generator", None))
+    for generator in generators:
+        if generator is not None:
+            generator.seed()
 
 
 class Session:
