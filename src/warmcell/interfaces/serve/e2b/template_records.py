@@ -149,9 +149,14 @@ class TemplateRecords:
             self._write(template)
 
     def end_build(self, identity: str, build: str, *, digest: str = "", message: str = "", step: str = "") -> Template:
-        """Ready, if it has a digest; its tags then name it. Builds that no tag names any more are dropped."""
+        """Ready, if it has a digest; its tags then name it. Builds that no tag names any more are dropped.
+
+        Changes nothing if it has ended meanwhile.
+        """
         with self.change(identity) as template:
             ended = template.builds[build]
+            if ended.status != BUILDING:
+                return template
             ended.status, ended.digest, ended.message, ended.step = READY if digest else ERROR, digest, message, step
             ended.updated = time.time()
             if digest:
