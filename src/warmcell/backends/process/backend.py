@@ -14,7 +14,7 @@ from warmcell.core import events
 from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
-from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecRequest, ExecResult, Language
+from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.descriptors import host_failure
@@ -99,12 +99,13 @@ class ProcessBackend(BackendBase):
         check_work_path(work_path, self._policy)
         #: As given to the constructor.
         self.image, self.user = image, user
-        self._image: OpenImage | None = None
+        #: For the sandbox that owns this backend, too.
+        self.opened_image: OpenImage | None = None
         if image is not None or user is not None:
             from warmcell.backends.process.image import open_image
 
-            self._image = open_image(image, user)
-        root = self._image.root if self._image is not None else None
+            self.opened_image = open_image(image, user)
+        root = self.opened_image.root if self.opened_image is not None else None
         self._launcher = Launcher(
             self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
         )
@@ -144,7 +145,7 @@ class ProcessBackend(BackendBase):
         enforced = self._launcher.resolver.resolve(EffectiveLimits()).enforced
         from warmcell.languages.registry import LanguageVersions, available_languages
 
-        languages = available_languages(self._config) if self._image is None else self._image.languages
+        languages = available_languages(self._config) if self.opened_image is None else self.opened_image.languages
         return BackendCapabilities(
             supported_languages=languages,
             isolation_class=enforced.isolation_class,
@@ -152,15 +153,6 @@ class ProcessBackend(BackendBase):
             network=self._launcher.egress.destinations,
             versions=LanguageVersions(languages, self._config),
         )
-
-    def image_program(self, language: Language) -> str | None:
-        """The path of the language's program in the image; None without an image."""
-        return None if self._image is None else self._image.find_program_of(language)
-
-    @property
-    def image_session_languages(self) -> tuple[Language, ...]:
-        """The languages that the image has programs for sessions for."""
-        return () if self._image is None else self._image.session_languages
 
     @property
     def ready_cells(self) -> int:
@@ -232,10 +224,10 @@ class ProcessBackend(BackendBase):
 
         The request's code is for records of the run only.
         """
-        if self._image is None:
+        if self.opened_image is None:
             raise InvalidRequest("the backend has no image, and so no default command", field="image")
-        argv = self._image.default_command(tuple(request.args))
-        program = ProgramSpec(argv, {}, "", cwd=self._image.root.work_dir or WORK_DIR)
+        argv = self.opened_image.default_command(tuple(request.args))
+        program = ProgramSpec(argv, {}, "", cwd=self.opened_image.root.work_dir or WORK_DIR)
         asked = replace(request, args=())
         with RunRecord(self.name, request, self._policy) as record:
             record.result = self._runs.run_blocking(
@@ -265,8 +257,8 @@ class ProcessBackend(BackendBase):
         return self._launcher.run(self._make_launch(self._prepare(request), request, run, stdin, listener))
 
     def _prepare(self, request: ExecRequest) -> ProgramSpec:
-        if self._image is not None and isinstance(request.code, str):
-            return self._image.prepare(request.language, request.code)
+        if self.opened_image is not None and isinstance(request.code, str):
+            return self.opened_image.prepare(request.language, request.code)
         runtime = self._runtimes.get(request.language)
         if runtime is None:
             from warmcell.languages.registry import language_runtime
@@ -395,8 +387,8 @@ class ProcessBackend(BackendBase):
             self._extra.close()
             self._end_idle_supervisors()
             self._launcher.close()
-            if self._image is not None:
-                self._image.close()
+            if self.opened_image is not None:
+                self.opened_image.close()
 
     def __repr__(self) -> str:
         enforcer = self._enforcer if isinstance(self._enforcer, str | None) else self._enforcer.name

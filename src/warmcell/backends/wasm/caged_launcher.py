@@ -168,10 +168,12 @@ class CagedLauncher:
         try:
             share.forget_ended()
             zygote = share.zygote(Run())
-            cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
-        except BaseException as error:
-            if isinstance(error, CellLost):
+            try:
+                cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
+            except CellLost:
                 zygote.await_death(DYING_SECONDS)
+                raise
+        except BaseException:
             shared_zygotes.leave(share)
             raise
         if not self._kept:

@@ -82,8 +82,16 @@ class Manager:
         if not self._is_caging:
             # Orphans of a guest without namespaces that killed its own keeper become our children.
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-        ways = (bool(order.get("spares")), bool(order.get("host_network")), self._is_for_one)
-        self._maker = CellMaker(zygote, self._is_caging, host_id, self._remember, self._start_watcher, *ways)
+        self._maker = CellMaker(
+            zygote,
+            self._is_caging,
+            host_id,
+            self._remember,
+            self._start_watcher,
+            keeps_spares=bool(order.get("spares")),
+            has_host_network=bool(order.get("host_network")),
+            is_for_one=self._is_for_one,
+        )
         self._maker.prepare_first()
         if is_for_one_worker(order):
             self._start_watcher(is_sure=True)  # it will get directories, some of them writable

@@ -20,6 +20,7 @@ from warmcell.workspace.mount_points import WORK
 if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.backends.process.egress import Egress
+    from warmcell.backends.process.image import OpenImage
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_program import LiveProgram
     from warmcell.core.contracts import SandboxBackend
@@ -183,26 +184,28 @@ class ProcessGuest:
     @property
     def shell(self) -> str | None:
         """The path of the guests' shell; None: the host's."""
-        find = getattr(self._backend, "image_program", None)
-        return None if find is None else find(Language.COMMAND)
+        return None if self._image_in_use is None else self._image_in_use.find_program_of(Language.COMMAND)
 
     @property
     def image_session_languages(self) -> tuple[Language, ...]:
         """Of a guest with an image."""
-        found: tuple[Language, ...] = getattr(self._backend, "image_session_languages", ())
-        return found
+        return () if self._image_in_use is None else self._image_in_use.session_languages
+
+    @property
+    def _image_in_use(self) -> OpenImage | None:
+        return getattr(self._backend, "opened_image", None)
 
     def session_python(self, language: str) -> str | None:
         """The image's Python for a session in this language; None: the agent's. Refuses what the image cannot run."""
-        if not self.has_image:
+        if self._image_in_use is None:
             return None
-        known = self.image_session_languages
+        known = self._image_in_use.session_languages
         if language not in known:
             reason = f"{language} sessions do not run in this image"
             hint = f"it has programs for {', '.join(known) or 'none'}; python needs python3, command needs bash"
             raise InvalidRequest(reason, field="language", hint=hint)
         is_python = language == Language.PYTHON
-        return self._backend.image_program(Language.PYTHON) if is_python else None  # type: ignore[attr-defined]
+        return self._image_in_use.find_program_of(Language.PYTHON) if is_python else None
 
     @property
     def egress(self) -> Egress | None:
