@@ -40,7 +40,9 @@ else:
             return cls(*values)
 
         def _replace(self, **changes):
-            return type(self)(**{**self._asdict(), **changes})
+            values = tuple(map(changes.pop, self._fields, self))
+            # Names that are left are no fields, which the constructor refuses.
+            return type(self)(*values, **changes)
 
         def _asdict(self):
             return dict(zip(self._fields, self))  # noqa: B905  # `strict` came after Python 3.9
