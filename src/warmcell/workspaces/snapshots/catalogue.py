@@ -52,6 +52,10 @@ class Catalogue:
 def _translate(error: sqlite3.Error, path: str) -> SandboxError:
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
         return ExecutionFailed(f"the catalogue {path!r} is in use by other programs for too long")
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+        return ExecutionFailed(
+            f"cannot write to the catalogue {path!r}: the disk is full", hint="make room on the disk"
+        )
     return SnapshotInvalid(f"cannot use the catalogue {path!r}: {error}", hint="restore the store from a backup")
 
 

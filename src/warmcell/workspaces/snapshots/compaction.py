@@ -30,17 +30,20 @@ def compact_packs(
         for name, digest, length in rows:
             packs[name].append((bytes(digest).hex(), length))
     removed, freed, writer = [], 0, PackWriter(objects, staging)
-    for name, chunks in packs.items():
-        kept = [(digest, length) for digest, length in chunks if digest in needed]
-        size, kept_size = sum(length for _, length in chunks), sum(length for _, length in kept)
-        if kept_size and kept_size >= _NEEDED_PART * size:
-            continue
-        for digest, _ in kept:
-            read(digest)  # verifies it
-            writer.append(digest, read.read_stored(digest))
-        removed.append(name)
-        freed += size - kept_size
-    writer.finish()
+    try:
+        for name, chunks in packs.items():
+            kept = [(digest, length) for digest, length in chunks if digest in needed]
+            size, kept_size = sum(length for _, length in chunks), sum(length for _, length in kept)
+            if kept_size and kept_size >= _NEEDED_PART * size:
+                continue
+            for digest, _ in kept:
+                read(digest)  # verifies it
+                writer.append(digest, read.read_stored(digest))
+            removed.append(name)
+            freed += size - kept_size
+        writer.finish()
+    finally:
+        writer.abandon()
     with catalogue.connect() as database:
         add_packs(database, writer.packs, is_preferred=True)
         remove_packs(database, removed)

@@ -10,7 +10,7 @@ from warmcell.core.errors import SandboxError, SnapshotInvalid
 from warmcell.core.light import closing_fd
 from warmcell.workspace.descent import Descent
 from warmcell.workspace.files import write_all
-from warmcell.workspace.names import Parts
+from warmcell.workspace.names import MAX_PATH_BYTES, Parts
 from warmcell.workspace.quota import space_for
 from warmcell.workspace.root import Root, text_of, translate_os_errors
 from warmcell.workspaces.snapshots.chunks import BLOCK, damage_error
@@ -18,7 +18,11 @@ from warmcell.workspaces.snapshots.take import LIMITS
 from warmcell.workspaces.snapshots.tree import Entry, check_names, read_piece
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_DEPTH = 2000
+#: As deep as a path can be that a snapshot is taken of.
+_MAX_DEPTH = MAX_PATH_BYTES // 2
+#: Pages without data become holes again. Blocks are larger: written as a whole, a sparse file could grow by 64 times.
+_PAGE = 4096
+_ZERO_PAGE = bytes(_PAGE)
 
 
 class _HardLink(NamedTuple):
@@ -73,15 +77,14 @@ class TreeWriter:
         return entries
 
     def _write_file(self, dir_fd: int, parts: Parts, entry: Entry) -> None:
-        data_bytes = sum(isinstance(block, str) for block in entry.blocks) * BLOCK
-        charged = self._root.charge(parts, space_for(min(entry.size, data_bytes)))
+        charged = self._root.charge(parts, space_for(0))
         with charged, closing_fd(os.open(entry.name, _CREATE, 0o600, dir_fd=dir_fd)) as fd:
-            self._write_blocks(fd, entry)
+            self._write_blocks(fd, parts, entry)
             os.fchmod(fd, entry.mode)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
-    def _write_blocks(self, fd: int, entry: Entry) -> None:
-        offset = 0
+    def _write_blocks(self, fd: int, parts: Parts, entry: Entry) -> None:
+        offset, room = 0, space_for(0)  # one page was charged with the file
         for block in entry.blocks:
             if isinstance(block, int):
                 offset += block * BLOCK
@@ -89,8 +92,11 @@ class TreeWriter:
             data = self._read_chunk(block)
             if len(data) != min(BLOCK, entry.size - offset):
                 raise damage_error(block, "it has another size than its file says")
-            os.lseek(fd, offset, os.SEEK_SET)
-            write_all(fd, data)
+            for start, end in find_data(data):
+                with self._root.charge(parts, max(0, space_for(end - start) - room)):
+                    os.lseek(fd, offset + start, os.SEEK_SET)
+                    write_all(fd, data[start:end])
+                room = 0
             offset += len(data)
         os.ftruncate(fd, entry.size)
 
@@ -110,6 +116,20 @@ def list_directory(read_chunk: Callable[[str], bytes], directory: Entry) -> list
     """The entries of a directory, checked."""
     pieces = (read_chunk(block) for block in directory.blocks if isinstance(block, str))
     return check_names(entry for piece in pieces for entry in read_piece(piece))
+
+
+def find_data(block: bytes) -> list[tuple[int, int]]:
+    """The ranges of a block whose pages are not all zeros."""
+    if _ZERO_PAGE not in block:
+        return [(0, len(block))]
+    ranges: list[tuple[int, int]] = []
+    for start in range(0, len(block), _PAGE):
+        page = block[start : start + _PAGE]
+        if page == _ZERO_PAGE[: len(page)]:
+            continue
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == start else start
+        ranges.append((first, start + len(page)))
+    return ranges
 
 
 def _finish_directory(fd: int, entry: Entry) -> None:

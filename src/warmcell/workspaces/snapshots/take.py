@@ -15,7 +15,7 @@ from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root, text_of, translate_os_errors
 from warmcell.workspace.walk import TreeEntry, TreeLimits, open_entry, walk
 from warmcell.workspaces.snapshots.chunks import BLOCK
-from warmcell.workspaces.snapshots.tree import Blocks, Entry, Line, write_line, write_pieces
+from warmcell.workspaces.snapshots.tree import MAX_SIZE, Blocks, Entry, Line, write_line, write_pieces
 
 #: A file that was changed so shortly before it was read may change again without a new time: kernels count in ticks.
 _TICK_NS = 100_000_000
@@ -76,13 +76,13 @@ class DirectoryReader:
             contents[parts[:-1]].append(write_line(entry))
 
     def _read_entry(self, found: TreeEntry) -> Line | None:
-        """None for what cannot be kept: special files, and what cannot be read."""
+        """None for what cannot be kept: special files, what cannot be read, and files of more than 64 TiB."""
         if found.kind == "symlink":
             try:
                 return write_line(Entry("symlink", found.name, target=os.readlink(found.name, dir_fd=found.dir_fd)))
             except OSError:
                 return None
-        if found.kind != "file":
+        if found.kind != "file" or found.state.st_size > MAX_SIZE:
             return None
         if found.state.st_nlink > 1:
             path = "/".join(found.parts)
