@@ -41,7 +41,7 @@ else:
 
         def _replace(self, **changes):
             values = tuple(map(changes.pop, self._fields, self))
-            # Names that are left are no fields, which the constructor refuses.
+            # The constructor refuses a name that is left: it is not a field.
             return type(self)(*values, **changes)
 
         def _asdict(self):
