@@ -1,5 +1,7 @@
 """Many runs, some of them hostile, by many callers: is everything afterwards as it was? `scripts/soak` by hand.
 
+They are runs in cages of their own, commands in live cages, cells of sessions, and requests to a server, in turn.
+
 Each hostile program is finite and touches nothing but itself: were the cage broken, it would end on its own.
 """
 
@@ -13,14 +15,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.contract.processes import alive, descendants
 from tests.helpers import eventually
+from tests.siege.soak_places import LIMITS, Cells, Doors, LiveCage, Wrong, running_server
 
-from warmcell import ExecRequest, ExecutionTimeout, Limits, MemoryExceeded, ProcessBackend, Sandbox
+from warmcell import ExecRequest, ExecutionTimeout, MemoryExceeded, ProcessBackend, Sandbox
 from warmcell.runner.cgroup_parent import group_parent
 
 _MIB = 1 << 20
@@ -91,17 +96,50 @@ def resident_mib(*others: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") // _MIB
 
 
-class Soak:
-    """So many runs by so many threads; `seed` says with which the round of programs begins.
+class Runs:
+    """Runs in cages of their own."""
 
-    `wrong` lists wrong outcomes of benign runs.
+    hostile = tuple(_HOSTILE)
+
+    def __init__(self, backend: ProcessBackend) -> None:
+        self._backend = backend
+
+    def step(self, number: int) -> None:
+        language, code, wanted = list(_BENIGN.values())[number % len(_BENIGN)]
+        result = self._backend.execute_blocking(ExecRequest(language, code, 60, b"input"))  # type: ignore[arg-type]
+        if (result.stdout, result.exit_code) != (wanted, 0):
+            raise Wrong(str(result))
+
+    def attack(self, name: str) -> str:
+        try:
+            if name == "deep tree":  # what it leaves in its work directory is the host's to remove
+                with Sandbox(timeout=60) as sandbox:
+                    return str(sandbox.run(_HOSTILE[name]).exit_code)
+            request = ExecRequest("python", _HOSTILE[name], _SECONDS.get(name, 20.0), limits=LIMITS)  # type: ignore[arg-type]
+            return str(self._backend.execute_blocking(request).exit_code)
+        except (ExecutionTimeout, MemoryExceeded) as limit:
+            return type(limit).__name__
+
+    def close(self) -> None:
+        pass
+
+
+PLACES = ("runs", "live", "cells", "doors")
+Place = Runs | LiveCage | Cells | Doors
+
+
+class Soak:
+    """So many steps by so many threads, in turn at each of these places; every tenth step there is hostile.
+
+    `seed` says with which program the round begins. `wrong` lists wrong outcomes.
     """
 
-    def __init__(self, runs: int, callers: int, seed: int) -> None:
+    def __init__(self, runs: int, callers: int, seed: int, places: Sequence[str], url: str = "") -> None:
         self.ends: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.memory: list[int] = []
         self._runs, self._callers = runs, callers
+        self._places, self._url = tuple(places), url
         self._offset = seed
         self._lock = threading.Lock()
         self._begun = 0
@@ -116,62 +154,58 @@ class Soak:
             self.memory.append(resident_mib(*backend.zygote_pids))
 
     def _call(self, backend: ProcessBackend) -> None:
-        while (chosen := self._next(backend)) is not None:
+        made: dict[str, Callable[[], Place]] = {
+            "runs": lambda: Runs(backend),
+            "live": LiveCage,
+            "cells": Cells,
+            "doors": lambda: Doors(self._url),
+        }
+        places: dict[str, Place] = {name: made[name]() for name in self._places}
+        while (number := self._next(backend)) is not None:
+            name = self._places[number % len(places)]
+            self._take_step(places[name], name, number)
+        for name, place in places.items():
             try:
-                self._run(backend, chosen)
+                place.close()
             except BaseException as error:
-                self.wrong.append(f"{chosen}: {type(error).__name__}: {error}")
+                self.wrong.append(f"{name}: closing: {type(error).__name__}: {error}")
 
-    def _next(self, backend: ProcessBackend) -> str | None:
+    def _take_step(self, place: Place, where: str, number: int) -> None:
+        turn = number // len(self._places)
+        is_hostile = turn % 10 == 0
+        what = place.hostile[(turn // 10 + self._offset) % len(place.hostile)] if is_hostile else "benign"
+        try:
+            if is_hostile:
+                end = place.attack(what)
+            else:
+                place.step(number)
+                end = "right"
+        except BaseException as error:
+            self.wrong.append(f"{where}: {what}: {type(error).__name__}: {error}")
+        else:
+            with self._lock:
+                self.ends[f"{where}: {what}: {end}"] += 1
+
+    def _next(self, backend: ProcessBackend) -> int | None:
         with self._lock:
             if self._begun == self._runs:
                 return None
             self._begun += 1
             if self._begun == max(1, self._runs // 10):
                 self.memory.append(resident_mib(*backend.zygote_pids))
-            names = list(_HOSTILE if self._begun % 10 == 0 else _BENIGN)
-            return names[(self._begun // 10 + self._offset) % len(names)]
-
-    def _run(self, backend: ProcessBackend, name: str) -> None:
-        if name == "deep tree":
-            self._run_in_sandbox(name)
-        elif name in _HOSTILE:
-            self._count(name, self._end_of(backend, name))
-        else:
-            language, code, wanted = _BENIGN[name]
-            result = backend.execute_blocking(ExecRequest(language, code, 60, b"input"))  # type: ignore[arg-type]
-            self._count("benign", str(result.exit_code))
-            if (result.stdout, result.exit_code) != (wanted, 0):
-                self.wrong.append(f"{name}: {result}")
-
-    def _end_of(self, backend: ProcessBackend, name: str) -> str:
-        limits = Limits(memory_mb=128, processes=64, disk_mb=64, output_bytes=1 << 20, open_files=256)
-        try:
-            request = ExecRequest("python", _HOSTILE[name], _SECONDS.get(name, 20.0), limits=limits)  # type: ignore[arg-type]
-            return str(backend.execute_blocking(request).exit_code)
-        except (ExecutionTimeout, MemoryExceeded) as limit:
-            return type(limit).__name__
-
-    def _run_in_sandbox(self, name: str) -> None:
-        """What it leaves in its work directory is the host's to remove."""
-        with Sandbox(timeout=60) as sandbox:
-            try:
-                self._count(name, str(sandbox.run(_HOSTILE[name]).exit_code))
-            except ExecutionTimeout:
-                self._count(name, "ExecutionTimeout")
-
-    def _count(self, name: str, end: str) -> None:
-        with self._lock:
-            self.ends[f"{name}: {end}"] += 1
+            return self._begun
 
 
-def soak(runs: int, callers: int, seed: int) -> dict[str, Any]:
+def soak(runs: int, callers: int, seed: int, places: Sequence[str], workers: int = 0) -> dict[str, Any]:
     """Returns a report; its `faults` are empty when all is well."""
-    Soak(30, callers, list(_HOSTILE).index("deep tree") - 1).carry_out()  # what is loaded once is loaded
-    before = Belongings.now()
-    began, trial = time.monotonic(), Soak(runs, callers, seed)
-    trial.carry_out()
-    seconds = time.monotonic() - began
+    warm_up = list(_HOSTILE).index("deep tree") - 1
+    with ExitStack() as stack:
+        Soak(30 * len(places), callers, warm_up, [name for name in places if name != "doors"] or ["runs"]).carry_out()
+        before = Belongings.now()  # what is loaded once is loaded
+        url = stack.enter_context(running_server(workers)) if "doors" in places else ""
+        began, trial = time.monotonic(), Soak(runs, callers, seed, places, url)
+        trial.carry_out()
+        seconds = time.monotonic() - began
     eventually(lambda: Belongings.now().is_no_more_than(before, callers))
     after = Belongings.now()
     faults = trial.wrong[:20]
@@ -180,16 +214,22 @@ def soak(runs: int, callers: int, seed: int) -> dict[str, Any]:
     if trial.memory[-1] - trial.memory[0] > _GROWTH_MIB:
         faults.append(f"memory: {trial.memory[0]} -> {trial.memory[-1]} MiB")
     figures = {"runs": runs, "seconds": round(seconds, 1), "runs per second": round(runs / seconds, 1)}
-    return {**figures, "memory MiB": trial.memory, "ends": dict(trial.ends), "left": asdict(after), "faults": faults}
+    ends = dict(sorted(trial.ends.items()))
+    return {**figures, "memory MiB": trial.memory, "ends": ends, "left": asdict(after), "faults": faults}
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--callers", type=int, default=8)
+    parser.add_argument("--places", default=",".join(PLACES), help="where, separated by commas (default: everywhere)")
+    parser.add_argument("--workers", type=int, default=0, help="workers of the server")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kill", type=int, metavar="TIMES", help="instead: kill the host program at so many moments")
     options = parser.parse_args(arguments)
+    places = options.places.split(",")
+    if not set(places) <= set(PLACES):
+        parser.error(f"--places: choose from {', '.join(PLACES)}")
     print(f"seed {options.seed}, as {'root' if os.geteuid() == 0 else 'an ordinary user'}")
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         tempfile.tempdir = directory
@@ -198,7 +238,7 @@ def main(arguments: list[str]) -> int:
 
             found = kill_at_random(options.kill, options.callers, options.seed, directory)
         else:
-            found = soak(options.runs, options.callers, options.seed)
+            found = soak(options.runs, options.callers, options.seed, places, options.workers)
     for name, value in found.items():
         print(f"{name}: {value}")
     return 1 if found["faults"] else 0

@@ -20,8 +20,8 @@ def _soak(*arguments: str) -> str:
 
 @pytest.mark.claim("WC-RX-5")
 def test_after_hostile_runs_by_many_callers_everything_is_as_it_was() -> None:
-    said = _soak("--runs", "200")
-    assert "'benign: 0': 180" in said and "faults: []" in said
+    said = _soak("--runs", "200", "--places", "runs")
+    assert "'runs: benign: right': 180" in said and "faults: []" in said
     for end in (
         "fork bomb",
         "daemon",
@@ -30,7 +30,14 @@ def test_after_hostile_runs_by_many_callers_everything_is_as_it_was() -> None:
         "memory: MemoryExceeded",
         "deep tree",
     ):
-        assert f"'{end}" in said, said
+        assert f"'runs: {end}" in said, said
+
+
+def test_live_cages_sessions_and_doors_give_right_answers_beside_hostile_ones() -> None:
+    said = _soak("--runs", "120", "--places", "live,cells,doors", "--callers", "3")
+    assert "faults: []" in said
+    for place in ("live", "cells", "doors"):
+        assert f"'{place}: benign: right': 3" in said, said
 
 
 @pytest.mark.attack("S2-21")
