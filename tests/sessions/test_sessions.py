@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers import in_a_fork, until
+from tests.helpers import PATIENCE, in_a_fork, until
 
 from warmcell import AsyncSandbox, CellResult, MountPoint, ProcessConfig, Sandbox, Session, errors
 from warmcell.enforcers.host import find_in_wheel
@@ -324,6 +324,33 @@ async def test_async_interrupt_and_restart_while_a_cell_runs() -> None:
         with pytest.raises(errors.SessionEnded, match="restarted"):
             await task
         assert (await session.run("2")).value == "2"
+
+
+async def test_an_interrupt_reaches_a_cell_that_has_not_started() -> None:
+    async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
+        assert await session.interrupt() is False
+        for _ in range(3):
+            task = asyncio.create_task(session.run("while True: pass"))
+            await asyncio.sleep(0)  # the call is made, and its thread has hardly started
+            assert await session.interrupt() is True
+            error = (await task).error
+            assert error is not None and error.name == "KeyboardInterrupt"
+        assert (await session.run("2")).value == "2"
+
+
+async def test_an_interrupt_of_a_cell_that_never_started_is_not_for_the_next() -> None:
+    async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
+        task = asyncio.create_task(session.run("while True: pass"))
+        await asyncio.sleep(0)
+        await session.interrupt()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await session.run("2")).value == "2"
+
+
+def test_a_shell_that_replaces_itself_says_so(sandbox: Sandbox) -> None:
+    with sandbox.session("command") as shell, pytest.raises(errors.SessionEnded, match="status 0: bash was replaced"):
+        shell.run("exec true")
 
 
 def test_a_session_that_nobody_closes_ends_with_the_sandbox() -> None:

@@ -45,6 +45,37 @@ def test_what_ends_the_shell_does_not_end_the_session(cells: Cells, end: str) ->
     assert cells("set +e; echo $?; twice $n; pwd").stdout == "0\n10\n/usr\n"
 
 
+@pytest.mark.parametrize(
+    ("trap", "end"),
+    [
+        ("trap 'echo bye' EXIT", "exit 3"),
+        ("trap 'echo bye' EXIT", "set -e; (exit 3); echo never"),
+        ("trap 'echo bye; exit 3' EXIT", "exit 4"),
+        ("trap 'echo bye; kill -9 $$' EXIT", "exit 3"),
+        (":", "trap 'echo bye' EXIT; exit 3"),
+        (":", "leave() { exit 3; }; trap 'false; echo bye' EXIT; set -e; leave"),
+    ],
+)
+def test_a_cell_with_its_own_exit_trap_does_not_end_the_session(cells: Cells, trap: str, end: str) -> None:
+    cells(f"n=5; {trap}")
+    ended = cells(end)
+    assert (ended.stdout, ended.value) == ("bye\n", "3")
+    assert cells("set +e; echo $n; exit").stdout == "5\n"
+
+
+def test_an_exit_trap_is_removed_and_subshells_have_their_own(cells: Cells) -> None:
+    cells("trap 'echo bye' EXIT")
+    cells("trap - EXIT")
+    assert cells("(trap 'echo inner' EXIT; exit 2); echo $?; exit").stdout == "inner\n2\n"
+
+
+@pytest.mark.parametrize("code", ["exit 1 2", "shift 1 2", "for i in 1; do break 1 2; done"])
+def test_an_error_that_skips_the_rest_of_the_cell_is_reported(cells: Cells, code: str) -> None:
+    failed = cells(f"n=5; {code}; echo never")
+    assert (failed.stdout, failed.value) == ("", "1")
+    assert cells("echo $n").stdout == "5\n"
+
+
 def test_output_errors_and_input(cells: Cells) -> None:
     result = cells("echo out; echo err >&2; cat; read line || echo end; printf 'é'")
     assert (result.stdout, result.stderr) == ("out\nend\né", "err\n")
@@ -139,5 +170,5 @@ def test_only_processes_that_would_have_died_of_a_signal_get_it_again() -> None:
 
 
 def test_a_wake_up_that_was_read_already_does_not_fail_the_next_cell(cells: Cells) -> None:
-    cells.talk._is_woken = True  # an interrupt came while the last cell was reading the previous one
+    cells.talk.interrupts._is_woken = True  # an interrupt came while the last cell was reading the previous one
     assert cells("echo next").stdout == "next\n"

@@ -85,9 +85,11 @@ class AsyncSession(Generic[A]):
         """The variables that cells have defined, as short texts."""
         return await self._driver.variables(self._seconds(timeout))
 
-    async def interrupt(self) -> None:
-        """Ends the running cell with a KeyboardInterrupt; if it ignores that for 5 s, it is killed."""
-        await self._driver.interrupt()
+    async def interrupt(self) -> bool:
+        """Ends the running cell, or the first that waits, with a KeyboardInterrupt; if it ignores that for 5 s, it is
+        killed. Returns whether there was one.
+        """
+        return await self._driver.interrupt()
 
     async def restart(self) -> None:
         """A new interpreter, without the variables. A running cell ends with `SessionEnded`."""

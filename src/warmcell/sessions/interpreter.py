@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from typing import TypeVar
@@ -40,14 +41,46 @@ class Interpreter:
         #: Called when it is closed for good.
         self.on_closed: Callable[[], None] = lambda: None
         self._runs = Runs("session", 1, MAX_TIMEOUT, opens_descriptors=False)
+        #: Cells that were requested and have not ended.
+        self._cells: set[object] = set()
 
     # ---- calls, as work for a `Run`; `run` and `run_blocking` carry them out ----
 
-    def cell(self, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
+    async def run_cell(self, code: str, timeout: float, listeners: Listeners) -> CellResult:
+        with self._register_cell() as cell:
+            return await self.run(self._cell(cell, code, timeout, listeners))
+
+    def run_cell_blocking(self, code: str, timeout: float, listeners: Listeners) -> CellResult:
+        with self._register_cell() as cell:
+            return self.run_blocking(self._cell(cell, code, timeout, listeners))
+
+    @contextmanager
+    def _register_cell(self) -> Iterator[object]:
+        """A cell from its request on: `interrupt` is for the first one, also before it starts."""
+        cell = object()
+        with self._lock:
+            self._cells.add(cell)
+        try:
+            yield cell
+        finally:
+            self._forget(cell)
+
+    def _forget(self, cell: object) -> None:
+        with self._lock:
+            self._cells.discard(cell)
+            if not self._cells:
+                self._protocol.interrupts.forget()
+
+    def _cell(self, cell: object, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
         def carry_out(run: Run) -> CellResult:
-            if events.listeners:
-                return self._run_with_event(lambda: self._protocol.run(run, code, timeout, listeners, self._most_bytes))
-            return self._protocol.run(run, code, timeout, listeners, self._most_bytes)
+            try:
+                if events.listeners:
+                    return self._run_with_event(
+                        lambda: self._protocol.run(run, code, timeout, listeners, self._most_bytes)
+                    )
+                return self._protocol.run(run, code, timeout, listeners, self._most_bytes)
+            finally:
+                self._forget(cell)
 
         return carry_out if listeners is NO_LISTENERS else self._mark_callbacks(carry_out)
 
@@ -112,10 +145,12 @@ class Interpreter:
         """Whether a call is in progress."""
         return self._runs.is_busy
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
+        """Interrupts the running cell, or the first that waits. Returns whether there was one."""
         if self._over is not None:
             raise self._error()
-        self._protocol.interrupt()
+        with self._lock:
+            return self._protocol.interrupts.request(is_awaited=bool(self._cells))
 
     def end_worker(self, error: SandboxError) -> None:
         """Ends the worker and the call in progress; `renewal` may follow."""

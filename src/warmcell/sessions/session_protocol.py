@@ -6,7 +6,6 @@ protocol ends the session.
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
 import socket
@@ -25,6 +24,7 @@ from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
+from warmcell.sessions.cell_interrupts import CellInterrupts
 from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import PIECE, Exchange, Listener, Listeners, Worker, split_code
@@ -41,7 +41,7 @@ _MOST_UNREAD = 1 << 20
 
 
 class SessionProtocol:
-    """Talks to one worker. One exchange at a time; `interrupt` and `end` may be called from any thread."""
+    """Talks to one worker. One exchange at a time; `interrupts` and `end` are for any thread."""
 
     def __init__(self, worker: Worker, cells: int = 0) -> None:
         """`cells`: how many cells the session has run, for a fork."""
@@ -53,21 +53,18 @@ class SessionProtocol:
         self._most_outgoing = 0
         self._cells = cells
         self._lock = threading.Lock()
-        self._is_under_way = False
-        self._wants_interrupt = False
-        self._is_woken = False
         self._has_unsent = False
         #: The error that later exchanges raise; the error given to `end`.
         self._ended: SandboxError | None = None
         self._wanted_end: SandboxError | None = None
         self._owned = Descriptors()
-        self._wake = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self.interrupts = CellInterrupts(self._owned)
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[Run, Exchange], object]] = {
             worker.control.fileno(): self._receive_control,
             worker.stdout: lambda run, cell: self._pipes.read_output(worker.stdout, self._appender(run, cell)),
             worker.stderr: lambda run, cell: self._pipes.read_output(worker.stderr, self._appender(run, cell)),
-            self._wake: self._check_interrupts,
+            self.interrupts.descriptor: self._check_interrupts,
         }
         worker.control.setblocking(False)
         for descriptor in self._handlers:
@@ -80,8 +77,8 @@ class SessionProtocol:
     def abandon(self) -> None:
         """In a fork of the program: the worker belongs to the original."""
         self._lock = threading.Lock()
+        self.interrupts.abandon()
         self._ended = SessionEnded("it belongs to the program that this one was forked from")
-        self._is_under_way = False
 
     def run(self, run: Run, code: str, timeout: float, listeners: Listeners, most_bytes: int) -> CellResult:
         """Runs one cell. An exception of the cell is in its result; an error that ended it is raised."""
@@ -127,12 +124,9 @@ class SessionProtocol:
         if done.error is not None:
             raise not_forkable(done.error)
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
         """Interrupts the running cell, if there is one. The state is kept."""
-        with self._lock:
-            if self._is_under_way:
-                self._wants_interrupt = True
-                self._wake_up()
+        return self.interrupts.request(is_awaited=False)
 
     def end(self, error: SandboxError) -> None:
         """Ends the worker. The current exchange and all later ones raise `error`."""
@@ -187,14 +181,13 @@ class SessionProtocol:
         else:
             self._outgoing += encode({"op": op, "cell": cell.number, **fields})
         self._most_outgoing = len(self._outgoing) + _MOST_UNREAD
-        self._begin()
+        self.interrupts.begin(is_cell=op == "run")
         self._pipes.begin()
         try:
-            with run.on_cancel(self._wake_up):
+            with run.on_cancel(self.interrupts.wake):
                 self._converse(run, cell)
         finally:
-            with self._lock:
-                self._is_under_way = False
+            self.interrupts.end()
         cell.raise_end()
         return cell
 
@@ -206,18 +199,6 @@ class SessionProtocol:
         finally:
             if cell.done is None and self._ended is None:  # our own failure: the state of the worker is unknown
                 self.end(SessionEnded("the host failed in the middle of a cell"))
-
-    def _begin(self) -> None:
-        with self._lock:
-            self._is_under_way, self._wants_interrupt = True, False
-            if self._is_woken:  # by a wake-up for the previous exchange
-                self._is_woken = False
-                with suppress(BlockingIOError):  # the previous exchange read it while it was woken again
-                    os.eventfd_read(self._wake)
-
-    def _wake_up(self) -> None:
-        self._is_woken = True
-        os.eventfd_write(self._wake, 1)
 
     def _take_turn(self, run: Run, cell: Exchange) -> None:
         """Handles at most one event, so that deadline and interrupts are checked between callbacks."""
@@ -280,12 +261,10 @@ class SessionProtocol:
     # ---- incoming ----
 
     def _check_interrupts(self, run: Run, cell: Exchange) -> None:
-        self._is_woken = False
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        is_wanted = self.interrupts.take()
         if run.is_cancelled:
             self._interrupt(cell, "cancelled")
-        elif self._wants_interrupt:
+        elif is_wanted:
             self._interrupt(cell, "asked")
 
     def _receive_control(self, run: Run, cell: Exchange) -> None:

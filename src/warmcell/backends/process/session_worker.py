@@ -26,6 +26,8 @@ _NODE_SESSION = f"{CODE_DIR}/live/node_session.cjs"
 #: Loads a worker in another Python than the agent's.
 _PYTHON_SESSION = (f"{CODE_DIR}/live/start.py", _WORKERS["python"])
 _REASON_SECONDS = 30.0
+#: A bash that exits in any other way is replaced by one with its state.
+_EXIT_CAUSES = {"command": ": bash was replaced by 'exec', or left under 'set -e' with the EXIT trap of the same cell"}
 
 
 class CagedWorker:
@@ -39,8 +41,9 @@ class CagedWorker:
         out: int,
         err: int,
         image: int | None = None,
+        language: str = "python",
     ) -> None:
-        self._program = program
+        self._program, self._language = program, language
         self._owned = owned
         self.control, self.stdout, self.stderr, self.image = control, out, err, image
         #: Its pid in the guest.
@@ -55,7 +58,7 @@ class CagedWorker:
 
     def reason(self) -> str:
         try:
-            return _describe_exit(self._program.ended.result(_REASON_SECONDS))
+            return _describe_exit(self._program.ended.result(_REASON_SECONDS), self._language)
         except SessionEnded as error:
             return error.reason
         except SandboxError as error:
@@ -114,7 +117,7 @@ def start(
         if program.failure:
             owned.close()
             raise CommandNotFound(language, f"its interpreter cannot be started here: {os.strerror(program.failure)}")
-        return CagedWorker(program, owned, control, stdout, stderr, written)
+        return CagedWorker(program, owned, control, stdout, stderr, written, language)
 
 
 def _how(language: str, config: ProcessConfig) -> dict[str, Any]:
@@ -143,10 +146,11 @@ def _node_for_types(config: ProcessConfig) -> str:
     ).path
 
 
-def _describe_exit(ending: ProgramExit) -> str:
+def _describe_exit(ending: ProgramExit, language: str) -> str:
     if os.WIFSIGNALED(ending.status):
         number = os.WTERMSIG(ending.status)
         name = signal.strsignal(number) or "unknown"
         hint = ", as happens over the limit of memory" if number == signal.SIGKILL else ""
         return f"its interpreter was killed by signal {number} ({name}){hint}"
-    return f"its interpreter exited with status {os.waitstatus_to_exitcode(ending.status)}"
+    cause = _EXIT_CAUSES.get(language, "")
+    return f"its interpreter exited with status {os.waitstatus_to_exitcode(ending.status)}{cause}"

@@ -19,34 +19,71 @@ _CONTROL = 3
 _BASH = next((path for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.path.exists(path)), None)
 #: The descriptor on which bash reports: far from the numbers that scripts use.
 _REPORT = 250
+#: A pipe to itself: bash reads its own trap, without a process that an interrupt could meet.
+_NOTE, _NOTED = 251, 252
 _MOST_REPORTED = 4 * 1024 * 1024
 #: A child of bash loses a signal that arrives between its fork and its exec.
 _RESEND_MS = 50
 _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
 
 #: Reports once. The trap runs between two commands, perhaps of the report itself, which then goes on.
+#: A cell's own EXIT trap takes the place of ours: `exit` and the end of the cell make it part of ours again.
+_TRAP = "__warmcell_leave $?"
 _SET_UP = f"""\
 __warmcell_cell=0
 __warmcell_left=
+__warmcell_reported=
+__warmcell_exit=
 __warmcell_status() {{ return "$1"; }}
-__warmcell_leave() {{
-    [ -z "$__warmcell_left" ] || return 0
-    __warmcell_left=1
+__warmcell_report() {{
+    [ -z "$__warmcell_reported" ] || return 0
+    [ "$1" = leaving ] || __warmcell_reported=1
     {{
-        builtin printf 'left %d %d\\n' "$1" "$__warmcell_cell"
+        builtin printf '%s %d %d\\n' "$1" "$2" "$__warmcell_cell"
         declare -p; declare -f; alias -p; shopt -p; set +o
         builtin printf 'cd -- %q\\n' "$PWD"
         builtin printf '\\0'
     }} >&{_REPORT} 2>/dev/null
-    trap - EXIT
-    exit "$1"
 }}
-trap '__warmcell_leave $?' EXIT
-trap '__warmcell_leave {128 + signal.SIGINT}' INT
+__warmcell_leave() {{
+    [ -z "$__warmcell_left" ] || return 0
+    __warmcell_left=1
+    if [ -n "$__warmcell_exit" ]; then
+        __warmcell_report leaving "$1"
+        case $- in *e*) set +e; __warmcell_left=e ;; esac
+        __warmcell_status "$1"
+        builtin eval "$__warmcell_exit"
+        [ "$__warmcell_left" != e ] || set -e
+    fi
+    __warmcell_report left "$1"
+    builtin trap - EXIT
+    builtin exit "$1"
+}}
+__warmcell_adopt() {{
+    local __warmcell_found IFS=$'\\n'
+    {{ builtin trap -p EXIT; builtin printf '\\0'; }} >&{_NOTE}
+    builtin read -r -d '' __warmcell_found <&{_NOTED}
+    [ "$__warmcell_found" != "trap -- "\\''{_TRAP}'\\'" EXIT" ] || return 0
+    builtin eval "builtin set -- $__warmcell_found"
+    __warmcell_exit=${{3-}}
+    builtin trap '{_TRAP}' EXIT
+}}
+exit() {{
+    builtin set -- "$?" "$@"
+    if [ "$BASH_SUBSHELL" = 0 ]; then
+        if [ -n "$__warmcell_left" ]; then __warmcell_report left "${{2-$1}}"; else __warmcell_adopt; fi
+    fi
+    builtin exit "${{@:$(($# > 1 ? 2 : 1))}}"
+}}
+builtin trap '{_TRAP}' EXIT
+builtin trap '__warmcell_leave {128 + signal.SIGINT}' INT
 builtin printf 'ready\\n\\0' >&{_REPORT}
 """
-#: Sets `$?` to the status of the previous cell, without triggering `set -e`.
-_RUN = "__warmcell_cell={cell} LINENO=0; {status}eval {code} </dev/null; builtin printf 'done %d\\n\\0' $? >&{report}\n"
+_OWN_TRAP = f"trap -- '{_TRAP}' EXIT\n".encode()
+#: Sets `$?` to the status of the previous cell, without triggering `set -e`. Two lines: an error that makes bash skip
+#: the rest of a line (`exit 1 2`) does not skip the report.
+_RUN = "__warmcell_cell={cell} LINENO=0; {status}eval {code} </dev/null\n\
+{{ builtin printf 'done %d\\n' $?; builtin trap -p EXIT; builtin printf '\\0'; }} >&{report}\n"
 _LIST = "for __name in $(compgen -v); do declare -p \"$__name\"; builtin printf '\\0'; done >&{report} 2>/dev/null; \
 unset __name; builtin printf 'listed\\n\\0' >&{report}\n"
 _SYNCHRONISE = f":; builtin printf 'synchronised\\n\\0' >&{_REPORT}\n"
@@ -67,8 +104,8 @@ class ShellSession:
         self._status = 0
         self._count = 0
         self._is_interrupted = False
-        #: The state of a bash that exited.
-        self._left = None
+        #: The state of a bash that exited; of one that exits when the EXIT trap of a cell has run, however that ends.
+        self._left = self._leaving = None
         channel.interrupts.install()
         self._start(b"")
         self._own_names = set(self._declarations())
@@ -96,12 +133,18 @@ class ShellSession:
         self._report, report = os.pipe()
         os.dup2(report, _REPORT, inheritable=True)
         os.close(report)
-        self._pending = b""
+        noted, note = os.pipe()
+        os.dup2(note, _NOTE, inheritable=True)
+        os.dup2(noted, _NOTED, inheritable=True)
+        os.close(note)
+        os.close(noted)
+        self._pending, self._leaving = b"", None
         self._bash = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "-s"], executable=_BASH, stdin=subprocess.PIPE, bufsize=0,
-            pass_fds=[_REPORT], process_group=0,
+            pass_fds=[_REPORT, _NOTE, _NOTED], process_group=0,
         )  # fmt: skip
-        os.close(_REPORT)
+        for descriptor in (_REPORT, _NOTE, _NOTED):
+            os.close(descriptor)
         self._gone = os.pidfd_open(self._bash.pid)
         if state:
             self._write(b"eval " + shlex.quote(state.decode("utf-8", "surrogateescape")).encode(
@@ -125,10 +168,12 @@ class ShellSession:
         """The next report of one of these kinds: its kind, its numbers, and the rest."""
         while True:
             said = self._next_report(cell)
-            if said is None:
+            if said is None and self._leaving is None:
                 self._end()
-            word, _, rest = said.partition(b"\n")
+            word, _, rest = (said or self._leaving).partition(b"\n")
             kind, *numbers = word.split(b" ")
+            if kind == b"leaving":
+                self._leaving, kind = said, b"left" if said is None else kind
             if kind in kinds and all(number.isdigit() for number in numbers):
                 return kind, [int(number) for number in numbers], rest
 
@@ -189,6 +234,8 @@ class ShellSession:
             if kind == b"left":
                 self._bash.wait()
                 self._left = rest
+            elif rest != _OWN_TRAP:
+                self._write(b"__warmcell_adopt\n")
             if kind == b"done" or self._is_interrupted or numbers[1:] == [cell]:
                 return numbers[0] & 0xFF if numbers else 1
             self._settle()  # bash exited before it read this cell, for example by a signal between two cells
@@ -205,8 +252,13 @@ class ShellSession:
             self._left = None
 
     def _end(self):
-        """Ends the session: bash was killed or replaced itself by exec."""
-        os._exit(self._bash.wait() & 0x7F or 1)
+        """Ends the session as bash ended: it was killed, replaced itself by exec, or exited without its EXIT trap."""
+        status = self._bash.wait()
+        if status < 0:
+            if status != -signal.SIGKILL:
+                signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        os._exit(status & 0xFF)
 
     # ---- variables ----
 

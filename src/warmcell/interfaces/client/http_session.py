@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SessionEnded
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
 
 Callback = Callable[[Any], object]
+_ASK_AGAIN_SECONDS = 0.05
 
 
 class HttpSession:
@@ -32,8 +35,19 @@ class HttpSession:
         self.is_closed = False
         self._endpoint, self._make_sandbox = endpoint, make_sandbox
         self._route = f"sessions/{self.id}"
+        #: Cells whose requests are on their way or answered in part, in order.
+        self._cells: list[asyncio.Event] = []
 
     async def run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        ended = asyncio.Event()
+        self._cells.append(ended)
+        try:
+            return await self._run(code, timeout, callbacks)
+        finally:
+            self._cells.remove(ended)
+            ended.set()
+
+    async def _run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         body = {"code": code, "timeout": timeout, "answers_input": callbacks.on_input is not None}
         if callbacks is NO_CALLBACKS:
             return cell_outcome(await self._request("POST", "/run", json=body, seconds=timeout))
@@ -71,8 +85,17 @@ class HttpSession:
     def variables_blocking(self, timeout: float) -> dict[str, str]:
         return portal.call(self.variables, timeout)
 
-    async def interrupt(self) -> None:
-        await self._request("POST", "/interrupt")
+    async def interrupt(self) -> bool:
+        """Asks again while the request of a cell has not reached the server."""
+        cell = self._cells[0] if self._cells else None
+        while True:
+            answer = await self._request("POST", "/interrupt")
+            is_done: bool = answer is None or answer["interrupted"]  # None: a server that does not say
+            if is_done or cell is None or cell.is_set():
+                return is_done
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_AGAIN_SECONDS):
+                    await cell.wait()
 
     async def restart(self) -> None:
         await self._request("POST", "/restart")

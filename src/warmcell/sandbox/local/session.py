@@ -56,12 +56,12 @@ class LocalSession:
 
     async def run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         listeners = _listeners(callbacks, partial(_on_loop, asyncio.get_running_loop()))
-        return await self.interpreter.run(self.interpreter.cell(code, timeout, listeners))
+        return await self.interpreter.run_cell(code, timeout, listeners)
 
     def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         """In the calling thread: a round trip costs little more than a pipe's."""
         listeners = _listeners(callbacks, _in_this_thread)
-        return self.interpreter.run_blocking(self.interpreter.cell(code, timeout, listeners))
+        return self.interpreter.run_cell_blocking(code, timeout, listeners)
 
     async def variables(self, timeout: float) -> dict[str, str]:
         return await self.interpreter.run(self.interpreter.look(timeout))
@@ -69,8 +69,8 @@ class LocalSession:
     def variables_blocking(self, timeout: float) -> dict[str, str]:
         return self.interpreter.run_blocking(self.interpreter.look(timeout))
 
-    async def interrupt(self) -> None:
-        self.interpreter.interrupt()
+    async def interrupt(self) -> bool:
+        return self.interpreter.interrupt()
 
     async def restart(self) -> None:
         self.interpreter.check_open()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from warmcell.interfaces.serve.background_jobs import BackgroundJobs
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
@@ -22,6 +24,37 @@ class SessionEntry:
         self.session = session
         self.question: asyncio.Future[str] | None = None
         self.cells = BackgroundJobs(MAX_CELLS)
+        #: Cells that wait for a place in the server's queue, in order; those that have one.
+        self._waiting: list[asyncio.Timeout] = []
+        self._started = 0
+
+    @asynccontextmanager
+    async def cell_slot(self, slot: AbstractAsyncContextManager[object]) -> AsyncIterator[bool]:
+        """Hold `slot` for a cell. False: the cell was interrupted while it waited for it."""
+        waiting = asyncio.timeout(None)
+        async with AsyncExitStack() as stack:
+            self._waiting.append(waiting)
+            try:
+                async with waiting:
+                    await stack.enter_async_context(slot)
+            except TimeoutError:
+                if not waiting.expired():
+                    raise
+            finally:
+                self._waiting.remove(waiting)
+            self._started += not waiting.expired()
+            try:
+                yield not waiting.expired()
+            finally:
+                self._started -= not waiting.expired()
+
+    async def interrupt(self) -> bool:
+        """Interrupt the running cell, or the first that waits. Return whether there was one."""
+        first = next((cell for cell in self._waiting if cell.when() is None), None)
+        if self._started or first is None:
+            return await self.session.interrupt()
+        first.reschedule(asyncio.get_running_loop().time())
+        return True
 
     def to_dict(self) -> dict[str, str]:
         return {"id": self.session.id, "language": self.session.language}

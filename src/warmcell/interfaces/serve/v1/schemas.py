@@ -149,6 +149,7 @@ SCHEMAS: dict[str, Any] = {
     "Sessions": _list(_ref("Session")),
     "Cell": _object({"status": {"enum": _ENDS}}, dict.fromkeys(("stdout", "stderr"), _TEXT) | {"outputs": _list({})}),
     "Variables": _TEXTS,
+    "Interrupted": _object({"interrupted": {"type": "boolean"}}),
     "Branch": _object({"sandbox": _ref("Sandbox"), "session": _ref("Session")}),
     "Usages": _object(
         {"usage": _list(_object({"tenant": _TEXT, "sandbox": _TEXT} | dict.fromkeys(_USAGE_COLUMNS, _NUMBER)))}

@@ -25,6 +25,7 @@ from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry, state_of
 from warmcell.interfaces.serve.v1.sandboxes import sandbox_to_dict
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.session import AsyncSession
+from warmcell.sessions.cell_results import CellError, CellResult
 
 MAX_SESSIONS = 32
 
@@ -85,7 +86,9 @@ async def read_cell(request: Request) -> CellBody:
 async def run_cell(
     service: Service, tenant: Tenant, found: SessionEntry, body: CellBody, callbacks: dict[str, Any]
 ) -> dict[str, Any]:
-    async with service.run_slot(tenant):
+    async with found.cell_slot(service.run_slot(tenant)) as is_granted:
+        if not is_granted:
+            return outcome_to_dict(CellResult(error=CellError("KeyboardInterrupt", "")))
         try:
             return outcome_to_dict(await found.session.run(body.code, timeout=body.timeout, **callbacks))
         except ENDED_EARLY as error:
@@ -117,9 +120,8 @@ async def type_input(request: Request, tenant: Tenant) -> Response:
 
 
 async def interrupt(request: Request, tenant: Tenant) -> Response:
-    """Interrupts the running cell, as Ctrl-C does."""
-    await (await find_session(request, tenant)).session.interrupt()
-    return Response(status_code=204)
+    """Interrupts the running cell, as Ctrl-C does, or the first that waits. False: there is none."""
+    return json_response({"interrupted": await (await find_session(request, tenant)).interrupt()})
 
 
 async def restart(request: Request, tenant: Tenant) -> Response:
@@ -175,7 +177,7 @@ def routes() -> list[Any]:
         route("DELETE", at, close, "sandbox", **NO_CONTENT),
         route("POST", f"{at}/run", run, "sandbox", body=CellBody, answers=("Cell", "text/event-stream")),
         route("POST", f"{at}/input", type_input, "sandbox", body=InputBody, **NO_CONTENT),
-        route("POST", f"{at}/interrupt", interrupt, "sandbox", ends_something=True, **NO_CONTENT),
+        route("POST", f"{at}/interrupt", interrupt, "sandbox", ends_something=True, answers=("Interrupted",)),
         route("POST", f"{at}/restart", restart, "sandbox", **NO_CONTENT),
         route("GET", f"{at}/variables", variables, "sandbox", answers=("Variables",)),
         route("POST", f"{at}/fork", fork, "sandbox", body=BranchBody, answers=("Branch",), status=201),
