@@ -29,6 +29,8 @@ OUR_HEAVY = (
     "warmcell.interfaces.serve",
 )
 HELP_NEEDS = {"argparse", "gettext", "re"}
+#: Modules of ours that a plain run loads. Each takes a fifth of a millisecond.
+MOST_MODULES = 104
 
 
 def modules_of(*argv: str) -> tuple[set[str], subprocess.CompletedProcess[str]]:
@@ -64,6 +66,8 @@ def test_a_run_loads_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr[-2000:]
     another.let_go()
     assert heavy(loaded) == set()
+    ours = sorted(name for name in loaded if name.startswith("warmcell"))
+    assert len(ours) <= MOST_MODULES, ours
     swept, _ = modules_of("run", "python", "-c", "print(6*7)")
     assert "warmcell.workspace.remove" in swept and not os.path.exists(another.path)
 

@@ -30,6 +30,7 @@ MOST_SYSTEM_CALLS = 480 if is_root() else 435  # 430 with a control group, 390 w
 MOST_CALLS_OF_THE_CALLER = 34 if is_root() else 30  # 28, 24
 OPEN_OR_REMOVE = {"open", "openat", "pipe2", "eventfd2", "socketpair", "mkdir", "rmdir", "unlink"}
 MOST_PROCESSES = 2  # the guest and its init
+MOST_MODULES_OF_THE_CAGE = 71
 MOST_FAULTS = {"guests and inits": 540, "zygote": 90, "manager": 20}  # 335 (510 for those that rehearse), 60, 2
 #: Of a guest that has rehearsed, from its job to its end, and of its init: nearly all was copied while it waited.
 MOST_FAULTS_WITH_THE_JOB = 50  # 17
@@ -67,6 +68,20 @@ def test_system_calls_and_processes(tmp_path: Path) -> None:
     assert per_run["total"] <= MOST_SYSTEM_CALLS, most_often
     born = sum(per_run.get(name, 0) for name in ("clone", "clone3", "fork", "vfork"))
     assert born <= MOST_PROCESSES + 0.5, born  # a pool that grows makes a cell more than there were runs
+
+
+@pytest.mark.needs("strace")
+def test_modules_of_a_command(tmp_path: Path) -> None:
+    """Those of the manager, its zygote and its watcher: `tests/arch/test_startup.py` counts the command's own."""
+    place = tmp_path / "files"
+    command = [sys.executable, "-m", "warmcell", "run", "python", "-c", "print(1)"]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)  # compiles what is not yet compiled
+    traced = ["strace", "-f", "-e", "trace=openat", "-o", str(place), *command]
+    subprocess.run(traced, check=True, capture_output=True, timeout=240)
+    lines = place.read_text().splitlines()
+    opened = [line for line in lines if line.split()[0] != lines[0].split()[0] and "/warmcell/cage/" in line]
+    modules = re.findall(r"/warmcell/cage/([\w/]+)\.[\w-]+\.pyc", "\n".join(opened))
+    assert len(modules) <= MOST_MODULES_OF_THE_CAGE, sorted(modules)
 
 
 #: One run at a time, each with a cell that waits for it, and a word before and after.

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
     from typing import Self
 
+    from warmcell.backends.extra_supervisors import ExtraSupervisors
     from warmcell.backends.many import OnProgress, Requests
     from warmcell.backends.supervisor_process import IdleSupervisors
     from warmcell.core.outcomes import Outcome
@@ -62,7 +63,16 @@ class BackendBase(ABC):
 
         return IdleSupervisors()
 
-    def _end_idle_supervisors(self) -> None:
+    @cached_property
+    def extra_supervisors(self) -> ExtraSupervisors:
+        """While it has a crowd of callers."""
+        from warmcell.backends.extra_supervisors import ExtraSupervisors
+
+        return ExtraSupervisors()
+
+    def _end_supervisors(self) -> None:
+        if "extra_supervisors" in self.__dict__:
+            self.extra_supervisors.close()
         if "idle_supervisors" in self.__dict__:
             self.idle_supervisors.close()
 

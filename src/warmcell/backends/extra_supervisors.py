@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from warmcell.lifetime.run import Run
 
 _FEWEST_PROCESSORS, _PROCESSORS_EACH = 8, 4
-#: More runs in progress than this are a crowd; so many runs that began in one are worth more supervisors.
-CROWD, _CROWDED_RUNS = 8, 200
+#: So many runs that began in a crowd are worth more supervisors.
+_CROWDED_RUNS = 200
 _IDLE_SECONDS = 5.0
 #: How long a new supervisor may take for its first run.
 _START_SECONDS = 60.0

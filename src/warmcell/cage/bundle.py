@@ -1,8 +1,8 @@
 """Loads our modules from one file, which takes half as long as from a hundred.
 
-Wheels contain the file, written by the interpreter that built them; without one for this interpreter, modules are
-loaded as usual. An entry is used only if its source has the recorded size and was installed with it, so that edits of
-sources count.
+Wheels contain the file, written by the interpreter that built them. An entry is used only if its source has the
+recorded size and was installed with it, so that edits of sources count. Without a file for this interpreter, modules
+come from `__pycache__`, without the search for other kinds of modules.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ NAME = f"modules.{sys.implementation.cache_tag}.bin"
 _INSTALLED_WITHIN = 60.0
 _PACKAGE = "/__init__.py"
 _INDEX_AT = len(MAGIC_NUMBER) + 8
+#: What a .pyc begins with: the magic number, flags, and the time and size of its source.
+_HEAD = 16
+_AT_ONCE = 1 << 15
 
 
 def write(path: str, directory: str, excluded: Tuple[str, ...] = ()) -> None:
@@ -77,16 +80,18 @@ def use(directory: str, package: str, known_as: str) -> None:
 
     `known_as` is the prefix of their names in the file, where names are relative to its directory.
     """
-    if not sys.flags.optimize:
-        try:
-            sys.meta_path.insert(0, Bundle(directory, package, known_as))
-        except (OSError, ValueError, EOFError, TypeError):
-            pass  # modules are loaded as usual
+    if sys.flags.optimize:
+        return
+    try:
+        sys.meta_path.insert(0, Bundle(directory, package, known_as))
+    except (OSError, ValueError, EOFError, TypeError):
+        if sys.pycache_prefix is None and sys.implementation.cache_tag:
+            sys.meta_path.insert(0, PycFinder(directory, package, known_as))
 
 
 def stop_using() -> None:
     """For guests, which must not find our finder in sys.meta_path."""
-    for finder in [finder for finder in sys.meta_path if isinstance(finder, Bundle)]:
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, (Bundle, PycFinder))]:
         sys.meta_path.remove(finder)
         finder.close()
 
@@ -129,12 +134,7 @@ class Bundle:
         if entry is None:
             return None
         place = f"{self._directory}/{_place(inside, entry[3])}"
-        spec = ModuleSpec(name, _Loader(name, place, self, entry), origin=place)
-        spec.has_location = True
-        spec.cached = self._path  # otherwise it is computed, which takes as long as all the rest
-        if entry[3]:
-            spec.submodule_search_locations = [place[: -len(_PACKAGE)]]
-        return spec
+        return _make_spec(name, place, self._path, _Loader(name, place, self, entry), entry[3])
 
     def code(self, path: str, entry: Entry) -> Optional[CodeType]:
         """None if the source is not the one that was compiled."""
@@ -165,6 +165,75 @@ class _Loader(SourceFileLoader):
         if code is None:
             raise ImportError(f"no code in {self.path}")
         exec(code, module.__dict__)  # noqa: S102  # our own
+
+
+class PycFinder:
+    """Finds modules by their names alone, as files in `__pycache__` that are up to date. Others are left to Python."""
+
+    def __init__(self, directory: str, package: str, known_as: str) -> None:
+        self._directory, self._prefix, self._known_as = directory, f"{package}.", known_as
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Optional[ModuleSpec]:
+        if not name.startswith(self._prefix):
+            return None
+        inside = self._known_as + name[len(self._prefix) :]
+        for is_package in (False, True):
+            place = f"{self._directory}/{_place(inside, is_package)}"
+            base, _, file = place.rpartition("/")
+            cached = f"{base}/__pycache__/{file[:-3]}.{sys.implementation.cache_tag}.pyc"
+            try:
+                source = os.stat(place)
+                code = _read_pyc(cached, int(source.st_mtime), source.st_size)
+            except (OSError, ValueError, EOFError, TypeError):
+                continue
+            if code is None:
+                return None
+            _imp._fix_co_filename(code, place)  # type: ignore[attr-defined]
+            return _make_spec(name, place, cached, _ReadLoader(name, place, code), is_package)
+        return None
+
+
+class _ReadLoader(SourceFileLoader):
+    """An ordinary loader whose code was read when the module was found."""
+
+    def __init__(self, name: str, path: str, code: CodeType) -> None:
+        super().__init__(name, path)
+        self._code: Optional[CodeType] = code
+
+    def exec_module(self, module: ModuleType) -> None:
+        code, self._code = self._code or self.get_code(module.__name__), None
+        if code is None:
+            raise ImportError(f"no code in {self.path}")
+        exec(code, module.__dict__)  # noqa: S102  # our own
+
+
+def _read_pyc(path: str, modified: int, size: int) -> Optional[CodeType]:
+    """The code of a source with this time and size; None if the file is of another one or is checked by a hash."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = part = os.read(descriptor, _AT_ONCE)
+        while len(part) == _AT_ONCE:
+            part = os.read(descriptor, _AT_ONCE)
+            content += part
+    finally:
+        os.close(descriptor)
+    expected = (0, modified & 0xFFFFFFFF, size & 0xFFFFFFFF)
+    if content[:_HEAD] != MAGIC_NUMBER + b"".join([number.to_bytes(4, "little") for number in expected]):
+        return None
+    code: CodeType = marshal.loads(memoryview(content)[_HEAD:])
+    return code
+
+
+def _make_spec(name: str, place: str, cached: str, loader: SourceFileLoader, is_package: bool) -> ModuleSpec:
+    spec = ModuleSpec(name, loader, origin=place)
+    spec.has_location = True
+    spec.cached = cached  # otherwise it is computed, which takes as long as all the rest
+    if is_package:
+        spec.submodule_search_locations = [place[: -len(_PACKAGE)]]
+    return spec
 
 
 def _place(name: str, is_package: bool) -> str:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 
 from warmcell.lifetime.descriptors import is_shortage
-from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,6 +76,8 @@ def cache_place() -> str:
 
 def make_cache(path: str) -> None:
     """Creates a directory of the cache and its parent, for this user alone, whatever the umask."""
+    from warmcell.lifetime.own_modes import make_directories
+
     for place in (os.path.dirname(path), path):
         make_directories(place)
 
@@ -102,6 +103,8 @@ def _new_directory(prefix: str, parent: str | None) -> str:
     if (loaded := sys.modules.get("tempfile")) is not None:
         return _usable(str(loaded.mkdtemp(prefix=prefix, dir=parent)))
     path = os.path.abspath(os.path.join(parent or temporary_place(), prefix + os.urandom(8).hex()))
+    from warmcell.lifetime.own_modes import make_directory
+
     try:
         make_directory(path)
     except OSError as error:

@@ -9,7 +9,6 @@ from enum import StrEnum
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import Limits, check_env, check_text
-from warmcell.policy.gpu import check_gpus
 from warmcell.policy.places import check_place
 
 TYPE_CHECKING = False
@@ -118,7 +117,10 @@ class SandboxPolicy:
     allow_tracing: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gpus", check_gpus(self.gpus))
+        if self.gpus is not None:
+            from warmcell.policy.gpu import check_gpus
+
+            object.__setattr__(self, "gpus", check_gpus(self.gpus))
         for name, kind in (("allowed_paths", AllowedPath), ("network_rules", NetworkRule)):
             items = _tuple(name, getattr(self, name))
             if not all(isinstance(item, kind) for item in items):

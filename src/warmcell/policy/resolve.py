@@ -12,10 +12,13 @@ from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import EffectiveLimits, Enforced, EnforcedLimits, Limits
 from warmcell.policy.enforcer_support import check_supported
-from warmcell.policy.gpu import GpuDriver, GpuGrant, grant_gpus
 from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 from warmcell.policy.places import WORK_DIR, find_narrowing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from warmcell.policy.gpu import GpuDriver, GpuGrant
 
 #: What `policy=None` means: nothing of the host, and processes allowed.
 DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
@@ -150,6 +153,8 @@ def resolve(
         network = "proxy" if policy.network_rules or has_egress else "none"
     gpu = None
     if policy.gpus is not None:
+        from warmcell.policy.gpu import grant_gpus
+
         gpu = grant_gpus(policy.gpus, gpu_driver, enforcer or "process", limits.gpu_memory_mb)
     enforced = _describe_enforced(policy, paths, host, enforcer, isolation, network)
     return EffectivePolicy(

@@ -18,7 +18,6 @@ from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
 from warmcell.pool.supply import Supply
-from warmcell.pool.warm_cell_budget import warm_cell_budget
 from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
@@ -99,7 +98,10 @@ class Pool(Supply[CellKind, Cell]):
         super().__init__(smallest, largest, 2 * largest)
         own_until_exit(self)
         descriptor_pressure.register(self)
-        warm_cell_budget.enter(self)
+        if largest:
+            from warmcell.pool.warm_cell_budget import warm_cell_budget
+
+            warm_cell_budget.enter(self)
 
     def abandon(self) -> None:
         """In a forked copy: the original keeps its cells and zygotes."""
@@ -276,6 +278,8 @@ class Pool(Supply[CellKind, Cell]):
     def make_ahead(self, kind: CellKind) -> Cell | None:
         # A cell that will wait rehearses its job, which shortens the run and costs as much again. While runs are in
         # progress or follow closely, it is leased at once, and the processor is better spent on the runs.
+        from warmcell.pool.warm_cell_budget import warm_cell_budget
+
         waits = not self._leased and max(self._pause, time.monotonic() - self._idle_since) > _HURRY_SECONDS
         with suppress(SandboxError, OSError):  # the next lease makes a cell itself and reports the error
             if warm_cell_budget.has_place_for(self, self.descriptors_of_a_cell):

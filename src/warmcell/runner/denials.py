@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from warmcell.core.types import Denial, EffectiveLimits
-from warmcell.policy.gpu import is_gpu_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,12 +72,18 @@ def _denial(kind: str, what: str) -> Denial:
         return Denial(kind, what, "allowProcessSpawn", hint)
     if what in _OF_TRACERS:
         return Denial(kind, what, "allowTracing", "a policy allows debuggers only if it says so: allow_tracing()")
-    if kind == "path" and is_gpu_node(what):
-        hint = "allow it with allow_gpu(), Sandbox(gpus=...) or `warmcell run --gpu`"
-        return Denial("gpu", what, "gpus", hint)
     if kind == "path":
-        return Denial(kind, what, "allowedPaths", f"allow it with allow_read({what!r}) or allow_read_write({what!r})")
+        return _denial_of_path(what)
     return Denial(kind, what, "system calls", "no policy allows this call; the program must do without it")
+
+
+def _denial_of_path(path: str) -> Denial:
+    from warmcell.policy.gpu import is_gpu_node
+
+    if is_gpu_node(path):
+        hint = "allow it with allow_gpu(), Sandbox(gpus=...) or `warmcell run --gpu`"
+        return Denial("gpu", path, "gpus", hint)
+    return Denial("path", path, "allowedPaths", f"allow it with allow_read({path!r}) or allow_read_write({path!r})")
 
 
 def _limit(kind: str, what: str, rule: str, field: str) -> Denial:

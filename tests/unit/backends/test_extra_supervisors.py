@@ -34,14 +34,14 @@ def backend() -> Iterator[ProcessBackend]:
     """One whose runs go to another process."""
     with ProcessBackend() as backend:
         assert backend.execute_blocking(HELLO).stdout == "hello\n"
-        until(lambda: backend._extra._supervisors is not None, 30)
+        until(lambda: backend.extra_supervisors._supervisors is not None, 30)
         backend._launcher.run = None  # type: ignore[method-assign,assignment]  # no run in this process
         yield backend
 
 
 def _pid(backend: ProcessBackend) -> int:
-    assert backend._extra._supervisors is not None
-    process = backend._extra._supervisors._members[0]._process
+    assert backend.extra_supervisors._supervisors is not None
+    process = backend.extra_supervisors._supervisors._members[0]._process
     assert process is not None
     return process.pid
 
@@ -65,18 +65,18 @@ def test_closing_the_backend_ends_its_runs_and_processes(backend: ProcessBackend
 
 async def test_cancelling_ends_the_run_and_the_next_is_right(backend: ProcessBackend) -> None:
     slow = asyncio.create_task(backend.execute(SLOW))
-    while not backend._extra._users:
+    while not backend.extra_supervisors._users:
         await asyncio.sleep(0.01)
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
         await slow
-    assert not backend._extra._users
+    assert not backend.extra_supervisors._users
     assert (await backend.execute(HELLO)).stdout == "hello\n"
 
 
 async def test_closing_during_a_run(backend: ProcessBackend) -> None:
     slow = asyncio.create_task(backend.execute(SLOW))
-    while not backend._extra._users:
+    while not backend.extra_supervisors._users:
         await asyncio.sleep(0.01)
     pid = _pid(backend)
     await backend.aclose()
@@ -87,7 +87,7 @@ async def test_closing_during_a_run(backend: ProcessBackend) -> None:
 
 async def test_one_that_dies_fails_its_runs_and_this_process_goes_on(backend: ProcessBackend) -> None:
     slow = asyncio.create_task(backend.execute(SLOW))
-    while not backend._extra._users:
+    while not backend.extra_supervisors._users:
         await asyncio.sleep(0.01)
     os.kill(_pid(backend), signal.SIGKILL)
     with pytest.raises(errors.BackendUnavailable, match="supervisor process died") as raised:
@@ -108,7 +108,7 @@ def test_they_end_when_they_are_idle(backend: ProcessBackend, monkeypatch: pytes
 def test_a_fork_has_none(backend: ProcessBackend) -> None:
     def run() -> str:
         del backend._launcher.run  # type: ignore[method-assign]
-        assert backend._extra._supervisors is None
+        assert backend.extra_supervisors._supervisors is None
         return backend.execute_blocking(HELLO).stdout
 
     assert in_a_fork(run) == "hello\n"

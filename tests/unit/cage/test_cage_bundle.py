@@ -1,8 +1,9 @@
-"""Modules from one file: used where it matches the sources, ignored where it does not."""
+"""Modules from one file, or straight from `__pycache__`: used where they match the sources, ignored where not."""
 
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ except ZeroDivisionError as error:
     place = traceback.extract_tb(error.__traceback__)[-1]
     print(place.filename == leaf.__file__, place.line)
 bundle.stop_using()
-print(any(type(finder).__name__ == "Bundle" for finder in sys.meta_path))
+print(any(type(finder).__name__ in ("Bundle", "PycFinder") for finder in sys.meta_path))
 """
 
 
@@ -109,6 +110,44 @@ def test_a_bundle_that_does_not_match_the_source_is_ignored(small: Path, change:
 
 def test_an_optimising_interpreter_ignores_the_bundle(small: Path) -> None:
     assert _load(small, "-O")[0] == "source True True"
+
+
+def _compile_another_text(small: Path, mode: py_compile.PycInvalidationMode) -> Path:
+    """Instead of a bundle: what `__pycache__` has is of another text, with the length and time of the source."""
+    (small / bundle.NAME).unlink()
+    leaf = small / "inner/leaf.py"
+    source = leaf.read_text()
+    leaf.write_text(source.replace("source", "cached"))
+    state = leaf.stat()
+    made = Path(py_compile.compile(str(leaf), doraise=True, invalidation_mode=mode) or "")
+    leaf.write_text(source)
+    os.utime(leaf, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return made
+
+
+def test_without_a_bundle_modules_come_from_pycache(small: Path) -> None:
+    _compile_another_text(small, py_compile.PycInvalidationMode.TIMESTAMP)
+    assert _load(small) == ["cached True True", "True 1 / 0", "False"]
+
+
+def test_code_that_is_checked_by_a_hash_is_left_to_python(small: Path) -> None:
+    _compile_another_text(small, py_compile.PycInvalidationMode.CHECKED_HASH)
+    assert _load(small)[0] == "source True True"
+
+
+@pytest.mark.parametrize("head", [b"", b"\0" * 4, b"\0" * 16])
+def test_files_of_pycache_that_are_not_whole_are_left_to_python(small: Path, head: bytes) -> None:
+    made = _compile_another_text(small, py_compile.PycInvalidationMode.TIMESTAMP)
+    made.write_bytes(head)
+    assert _load(small)[0] == "source True True"
+
+
+@pytest.mark.parametrize("change", [_edit, _edit_later])
+def test_pycache_of_an_older_source_is_left_to_python(small: Path, change: object) -> None:
+    assert callable(change)
+    _compile_another_text(small, py_compile.PycInvalidationMode.TIMESTAMP)
+    change(small)
+    assert _load(small)[0] == "source True True"
 
 
 @pytest.mark.needs("linux", "user namespaces")

@@ -6,7 +6,6 @@ import weakref
 from functools import partial
 
 from warmcell.backends.base import BackendBase
-from warmcell.backends.extra_supervisors import CROWD, ExtraSupervisors
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.backends.process.policy_resolver import check_work_path
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
     from warmcell.policy.model import NetworkRule
     from warmcell.pool.pool import Overlay
     from warmcell.runner.listening import Listener
+
+#: More runs in progress than this are a crowd.
+CROWD = 8
 
 
 class ProcessBackend(BackendBase):
@@ -109,7 +111,6 @@ class ProcessBackend(BackendBase):
         self._launcher = Launcher(
             self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
         )
-        self._extra = ExtraSupervisors()
         self._cages: weakref.WeakSet[LiveCage] = weakref.WeakSet()
         self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
@@ -251,7 +252,7 @@ class ProcessBackend(BackendBase):
         self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None, is_here: bool = False
     ) -> ExecResult:
         if not is_here and stdin < 0 and listener is None and self._runs.number_under_way > CROWD:
-            result = self._extra.run(request, run, self._find_recipe_of_runs())
+            result = self.extra_supervisors.run(request, run, self._find_recipe_of_runs())
             if result is not None:
                 return result
         return self._launcher.run(self._make_launch(self._prepare(request), request, run, stdin, listener))
@@ -384,8 +385,7 @@ class ProcessBackend(BackendBase):
             self._runs.close()
             for cage in tuple(self._cages):
                 cage.close()
-            self._extra.close()
-            self._end_idle_supervisors()
+            self._end_supervisors()
             self._launcher.close()
             if self.opened_image is not None:
                 self.opened_image.close()

@@ -17,7 +17,6 @@ from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.cleanup import Cleanup
-from warmcell.lifetime.own_modes import make_directory
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.places import CODE_DIR, COMMON_PLACES, OUT_DIR, WORK_DIR, is_within
@@ -116,6 +115,7 @@ class OpenTemplate(CellTemplate):
         return LaunchPlan(isolation=self.effective.isolation)
 
     def prepare(self, cleanup: ExitStack | Cleanup) -> PreparedTemplate:
+        from warmcell.lifetime.own_modes import make_directory
         from warmcell.workspace.private_directory import PrivateDirectory
 
         private = PrivateDirectory("run")

@@ -130,7 +130,7 @@ class WasmBackend(BackendBase):
 
     def close(self) -> None:
         self._runs.close()
-        self._end_idle_supervisors()
+        self._end_supervisors()
         self._supervisor.close()
 
     def _execute(self, request: ExecRequest, run: Run, listener: Listener | None = None) -> ExecResult:

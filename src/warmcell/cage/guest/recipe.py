@@ -84,7 +84,7 @@ class Recipe:
             namespaces.set_quotas(calls)
             names_threads = ("/proc", True) in plan.landlock
             if plan.layers or names_threads:
-                root.seal_proc(calls, names_threads, seccomp.pids_of_keepers(plan.terminals))
+                root.seal_proc(calls, names_threads, namespaces.pids_of_keepers(plan.terminals))
         _new_session(calls)
         if not plan.seccomp and keyrings.are_available():
             keyrings.leave_session(calls)

@@ -11,7 +11,7 @@ from .syscalls import call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional, Union
+    from typing import Dict, Optional, Tuple, Union
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -60,6 +60,14 @@ class HomeNamespace:
 #: The guest's ids in its own user namespace, unless the plan names others.
 GUEST_UID = 1000
 GUEST_GID = 1000
+
+#: In the guest's pid namespace: its init, and the agent of a live cage.
+INIT_PID, AGENT_PID = 1, 2
+
+
+def pids_of_keepers(has_agent: bool) -> Tuple[int, ...]:
+    """The pids, in the guest's namespace, of processes of ours that have the guest's user."""
+    return (INIT_PID, AGENT_PID) if has_agent else (INIT_PID,)
 
 
 def clone(flags: int) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from .bpf import (
     without_bits,
 )
 from .call_list import CallList, Field, Value
+from .namespaces import AGENT_PID, pids_of_keepers
 from .syscalls import MACHINE, NUMBERS, call
 
 TYPE_CHECKING = False
@@ -113,9 +114,8 @@ _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW = 0xF, 1, 2, 3
 _COMMON_PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP, TCP, UDP, ICMPv6
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
-_INIT, _AGENT = 1, 2  # their pids in the guest's namespace
 #: Pids that reach the agent of a live cage: its own, its process group's, and "every process".
-_PIDS_OF_AGENT = (_AGENT, 0x1_0000_0000 - _AGENT, 0xFFFFFFFF)
+_PIDS_OF_AGENT = (AGENT_PID, 0x1_0000_0000 - AGENT_PID, 0xFFFFFFFF)
 _SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open")
 _SET_ID_BITS = 0o6000
 _CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
@@ -308,11 +308,6 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         table.update(_same_rule(_REFUSED_WITHOUT_NAMESPACES, errno(_EPERM)))
         table.update(_same_rule(_WITHOUT_ATTRIBUTES, errno(_EOPNOTSUPP)))
     return table
-
-
-def pids_of_keepers(has_agent: bool) -> Tuple[int, ...]:
-    """The pids, in the guest's namespace, of processes of ours that have the guest's user."""
-    return (_INIT, _AGENT) if has_agent else (_INIT,)
 
 
 def _same_rule(names: Iterable[str], action: int) -> Dict[str, List[Instruction]]:

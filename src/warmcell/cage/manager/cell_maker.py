@@ -83,7 +83,7 @@ class CellMaker:
         if is_caging:
             self._roots = SharedRoots(lambda bind: self._open_tree(bind, host_id))
             self._attacher = Attacher(self._open_tree)
-            self._networks = None if has_host_network else NetworkNamespaces()
+            self._networks = None if has_host_network else NetworkNamespaces(is_for_one)
             self._inits = SleepingInits(self.ids, on_birth, keeps_spares, self._roots.tmpfs, self._networks)
 
     @property

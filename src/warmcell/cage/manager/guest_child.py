@@ -15,7 +15,7 @@ from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, 
 from ..failure import CageError, send_failure
 from ..fast_imports import partial, socket
 from ..leftovers import Leftovers
-from ..linux import connections, fast_ctypes, seccomp
+from ..linux import connections, fast_ctypes, namespaces
 from ..linux.descriptors import close_all
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
@@ -174,7 +174,7 @@ class GuestChild:
         if plan.network != "host" and scratch >= 0 and any(bind.as_owner for bind in plan.binds):
             connect = partial(connections.connect, own_device=os.fstat(scratch).st_dev)
         note = partial(self._note_shared_memory, watcher)
-        keepers = seccomp.pids_of_keepers(plan.terminals) if plan.allow_tracing else ()
+        keepers = namespaces.pids_of_keepers(plan.terminals) if plan.allow_tracing else ()
         self._listener = Listener(
             self._given[NOTIFICATIONS], self.pid, connect, scratch, note, self._init.host_id, keepers=keepers
         )

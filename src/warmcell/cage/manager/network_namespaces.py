@@ -46,9 +46,13 @@ _OF_ONE_NAMESPACE = {b"sockets:": ("used",), b"TCP:": ("inuse", "tw"), b"FRAG:":
 
 
 class NetworkNamespaces:
-    """Owned by a manager that is in one that it made itself, so that it can move between them and return."""
+    """Owned by a manager that is in one that it made itself, so that it can move between them and return.
 
-    def __init__(self) -> None:
+    `is_for_one`: for a single cell, so that none is prepared to be used again.
+    """
+
+    def __init__(self, is_for_one: bool = False) -> None:
+        self._is_for_one = is_for_one
         self._home = HomeNamespace("net")
         #: Since when each is free, and its descriptor.
         self._free: List[Tuple[float, int]] = []
@@ -90,8 +94,9 @@ class NetworkNamespaces:
             self._home.enter_new()
         with step("bring up loopback", "lo"):
             _bring_up_loopback()
-            if self._fresh is None:
-                self._fresh = _read_state()
+            if not self._is_for_one:
+                _shorten_report_timers()
+                self._fresh = self._fresh or _read_state()
             return owned.take(self._home.open_current())
 
     def leave(self) -> None:
@@ -106,7 +111,7 @@ class NetworkNamespaces:
         descriptor = self._used.pop(process, None)
         if descriptor is None:
             return
-        if len(self._free) < _MOST_FREE:
+        if len(self._free) < _MOST_FREE and not self._is_for_one:
             self._free.append((time.monotonic(), descriptor))
         else:
             os.close(descriptor)
@@ -115,17 +120,20 @@ class NetworkNamespaces:
 def _bring_up_loopback() -> None:
     for name in ("tcp_rmem", "tcp_wmem"):
         kernel_files.write(f"/proc/sys/net/ipv4/{name}", _TCP_BUFFERS)
-    for name, value in _REPORT_TIMERS:
-        try:
-            kernel_files.write(f"/proc/sys/net/{name}", value)
-        except FileNotFoundError:  # a kernel without IPv6
-            pass
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
         # A new loopback has no other flags to keep.
         call("ioctl", probe.fileno(), _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
     finally:
         probe.close()
+
+
+def _shorten_report_timers() -> None:
+    for name, value in _REPORT_TIMERS:
+        try:
+            kernel_files.write(f"/proc/sys/net/{name}", value)
+        except FileNotFoundError:  # a kernel without IPv6
+            pass
 
 
 def _read_state() -> Tuple[bytes, ...]:

@@ -46,7 +46,7 @@ class SleepingInits:
         self._ids = ids
         self._on_birth = on_birth
         self._networks = networks
-        #: Made with the first spare: for a single cell, that would take longer than it saves.
+        #: Made with the first spare, or for the second cell: for a single one, that would take longer than it saves.
         self._mounts: Optional[InitMounts] = None
         self._program = sleeper.make(tmpfs)
         self._calls: Optional[CallList] = None
@@ -65,17 +65,23 @@ class SleepingInits:
             return spare
         if spare is not None:
             spare.close()
+        if self._calls is not None:  # another was made before
+            self._prepare_mounts()
         return self._make()
 
     def make_ahead(self) -> None:
         """Makes the spare. If this fails, the cell that needs it makes one itself, and reports why it cannot."""
         self.is_complete = True
         try:
-            if self._mounts is None:
-                self._mounts = InitMounts()
+            if self._keeps_spares:
+                self._prepare_mounts()
             self._spare = self._make()
         except (CageError, OSError):
             pass
+
+    def _prepare_mounts(self) -> None:
+        if self._mounts is None:
+            self._mounts = InitMounts()
 
     def _make(self, inside: Tuple[int, int] = _USUAL_IDS) -> SleepingInit:
         if self._calls is None or self._ids_of_calls != inside:

@@ -23,7 +23,6 @@ from ..linux.call_list import CallList, Field, PreparedCalls
 from ..linux.syscalls import MACHINE, call, prctl
 from ..records import NamedTuple
 from ..wire import FORK_ANSWER, FORK_ORDER, new_receive_buffer, receive_order, send_packet
-from . import live_modules
 from .prepare import (
     hide_command_line,
     hide_modules,
@@ -90,8 +89,14 @@ class _Zygote:
         self._inbox = (new_receive_buffer(),)
         self._worker: Optional[ModuleType] = None
         self._recipes: Dict[int, recipe.Recipe] = {}
-        self._live_directory = order.get("worker", "").rpartition("/")[0] + "/live"
-        self._live_version = live_modules.find_version(self._live_directory)
+        self._load_live_modules: Callable[[], Dict[str, ModuleType]] = dict
+        if not order.get("once"):
+            from . import live_modules
+
+            live_directory = order.get("worker", "").rpartition("/")[0] + "/live"
+            self._load_live_modules = partial(
+                live_modules.load, live_directory, live_modules.find_version(live_directory)
+            )
         #: Empty until there have been a few live cages.
         self._live_modules: Dict[str, ModuleType] = {}
         self._live_cages = 0
@@ -183,7 +188,7 @@ class _Zygote:
     def _count_live_cage(self) -> None:
         self._live_cages += 1
         if self._live_cages == _FEW_LIVE_CAGES + 1:
-            self._live_modules.update(live_modules.load(self._live_directory, self._live_version))
+            self._live_modules.update(self._load_live_modules())
             gc.freeze()
 
     def _rehearse(self) -> None:
