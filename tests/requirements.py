@@ -114,6 +114,7 @@ REQUIREMENTS: dict[str, Proof] = {
     "WC-IM-3": Proof(),
     "WC-IM-4": Proof(),
     "WC-IM-5": Proof(),
+    "WC-ST-1": Proof(),
     "WC-LV-3": Proof("", ("tests/live/test_cage.py::test_the_death_of_an_agent_ends_its_own_cage_only",)),
 }
 

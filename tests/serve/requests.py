@@ -13,8 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.helpers import require
 from tests.serve.conftest import Server
+
+
+def key_options(place: Path, has_key: bool) -> tuple[str, ...]:
+    """Of a server with an encrypted state, whose key is in a file there; none without a key."""
+    if not has_key:
+        return ()
+    pytest.importorskip("cryptography")
+    key = place / "key"
+    key.write_text("1a" * 32 + "\n")
+    return "--state-key", str(key)
 
 
 class Box:

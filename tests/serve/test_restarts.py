@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tests.helpers import until
 from tests.serve.conftest import Server, make_token
-from tests.serve.requests import Box
+from tests.serve.requests import Box, key_options
 
 Start = Callable[..., Any]
 
@@ -24,8 +24,9 @@ def _reconnect(box: Box, server: Server) -> Box:
     return box
 
 
-def test_a_stopped_server_finds_its_sandboxes_again(start_server: Start, tmp_path: Path) -> None:
-    options = ("--state", str(tmp_path / "state"))
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_stopped_server_finds_its_sandboxes_again(start_server: Start, tmp_path: Path, has_key: bool) -> None:
+    options = ("--state", str(tmp_path / "state"), *key_options(tmp_path, has_key))
     with start_server(*options) as server:
         box = Box(server.client, metadata={"who": "me"}, envVars={"COLOUR": "red"}, timeout=500)
         assert box.run("echo kept > file; mkdir d; ln -s file link")[0] == 0
@@ -56,8 +57,11 @@ def test_a_stopped_server_finds_its_sandboxes_again(start_server: Start, tmp_pat
         assert list(homes.iterdir()) == []
 
 
-def test_a_killed_server_finds_paused_sandboxes_and_snapshots(start_server: Start, tmp_path: Path) -> None:
-    options = ("--state", str(tmp_path / "state"))
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_killed_server_finds_paused_sandboxes_and_snapshots(
+    start_server: Start, tmp_path: Path, has_key: bool
+) -> None:
+    options = ("--state", str(tmp_path / "state"), *key_options(tmp_path, has_key))
     with start_server(*options) as server:
         box = Box(server.client, timeout=300)
         box.run("echo one > file")
@@ -74,8 +78,9 @@ def test_a_killed_server_finds_paused_sandboxes_and_snapshots(start_server: Star
         copy = Box(server.client, templateID="first")
         assert copy.run("cat file")[1] == "one\n"
         assert server.client.get("/snapshots").json()[0]["snapshotID"] == taken["snapshotID"]
+        assert server.client.post("/volumes", json={"name": "plain"}).status_code == (501 if has_key else 201)
         server.stop(signal.SIGKILL)
-    with start_server(*options) as server:  # running ones too, with the files that they had
+    with start_server(*options) as server:  # running ones too, with the files that they had, or with a key: saved last
         assert _reconnect(box, server).run("cat file")[1] == "two\n"
 
 

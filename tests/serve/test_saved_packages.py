@@ -16,8 +16,11 @@ from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions, state_of
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
 
-async def test_packages_and_variables_of_their_types_come_back(tmp_path: Path) -> None:
-    settings = Settings(state=str(tmp_path / "state"))
+@pytest.mark.parametrize("key", [None, "1a" * 32])
+async def test_packages_and_variables_of_their_types_come_back(tmp_path: Path, key: str | None) -> None:
+    if key is not None:
+        pytest.importorskip("cryptography")
+    settings = Settings(state=str(tmp_path / "state"), state_key=key)
     tenant = local_tenant(settings)
     installed = tmp_path / "installed"
     installed.mkdir()

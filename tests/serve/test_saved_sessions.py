@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.serve.requests import Box, cell, create_sandbox
+from tests.serve.requests import Box, cell, create_sandbox, key_options
 
 Start = Callable[..., Any]
 
@@ -53,22 +53,23 @@ def test_sessions_of_a_stopped_server(start_server: Start, tmp_path: Path) -> No
 
 
 def test_contexts_of_a_paused_sandbox_outlast_a_kill(start_server: Start, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("1a" * 32 + "\n")
-    options = ("--state", str(tmp_path / "state"), *(("--state-key", str(key)) if find_spec("cryptography") else ()))
+    has_key = find_spec("cryptography") is not None
+    options = ("--state", str(tmp_path / "state"), *key_options(tmp_path, has_key))
     with start_server(*options) as server:
-        box = Box(server.client, timeout=600, envVars={"SECRET": "canary"})
+        box = Box(server.client, timeout=600, envVars={"SECRET": "canary"}, metadata={"note": "canary"})
+        assert box.run("echo canary > canary; ln -s canary link")[0] == 0
+        server.client.post(f"/sandboxes/{box.id}/snapshots", json={}, headers=box.key).raise_for_status()
         assert _values(box, "x = 20; x + 1") == ["21"]
         second = box.client.post("/contexts", json={"cwd": "/home/user/sub"}, headers=box.headers).json()["id"]
         assert _values(box, "y = 'canary'; import os; os.getcwd()", context_id=second) == ["/home/user/sub"]
         assert server.client.post(f"/sandboxes/{box.id}/pause", json={}, headers=box.key).status_code == 204
         server.stop(signal.SIGKILL)
-    for path in (tmp_path / "state/worker-0").glob("*/*"):
-        assert path.is_dir() or len(options) == 2 or b"canary" not in path.read_bytes(), path
+    for path in (tmp_path / "state").rglob("*") if has_key else ():
+        assert "canary" not in path.name and (path.is_dir() or b"canary" not in path.read_bytes()), path
     with start_server(*options) as server:
         box.client = server.client
         assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 600}).status_code == 201
-        assert _values(box, "x") == ["20"]
+        assert _values(box, "x, open('canary').read()") == ["(20, 'canary\\n')"]
         assert _values(box, "y, os.getcwd()", context_id=second) == ["('canary', '/home/user/sub')"]
         assert len(server.client.get("/contexts", headers=box.headers).json()) == 3  # one for JavaScript
         _values(box, "x = 21")

@@ -52,6 +52,9 @@ def _serve_http(arguments: Namespace) -> int:
     configure_logging(arguments.log_level, arguments.log_format)
     if arguments.state_key is not None and arguments.state is None:
         raise UsageError("--state-key needs --state")
+    state_key = None if arguments.state is None else read_key(arguments.state_key)
+    if arguments.plain_volumes and state_key is None:
+        raise UsageError("--plain-volumes is for a server with --state and a key: others have volumes anyway")
     settings = Settings(
         host=arguments.host,
         port=options.port(arguments.port),
@@ -70,7 +73,8 @@ def _serve_http(arguments: Namespace) -> int:
         audit=arguments.audit,
         usage=arguments.usage,
         state=arguments.state,
-        state_key=None if arguments.state is None else read_key(arguments.state_key),
+        state_key=state_key,
+        plain_volumes=arguments.plain_volumes,
         ray=arguments.ray,
         metrics_by_tenant=arguments.metrics_by_tenant,
         log_level=arguments.log_level,

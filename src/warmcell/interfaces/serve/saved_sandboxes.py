@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
-from warmcell.interfaces.serve.saved_sessions import SavedSessions, sessions_of, write_all
-from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState, StateHome
+from warmcell.interfaces.serve.saved_sessions import SavedSessions, sessions_of, turn_of, write_all
+from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState, explain_failure, is_name
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import StateHome
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.net.rules.network_update import from_plain
 from warmcell.sandbox.asynchronous import AsyncSandbox
 
 _log = logging.getLogger("warmcell.serve")
+#: When the server stops, for the programs of a sandbox.
+_PAUSE_SECONDS = 10.0
 #: Makes the sandbox of a record, and attaches what its protocol keeps with it.
 Restore = Callable[[Service, Tenant, dict[str, Any], StateHome], Awaitable["RestoredSandbox"]]
 
@@ -44,6 +49,7 @@ def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = Fa
     saved, state = entry.state.find(SavedSandbox), service.saved
     if saved is None or state is None:
         return
+    number = state.next_number()
     document = {
         "id": entry.id,
         "tenant": entry.tenant_id,
@@ -52,6 +58,7 @@ def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = Fa
         "metadata": entry.metadata,
         "protocol": saved.protocol,
         "home": saved.home.name,
+        "files": saved.home.version,
         "packages": saved.packages,
         "network": entry.sandbox.network_update,
         "lost": lost,
@@ -59,13 +66,30 @@ def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = Fa
     }
     if (sessions := sessions_of(entry)) is not None:
         document |= sessions.describe()
-    state.put(SANDBOXES, entry.id, document, is_durable=is_durable)
+    state.put(SANDBOXES, entry.id, document, number=number, is_durable=is_durable)
 
 
-async def save_now(service: Service, entry: SandboxEntry) -> None:
-    """The record and the files are on disk afterwards."""
-    if service.saved is not None:
-        await in_thread(lambda: save_sandbox(service, entry, is_durable=True))
+async def save_now(service: Service, entry: SandboxEntry, lost: str = "") -> None:
+    """The record and the files are on disk afterwards. If that fails, the former ones are."""
+    saved = entry.state.find(SavedSandbox)
+    if saved is not None:
+        async with turn_of(entry):
+            await in_thread(lambda: _save_files(service, entry, saved.home, lost))
+
+
+def _save_files(service: Service, entry: SandboxEntry, home: StateHome, lost: str) -> None:
+    former = home.version
+    with explain_failure("save the files"):
+        home.save()
+    if home.skipped:
+        unsaved = f"{len(home.skipped)} files that cannot be saved, such as {home.skipped[0]!r}"
+        lost = unsaved if lost in ("", "nothing") else f"{lost} and {unsaved}"
+    try:
+        save_sandbox(service, entry, is_durable=True, lost=lost)
+    except BaseException:
+        home.version = former
+        raise
+    home.drop_former_versions()
 
 
 async def save_packages(service: Service, entry: SandboxEntry) -> None:
@@ -73,8 +97,9 @@ async def save_packages(service: Service, entry: SandboxEntry) -> None:
     saved, state = entry.state.find(SavedSandbox), service.saved
     if saved is not None and state is not None:
         source, before = entry.sandbox.packages_directory, saved.packages
-        saved.packages = await in_thread(lambda: state.keep_packages(source, before))
+        saved.packages = await in_thread(lambda: state.keep_packages(source))
         save_sandbox(service, entry)
+        await in_thread(lambda: state.remove_packages(before))  # now that no record names it
 
 
 async def keep_new_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
@@ -118,6 +143,8 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
             if error.is_final:
                 state.remove(SANDBOXES, str(document["id"]))
                 continue
+            if error.is_damaged:
+                state.has_unreadable = True
             _log.warning("its files stay: the next start of the server tries again, until it expires")
             images |= _images_in(document)
         homes.add(str(document.get("home")))
@@ -127,11 +154,14 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
 
 
 class _NotRestored(Exception):
-    """`is_final`: the next server could not restore it either, so its files are removed."""
+    """`is_final`: the next server could not restore it either, so its files are removed.
 
-    def __init__(self, reason: str, *, is_final: bool = True) -> None:
+    `is_damaged`: it may have named other files, so none are removed.
+    """
+
+    def __init__(self, reason: str, *, is_final: bool = True, is_damaged: bool = False) -> None:
         super().__init__(reason)
-        self.is_final = is_final
+        self.is_final, self.is_damaged = is_final and not is_damaged, is_damaged
 
 
 async def _restore(
@@ -140,29 +170,38 @@ async def _restore(
     """Restore one sandbox, and return the images of its sessions. Raises `_NotRestored`."""
     try:
         own, created, expires = document["own"], float(document["created"]), float(document["expires"])
-        tenant, home = service.find_tenant_by_id(str(document["tenant"])), state.find_home(document["home"])
+        tenant = service.find_tenant_by_id(str(document["tenant"]))
+        find_files = state.find_home(document["home"], document.get("files"))
         restore, metadata = restorers[str(document["protocol"])], dict(document["metadata"])
         if not isinstance(own, dict) or not math.isfinite(created + expires):
             raise ValueError("a field has a value of the wrong kind")
     except (KeyError, TypeError, ValueError) as error:
-        raise _NotRestored(f"its record is damaged ({error!r})") from None
+        raise _NotRestored(f"its record is damaged ({error!r})", is_damaged=True) from None
     if tenant is None:
         raise _NotRestored("its token was revoked")
-    if home is None:
-        raise _NotRestored("its files are gone")
+    if state.is_encrypted and document.get("files") is None:
+        raise _NotRestored("its files were never saved: the server was killed before it was paused")
+    if find_files is None:
+        raise _NotRestored("its files are gone", is_damaged=not is_name(document["home"]))
     if expires < time.time() and not own.get("is_kept_after_expiry"):
         raise _NotRestored("it expired while the server was stopped")
-    home.is_kept, source = True, state.find_packages(document.get("packages"))
+    packages = document["packages"] if state.has_packages(document.get("packages")) else None
     try:
-        made = await restore(service, tenant, own, home)
-        await _prepare(made.sandbox, document.get("network"), source)
+        home = await in_thread(find_files, discard=lambda made: made.close())
+        home.is_kept = True
+        try:
+            made = await restore(service, tenant, own, home)
+            await _prepare(made.sandbox, document.get("network"), state, packages)
+        except BaseException:
+            await in_thread(home.close)
+            raise
     except (SandboxError, HttpError) as error:  # a full disk, or an image or a volume that is not there at the moment
         raise _NotRestored(str(error), is_final=False) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _NotRestored(f"its record is damaged ({error!r})") from None
+        raise _NotRestored(f"its record is damaged ({error!r})", is_damaged=True) from None
     entry = service.sandboxes.restore(made.sandbox, tenant, document["id"], created, expires, metadata)
     saved = SavedSandbox(str(document["protocol"]), home, dict)
-    saved.packages = None if source is None else document["packages"]
+    saved.packages = packages
     entry.state.put(saved)
     sessions = _load_sessions(state, entry, document)
     made.attach(entry)
@@ -173,16 +212,21 @@ async def _restore(
         save_sandbox(service, entry)
     except SandboxError as error:
         _log.error("cannot write the record of sandbox %s, the former one stays: %s", entry.id, error)
+    await in_thread(home.drop_former_versions)
     return sessions.images()
 
 
-async def _prepare(sandbox: AsyncSandbox, network: Any, packages: str | None) -> None:
+async def _prepare(sandbox: AsyncSandbox, network: Any, state: SavedState, packages: str | None) -> None:
     """What was changed after the sandbox was made. If that fails, the sandbox is closed."""
     try:
         if network is not None:
             await sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
         if packages is not None:
-            await sandbox.use_packages(packages)
+            loaded = await in_thread(lambda: state.load_packages(packages), discard=lambda made: made.close())
+            try:
+                await sandbox.use_packages(loaded.path)
+            finally:
+                await in_thread(loaded.close)
     except BaseException:
         await sandbox.destroy()
         raise
@@ -208,6 +252,10 @@ async def save_all(service: Service) -> None:
     if state is None:
         return
     await write_all(service.sandboxes.all())
+    if state.is_encrypted:
+        await asyncio.gather(*(_save_at_stop(service, entry) for entry in service.sandboxes.all()))
+        state.is_closing = True
+        return
 
     def save() -> None:
         for entry in service.sandboxes.all():
@@ -219,6 +267,18 @@ async def save_all(service: Service) -> None:
         state.sync_files()
 
     await in_thread(save)
+
+
+async def _save_at_stop(service: Service, entry: SandboxEntry) -> None:
+    """Programs are stopped first: the copy has their files as of one moment."""
+    lost = _describe_loss(entry)
+    try:
+        with suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(_PAUSE_SECONDS):
+                await entry.sandbox.pause_programs()
+        await save_now(service, entry, lost)
+    except SandboxError as error:
+        _log.error("cannot save sandbox %s, what was saved before stays: %s", entry.id, error)
 
 
 def _describe_loss(entry: SandboxEntry) -> str:

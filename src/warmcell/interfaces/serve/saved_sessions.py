@@ -45,6 +45,7 @@ class SavedSessions:
         #: By id: why a session did not come back, or will not.
         self.lost: dict[str, str] = {}
         self._turn = asyncio.Lock()
+        self.saving_files = asyncio.Lock()
         # Set by the protocol of the sandbox:
         self.list_live: Callable[[], Iterable[LiveSession]] = tuple
         self.adopt: Callable[[AsyncSession, dict[str, Any]], object] = lambda session, own: None
@@ -138,6 +139,12 @@ class SavedSessions:
                 self._state.remove_image(found.get("image"))
             except (InvalidRequest, OSError) as error:
                 _log.warning("cannot remove the variables of a session: %s", error)
+
+
+def turn_of(entry: SandboxEntry) -> asyncio.Lock:
+    """Held while the files of the sandbox are saved, and while it is resumed."""
+    saved = sessions_of(entry)
+    return asyncio.Lock() if saved is None else saved.saving_files
 
 
 def sessions_of(entry: SandboxEntry) -> SavedSessions | None:

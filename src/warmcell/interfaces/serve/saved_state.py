@@ -1,6 +1,6 @@
 """SavedState: what a server with `--state DIR` finds again when it starts.
 
-    layout.json              the number of workers: the id of a sandbox names its worker
+    layout.json              the number of workers: the id of a sandbox names its worker; which key, if there is one
     worker-N/                one directory for each worker, held while it runs
         homes/NAME/          the files of a sandbox or snapshot, where they are used: nothing is copied at a stop
         packages/NAME/       packages that were installed in a sandbox
@@ -11,6 +11,9 @@
 
 A record is replaced as a whole, by a draft `*.new` that is complete. It is synced, together with the files, where
 clients rely on it: after a pause, a snapshot and a stop. If it cannot be written, the former one stays.
+
+With a key, `homes/NAME` and `packages/NAME` are encrypted copies (`sealed_files.py`), and the plain files are in
+temporary directories. Volumes are never encrypted.
 """
 
 from __future__ import annotations
@@ -23,19 +26,22 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest
 from warmcell.core.light import closing_fd
+from warmcell.interfaces.serve.sealed_files import SealedFiles
 from warmcell.interfaces.serve.state_encryption import StateCipher
+from warmcell.interfaces.serve.state_homes import EncryptedHome, EncryptedSnapshot, LoadedPackages, StateHome
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
 from warmcell.sandbox.local.pip_packages import copy_packages
 from warmcell.sessions.image import SessionImage
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root
 from warmcell.workspace.untrusted_files import open_regular, parse_json
 from warmcell.workspaces.snapshots.archive import sync_file_system
 from warmcell.workspaces.snapshots.objects import sync_directory, sync_file
@@ -47,30 +53,12 @@ _DIRECTORIES = ("homes", "packages", "sessions", SANDBOXES, SNAPSHOTS, VOLUMES)
 _DRAFT = ".json.new"
 
 
-class StateHome:
-    """A directory below the state. `close` removes it, unless the server is stopping or `is_kept` is set.
-
-    `is_kept`: its sandbox is being restored. If that fails, the files stay for the next server.
-    """
-
-    def __init__(self, state: SavedState, name: str) -> None:
-        self._state, self.name, self.is_kept = state, name, False
-        self.path = os.path.join(state.path, "homes", name)
-
-    def close(self) -> None:
-        if not self._state.is_closing and not self.is_kept:
-            remove_directory(self.path)
-
-
-Home = PrivateDirectory | StateHome
-
-
 class SavedState:
     """Of one worker. Belongs to the server's event loop; what takes long is called in a thread."""
 
     def __init__(self, directory: str, worker: int, key: str | None = None) -> None:
-        self._cipher = StateCipher(key)
-        self.path = os.path.join(os.path.abspath(directory), f"worker-{worker}")
+        self._cipher, self._worker = StateCipher(key), f"worker-{worker}"
+        self.path = os.path.join(os.path.abspath(directory), self._worker)
         for name in _DIRECTORIES:
             make_directories(os.path.join(self.path, name))
         held = hold(self.path)
@@ -83,7 +71,8 @@ class SavedState:
         #: By path: the number of the record that is there now.
         self._newest: dict[str, int] = {}
         self._replacing = threading.Lock()
-        self._has_unreadable = False
+        #: Whether a record cannot be read: what no other record names may belong to it, and is not removed.
+        self.has_unreadable = False
         self._remove_drafts()
 
     def _remove_drafts(self) -> None:
@@ -93,26 +82,79 @@ class SavedState:
                 if entry.name.endswith(_DRAFT) and not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.path)
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self._cipher.fingerprint is not None
+
     def make_home(self) -> StateHome:
-        home = StateHome(self, secrets.token_hex(16))
+        """For the files of a sandbox."""
+        name = secrets.token_hex(16)
         with explain_failure("make the directory of a sandbox"):
+            if (sealed := self._seal_at("homes", name)) is not None:
+                return EncryptedHome(self, name, sealed)
+            home = StateHome(self, name)
             make_directory(home.path)
         return home
 
-    def find_home(self, name: Any) -> StateHome | None:
-        home = StateHome(self, str(name))
-        return home if _is_name(name) and os.path.isdir(home.path) else None
+    def find_home(self, name: Any, version: Any) -> Callable[[], StateHome] | None:
+        """What brings the files of a sandbox back, in a thread; None if they are not there. Raises `SandboxError`."""
+        if not is_name(name) or not os.path.isdir(os.path.join(self.path, "homes", name)):
+            return None
+        sealed = self._seal_at("homes", name)
+        return (lambda: StateHome(self, name)) if sealed is None else (lambda: self._load_home(name, sealed, version))
 
-    def put(self, kind: str, identity: str, document: dict[str, Any], *, is_durable: bool = False) -> None:
+    def _load_home(self, name: str, sealed: SealedFiles, version: Any) -> StateHome:
+        home = EncryptedHome(self, name, sealed)
+        home.is_kept = True
+        try:
+            with explain_failure("restore the files"):
+                home.load(str(version))
+        except BaseException:
+            home.close()
+            raise
+        return home
+
+    def keep_copy(self, directory: str) -> StateHome:
+        """An encrypted copy of these files, for a snapshot."""
+        name = secrets.token_hex(16)
+        sealed = self._seal_at("homes", name)
+        assert sealed is not None
+        copy = EncryptedSnapshot(self, name, sealed)
+        try:
+            with explain_failure("save the files"):
+                copy.write(directory)
+        except BaseException:
+            copy.close()
+            raise
+        return copy
+
+    def find_copy(self, name: Any) -> StateHome | None:
+        """The files of a snapshot."""
+        if not is_name(name) or not os.path.isdir(os.path.join(self.path, "homes", name)):
+            return None
+        sealed = self._seal_at("homes", name)
+        return StateHome(self, name) if sealed is None else EncryptedSnapshot(self, name, sealed)
+
+    def _seal_at(self, kind: str, name: str) -> SealedFiles | None:
+        key = self._cipher.derive_for(f"{self._worker}/{kind}/{name}")
+        return None if key is None else SealedFiles(os.path.join(self.path, kind, name), key)
+
+    def next_number(self) -> int:
+        """For `put`. Taken before the document is made: a later document never has a smaller number."""
+        return next(self._numbers)
+
+    def put(
+        self, kind: str, identity: str, document: dict[str, Any], *, number: int = 0, is_durable: bool = False
+    ) -> None:
         """Of two calls at once, in two threads, the document of the later one stays."""
-        number, path = next(self._numbers), self._record(kind, identity)
+        number, path = number or self.next_number(), self._record(kind, identity)
         draft = f"{path.removesuffix('.json')}.{number}{_DRAFT}"
         with explain_failure(f"write to the {kind} of this server"):
             try:
                 with open(draft, "wb") as file:
                     grant_owner(file.fileno())
                     os.fchmod(file.fileno(), 0o600)  # it has the secrets of the sandbox
-                    file.write(self._cipher.seal(json.dumps(document).encode(), f"{kind}/{identity}"))
+                    file.write(self._cipher.seal(json.dumps(document).encode(), self._place(kind, identity)))
                 if is_durable:
                     self.sync_files()
                     sync_file(draft)
@@ -147,40 +189,56 @@ class SavedState:
                 continue
             try:
                 with open(open_regular(os.path.join(directory, name), "state"), "rb") as file:
-                    document = parse_json(self._cipher.open(file.read(), f"{kind}/{name.removesuffix('.json')}"))
+                    place = self._place(kind, name.removesuffix(".json"))
+                    document = parse_json(self._cipher.open(file.read(), place))
                 identity = document.get("id") if isinstance(document, dict) else None
-                if not _is_name(identity) or f"{identity}.json" != name:
+                if not is_name(identity) or f"{identity}.json" != name:
                     raise ValueError("it is not the record of that id")
             except (OSError, ValueError, InvalidRequest) as error:
                 _log.error("cannot read %s in %s: %s", name, directory, error)
-                self._has_unreadable = True
+                self.has_unreadable = True
                 continue
             found.append(document)
         return sorted(found, key=lambda document: str(document.get("created")))
 
-    def keep_packages(self, source: str | None, before: str | None) -> str | None:
-        """A copy of installed packages; its name. The copy `before` it is removed."""
+    def keep_packages(self, source: str | None) -> str | None:
+        """A copy of installed packages; its name."""
         if source is None:
             return None
         name = secrets.token_hex(16)
-        path = os.path.join(self.path, "packages", name)
+        path, sealed = os.path.join(self.path, "packages", name), self._seal_at("packages", name)
         try:
             with explain_failure("save the packages"):
-                make_directory(path)
-                copy_packages(source, path)
+                if sealed is not None:
+                    sealed.save(source)
+                else:
+                    make_directory(path)
+                    copy_packages(source, path)
         except BaseException:
             remove_directory(path)
             raise
-        self.remove_packages(before)
         return name
 
-    def find_packages(self, name: Any) -> str | None:
-        path = os.path.join(self.path, "packages", str(name))
-        return path if _is_name(name) and os.path.isdir(path) else None
+    def has_packages(self, name: Any) -> bool:
+        return is_name(name) and os.path.isdir(os.path.join(self.path, "packages", name))
+
+    def load_packages(self, name: str) -> LoadedPackages:
+        """For the caller to close. Raises `SandboxError`. Call in a thread."""
+        sealed = self._seal_at("packages", name)
+        if sealed is None:
+            return LoadedPackages(os.path.join(self.path, "packages", name))
+        private = PrivateDirectory("packages")
+        try:
+            with explain_failure("restore the packages"), Root(private.path) as target:
+                sealed.load(target)
+        except BaseException:
+            private.close()
+            raise
+        return LoadedPackages(private.path, private.close)
 
     def remove_packages(self, name: Any) -> None:
-        if not self.is_closing and (path := self.find_packages(name)) is not None:
-            remove_directory(path)
+        if not self.is_closing and self.has_packages(name):
+            remove_directory(os.path.join(self.path, "packages", name))
 
     def keep_image(self, image: SessionImage) -> str:
         """A file with the variables of a session; its name."""
@@ -189,7 +247,7 @@ class SavedState:
             with explain_failure("save the session"), open(self._image(name), "xb") as file:
                 grant_owner(file.fileno())
                 os.fchmod(file.fileno(), 0o600)
-                self._cipher.write(file, image.pieces(), f"sessions/{name}")
+                self._cipher.write(file, image.pieces(), self._place("sessions", name))
         except BaseException:
             self.remove_image(name)
             raise
@@ -200,7 +258,7 @@ class SavedState:
         image = SessionImage(max_bytes)
         try:
             with open(open_regular(self._image(name), "state"), "rb") as file:
-                for piece in self._cipher.read(file, f"sessions/{name}"):
+                for piece in self._cipher.read(file, self._place("sessions", name)):
                     image.add(piece)
         except BaseException:
             image.close()
@@ -211,14 +269,18 @@ class SavedState:
         with suppress(FileNotFoundError):
             os.unlink(self._image(name))
 
+    def _place(self, kind: str, name: str) -> str:
+        """What an encrypted record or image is bound to."""
+        return f"{self._worker}/{kind}/{name}"
+
     def _image(self, name: Any) -> str:
-        if not _is_name(name):
+        if not is_name(name):
             raise InvalidRequest("is not a name", field="image")
         return os.path.join(self.path, "sessions", name)
 
     def remove_unused(self, homes: set[str], packages: set[str], images: set[str]) -> None:
         """What no record names: a killed server was making or removing it. A record that cannot be read may name it."""
-        if self._has_unreadable:
+        if self.has_unreadable:
             _log.error("unused files in %s stay until all records there can be read, or are removed", self.path)
             return
         for kind, used in (("homes", homes), ("packages", packages)):
@@ -237,7 +299,7 @@ class SavedState:
         self._held.let_go()
 
     def _record(self, kind: str, identity: str) -> str:
-        if not _is_name(identity):
+        if not is_name(identity):
             raise InvalidRequest("is not an id", field="id")
         return os.path.join(self.path, kind, f"{identity}.json")
 
@@ -254,41 +316,5 @@ def explain_failure(doing: str) -> Iterator[None]:
         raise ExecutionFailed(f"could not {doing}: {error.strerror}", hint=hint) from error
 
 
-def _is_name(name: Any) -> bool:
+def is_name(name: Any) -> bool:
     return isinstance(name, str) and _ID.fullmatch(name) is not None and not name.startswith(".")
-
-
-def hold_state(directory: str, workers: int, key: str | None = None) -> HeldDirectory:
-    """For the whole server: one at a time, with the same number of workers and key. Raises `InvalidRequest`."""
-    fingerprint = StateCipher(key).fingerprint
-    try:
-        make_directories(os.path.abspath(directory))
-        held = hold(directory)
-        if held is not None:
-            written, written_key = _read_layout(os.path.join(directory, "layout.json"), workers, fingerprint)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"cannot use {directory!r}: {error}", field="state") from None
-    if held is None:
-        raise InvalidRequest(f"{directory!r} is in use by another server or user", field="state")
-    if written != workers:
-        held.let_go()
-        hint = f"start it with --workers {written}, or with another directory"
-        raise InvalidRequest(f"{directory!r} was written by a server with {written} workers", field="state", hint=hint)
-    if written_key != fingerprint:
-        held.let_go()
-        how = "without a key" if written_key is None else "with another key" if fingerprint else "with a key"
-        hint = "start it with --state-key FILE or WARMCELL_STATE_KEY as before, or with another directory"
-        raise InvalidRequest(f"{directory!r} was written {how}", field="state", hint=hint)
-    return held
-
-
-def _read_layout(path: str, workers: int, fingerprint: str | None) -> tuple[int, str | None]:
-    """The number of workers that wrote the state, and their key; a new state gets these."""
-    if not os.path.exists(path):
-        draft = f"{path}.new"
-        with open(draft, "w", encoding="ascii") as file:
-            json.dump({"version": 1, "workers": workers, "key": fingerprint}, file)
-        os.replace(draft, path)
-    with open(path, encoding="ascii") as file:
-        layout = json.load(file)
-    return int(layout["workers"]), layout.get("key")

@@ -21,9 +21,9 @@ from warmcell.interfaces.serve.listener import listen, make_tls_context, prepare
 from warmcell.interfaces.serve.passed_socket import take_passed_socket
 from warmcell.interfaces.serve.preloading import load_modules
 from warmcell.interfaces.serve.proxy_headers import check_public_url, parse_networks
-from warmcell.interfaces.serve.saved_state import hold_state
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_cluster_settings, check_exposure
+from warmcell.interfaces.serve.state_layout import hold_state
 from warmcell.interfaces.serve.telemetry import start_telemetry
 from warmcell.observe.audit import AuditLog
 

@@ -54,8 +54,9 @@ class Settings:
     log_format: str = "text"
     #: A directory for what the next server finds again; None: nothing outlasts this one.
     state: str | None = None
-    #: 64 hexadecimal digits that encrypt its records and variables of sessions.
+    #: 64 hexadecimal digits that encrypt everything in it but volumes, which need `plain_volumes` then.
     state_key: str | None = None
+    plain_volumes: bool = False
     #: How many sandboxes the one tenant without `tokens` may have at a time. Tokens of a file have their own number.
     sandboxes: int = 32
     #: The address of a Ray cluster on whose nodes everything runs, as in `ray.init`; None: on this host.

@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 
+from warmcell.interfaces.serve.settings import Settings
+
 _log = logging.getLogger("warmcell.serve")
 #: After `drain_timeout`: for the responses of runs that were ended then.
 LAST_RESPONSE_SECONDS = 5.0
@@ -13,6 +15,8 @@ LAST_RESPONSE_SECONDS = 5.0
 CLEANUP_SECONDS = 10.0
 #: With `--state`, before that: for the variables of sessions.
 SAVE_SECONDS = 30.0
+#: With a key too: for the files, which are copied. What is not saved by then is as it was saved before.
+SAVE_FILES_SECONDS = 300.0
 EXIT_STATUS = 70
 
 
@@ -29,7 +33,8 @@ def exit_after(seconds: float) -> None:
     timer.start()
 
 
-def shutdown_seconds(drain_timeout: float, *, saves_state: bool = False) -> float:
+def shutdown_seconds(settings: Settings) -> float:
     """The longest time from SIGTERM to the exit of a process."""
-    saving = SAVE_SECONDS if saves_state else 0.0
-    return drain_timeout + LAST_RESPONSE_SECONDS + saving + CLEANUP_SECONDS
+    saving = 0.0 if settings.state is None else SAVE_SECONDS
+    saving += 0.0 if settings.state_key is None else SAVE_FILES_SECONDS
+    return settings.drain_timeout + LAST_RESPONSE_SECONDS + saving + CLEANUP_SECONDS

@@ -1,4 +1,4 @@
-"""StateCipher: encrypts what a server keeps below `--state`: records, which have secrets, and variables of sessions.
+"""StateCipher: encrypts what a server keeps below `--state`: records, which have secrets, variables of sessions, files.
 
 Each piece is bound to the place where it is stored: one that was moved, cut or changed cannot be read.
 """
@@ -13,7 +13,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.workspaces.snapshots.chunks import derive_key, make_cipher, parse_key
 
 KEY_VARIABLE = "WARMCELL_STATE_KEY"
-_CONTENT, _CHECK = b"warmcell state", b"warmcell state check"
+_CONTENT, _CHECK, _FILES = b"warmcell state", b"warmcell state check", b"warmcell state files "
 _NONCE_BYTES, _LENGTH_BYTES = 12, 4
 #: A piece is at most this long. Bounds what a damaged file makes us read.
 PIECE = 1 << 20
@@ -24,10 +24,14 @@ class StateCipher:
     """`key` is 64 hexadecimal digits; None: nothing is encrypted."""
 
     def __init__(self, key: str | None) -> None:
-        secret = None if key is None else parse_key(key)
+        self._secret = secret = None if key is None else parse_key(key)
         self._cipher = None if secret is None else make_cipher(derive_key(secret, _CONTENT))
         #: Says which key it is without telling anything else about it.
         self.fingerprint = None if secret is None else derive_key(secret, _CHECK).hex()[:32]
+
+    def derive_for(self, place: str) -> bytes | None:
+        """The key of the files that are stored in that place; None if nothing is encrypted."""
+        return None if self._secret is None else derive_key(self._secret, _FILES + place.encode())
 
     def seal(self, data: bytes, place: str) -> bytes:
         if self._cipher is None:

@@ -29,6 +29,7 @@ from warmcell.lifetime.own_modes import make_directories
 from warmcell.workspace.names import printable
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots import catalogue as index
 from warmcell.workspaces.snapshots.catalogue import Catalogue
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, damage_error
@@ -37,7 +38,7 @@ from warmcell.workspaces.snapshots.objects import PACKS, SNAPSHOTS, LocalObjects
 from warmcell.workspaces.snapshots.packs import Pack, PackWriter, read_index
 from warmcell.workspaces.snapshots.reading import ChunkReader
 from warmcell.workspaces.snapshots.restore import TreeWriter
-from warmcell.workspaces.snapshots.take import DirectoryReader
+from warmcell.workspaces.snapshots.take import LIMITS, DirectoryReader
 from warmcell.workspaces.snapshots.tree import Entry, from_plain, to_plain
 
 _PATIENCE_SECONDS = 60.0
@@ -75,20 +76,31 @@ class SnapshotArchive:
         self._incomplete: set[str] = set()
         self.synchronise()
 
-    def take(self, directory: str, source: str, document: Mapping[str, Any]) -> SnapshotRecord:
-        """A new snapshot of a directory. `source` names the directory: unchanged files are those of its last one."""
+    def take(
+        self, directory: str, source: str | None, document: Mapping[str, Any], limits: TreeLimits = LIMITS
+    ) -> SnapshotRecord:
+        """A new snapshot of a directory. `source` names the directory: unchanged files are those of its last one.
+
+        None: every file is read. Programs that have mapped a file can change it without a new time.
+        """
         self._follow_others()
         with Root(directory) as root, self.lock(is_shared=True), self.catalogue.connect() as database:
-            return self._take(database, root, source, document)
+            return self._take(database, root, source, document, limits)
 
     def _take(
-        self, database: sqlite3.Connection, root: Root, source: str, document: Mapping[str, Any]
+        self,
+        database: sqlite3.Connection,
+        root: Root,
+        source: str | None,
+        document: Mapping[str, Any],
+        limits: TreeLimits,
     ) -> SnapshotRecord:
         writer = PackWriter(self._objects, self._staging)
         try:
-            scan = index.read_scan(database, source)
-            reader = DirectoryReader(self._chunk_adder(database, writer), scan and self.open_document(scan))
-            taken = reader.read(root)
+            scan = None if source is None else index.read_scan(database, source)
+            add = self._chunk_adder(database, writer)
+            reader = DirectoryReader(add, scan and self.open_document(scan), keeps_scan=source is not None)
+            taken = reader.read(root, limits)
             writer.finish()
         finally:
             writer.abandon()
@@ -100,7 +112,8 @@ class SnapshotArchive:
         self._staging.put_bytes(self._objects, SNAPSHOTS, identity, sealed)
         index.add_packs(database, writer.packs)
         index.put_snapshot(database, identity, sealed)
-        index.put_scan(database, source, self.seal_document(taken.scan))
+        if source is not None:
+            index.put_scan(database, source, self.seal_document(taken.scan))
         return self._open_record(identity, sealed)
 
     def _chunk_adder(self, database: sqlite3.Connection, writer: PackWriter) -> Callable[[bytes], str]:
@@ -110,17 +123,22 @@ class SnapshotArchive:
             digest = self.codec.digest(data)
             if digest not in added and not index.has_chunk(database, digest):
                 added.add(digest)
-                writer.append(digest, self.codec.seal(data, digest))
+                try:
+                    writer.append(digest, self.codec.seal(data, digest))
+                except OSError as error:  # not about the file that is read
+                    reason = f"could not write to the store: {error.strerror}"
+                    raise ExecutionFailed(reason, hint="make room on its disk") from error
             return digest
 
         return add
 
-    def restore(self, snapshot: str, target: Root) -> SnapshotRecord:
+    def restore(self, snapshot: str, target: Root, *, is_durable: bool = True) -> SnapshotRecord:
         """Write the files of a snapshot into an empty directory. Every chunk is verified."""
         record = self.get(snapshot)
         with self.lock(is_shared=True), self._read_chunks() as read:
             TreeWriter(read, target).write(record.root)
-        sync_file_system(target.fd)
+        if is_durable:
+            sync_file_system(target.fd)
         return record
 
     def get(self, snapshot: str) -> SnapshotRecord:
@@ -152,6 +170,20 @@ class SnapshotArchive:
         with self.lock(is_shared=True), self.catalogue.connect() as database:
             self._objects.remove(SNAPSHOTS, identity)
             index.remove_snapshot(database, identity)
+
+    def identities(self) -> list[str]:
+        """The ids of all snapshots, unread."""
+        return self._objects.names(SNAPSHOTS)
+
+    def keep_only(self, snapshot: str) -> None:
+        """Remove all other snapshots, and what only they need."""
+        others = [name for name in self.identities() if name != snapshot]
+        with self.lock(is_shared=True), self.catalogue.connect() as database:
+            for name in others:
+                self._objects.remove(SNAPSHOTS, name)
+                index.remove_snapshot(database, name)
+        if others:
+            self.compact()
 
     def compact(self) -> int:
         """Remove what no snapshot needs, and return the bytes freed. `ExecutionFailed` while another program writes."""

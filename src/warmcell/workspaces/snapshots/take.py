@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from warmcell.core.light import closing_fd
 from warmcell.workspace.copy import data_ranges
+from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root, text_of, translate_os_errors
 from warmcell.workspace.walk import TreeEntry, TreeLimits, open_entry, walk
@@ -34,10 +35,14 @@ class Taken(NamedTuple):
 
 
 class DirectoryReader:
-    """`add_chunk` stores data and returns its digest. `scan` is that of the last snapshot."""
+    """`add_chunk` stores data and returns its digest. `scan` is that of the last snapshot.
 
-    def __init__(self, add_chunk: Callable[[bytes], str], scan: bytes | None) -> None:
-        self._add_chunk = add_chunk
+    `keeps_scan`: there will be a next snapshot that needs one.
+    """
+
+    def __init__(self, add_chunk: Callable[[bytes], str], scan: bytes | None, *, keeps_scan: bool = True) -> None:
+        self._add_chunk, self._keeps_scan = add_chunk, keeps_scan
+        self._seconds = self._deadline = 0.0
         self._known: dict[str, list[Any]] = json.loads(scan) if scan else {}
         self._scan: dict[str, list[Any]] = {}
         self._links: dict[tuple[int, int], str] = {}
@@ -46,6 +51,7 @@ class DirectoryReader:
         self._newest = time.time_ns() - _TICK_NS
 
     def read(self, root: Root, limits: TreeLimits = LIMITS) -> Taken:
+        self._seconds, self._deadline = limits.seconds, time.monotonic() + limits.seconds
         contents: dict[Parts, list[Line]] = {(): []}
         directories: list[tuple[Parts, os.stat_result]] = [((), os.fstat(root.fd))]
         for found in walk(root, (), limits):
@@ -113,7 +119,7 @@ class DirectoryReader:
         mode = stat.S_IMODE(state.st_mode) & 0o777
         line = write_line(Entry("file", found.name, mode, state.st_mtime_ns, state.st_size, blocks))
         is_settled = _identity(after) == _identity(state) and max(state.st_mtime_ns, state.st_ctime_ns) < self._newest
-        if is_settled:
+        if is_settled and self._keeps_scan:
             self._scan["/".join(found.parts)] = [*_identity(state), line.text]
         return self._count(state, line)
 
@@ -126,6 +132,8 @@ class DirectoryReader:
             holes += first - done
             done = first
             for number in range(first, -(-end // BLOCK)):
+                if time.monotonic() > self._deadline:
+                    raise LimitExceeded(text_of(parts)[:200], "takes too long to read", limit=int(self._seconds))
                 data = _read_at(fd, number * BLOCK, min(BLOCK, size - number * BLOCK))
                 done += 1
                 if data == _ZEROS[: len(data)]:

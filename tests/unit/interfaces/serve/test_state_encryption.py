@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState, hold_state
+from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState
 from warmcell.interfaces.serve.state_encryption import KEY_VARIABLE, PIECE, read_key
+from warmcell.interfaces.serve.state_layout import hold_state
 from warmcell.sessions.image import SessionImage
 
 pytest.importorskip("cryptography")
@@ -64,6 +66,33 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="was written with"):
             hold_state(directory, 1, later)
         hold_state(directory, 1, first).let_go()
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ('{"version": 1, "workers": 1, "key": "%s"}', "has the layout 1, not 2"),
+        ('{"version": 9, "workers": 1, "key": "%s"}', "has the layout 9"),
+        ("", "cannot use"),
+        ("[" * 2000, "cannot use"),
+        ('{"version": 2, "workers": 1, "key": ["%s"]}', "is damaged"),
+    ],
+)
+def test_a_layout_of_another_version_or_none(tmp_path: Path, layout: str, reason: str) -> None:
+    hold_state(str(tmp_path), 1, KEY).let_go()
+    path = tmp_path / "layout.json"
+    fingerprint = json.loads(path.read_text())["key"]
+    path.write_text(layout.replace("%s", fingerprint))
+    for _ in range(2):  # it was let go
+        with pytest.raises(InvalidRequest, match=reason):
+            hold_state(str(tmp_path), 1, KEY)
+
+
+def test_plain_files_must_not_be_in_an_encrypted_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    with pytest.raises(InvalidRequest, match="the temporary directory"):
+        hold_state(str(tmp_path), 1, KEY)
+    hold_state(str(tmp_path), 1).let_go()
 
 
 def test_the_key_is_in_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

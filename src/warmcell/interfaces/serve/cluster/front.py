@@ -108,7 +108,7 @@ async def serve_on_cluster(
 class ClusterFront:
     def __init__(self, settings: Settings, backend: RayBackend) -> None:
         self.draining = asyncio.Event()
-        self.shutdown_seconds = shutdown_seconds(settings.drain_timeout)
+        self.shutdown_seconds = shutdown_seconds(settings)
         self._settings, self._rules = settings, read_rules(settings)
         self._routes = Placement(settings)
         self._admission = Admission(settings)

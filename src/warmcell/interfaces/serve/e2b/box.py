@@ -18,7 +18,7 @@ from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
-from warmcell.interfaces.serve.saved_sessions import sessions_of
+from warmcell.interfaces.serve.saved_sessions import sessions_of, turn_of
 from warmcell.interfaces.serve.service import Service
 from warmcell.policy.places import USER_HOME
 from warmcell.sandbox.processes import AsyncProcess
@@ -103,6 +103,11 @@ class Box:
             raise
 
     async def resume(self) -> None:
+        """Not while its files are saved."""
+        async with turn_of(self.entry):
+            await self._resume()
+
+    async def _resume(self) -> None:
         await self._wait_for(self.entry.sandbox.resume_programs())
         self.is_paused = False
         on_first_resume, self.on_first_resume = self.on_first_resume, lambda: None

@@ -23,8 +23,8 @@ from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, check_metadata
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_now
-from warmcell.interfaces.serve.saved_state import Home, StateHome
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import Home, StateHome
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.net.rules.network_update import read_lists
@@ -103,7 +103,7 @@ async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSan
         if spare is not None:
             return spare
     with service.sandboxes.reserve(tenant):
-        home = service.make_home() if snapshot is None else await copy_home(service, snapshot.home.path, tenant)
+        home = service.make_home() if snapshot is None else await copy_home(service, snapshot.home, tenant)
     return await make_prepared(service, tenant, body, home)
 
 
@@ -200,6 +200,13 @@ def attach_box(service: Service, entry: SandboxEntry, body: Create, prepared: Pr
 
 async def _pause_expired(service: Service, box: Box) -> None:
     await box.pause()
+    if service.saved is not None and service.saved.is_encrypted:
+        service.run_in_background(_save_paused(service, box))  # copying the files may take long
+    else:
+        await _save_paused(service, box)
+
+
+async def _save_paused(service: Service, box: Box) -> None:
     try:
         await save_now(service, box.entry)
     except SandboxError as error:  # it stays paused in this server

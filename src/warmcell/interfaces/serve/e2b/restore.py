@@ -21,8 +21,8 @@ from warmcell.interfaces.serve.e2b.template_start import run_start_command
 from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox
-from warmcell.interfaces.serve.saved_state import StateHome
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import StateHome
 from warmcell.interfaces.serve.tokens import Tenant
 
 _log = logging.getLogger("warmcell.serve")

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.saved_state import SNAPSHOTS, Home, StateHome
+from warmcell.interfaces.serve.saved_state import SNAPSHOTS
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import Home, StateHome
+from warmcell.interfaces.serve.stored_bytes import directory_bytes
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.copy import copy_tree
@@ -42,7 +44,7 @@ class Snapshots:
         """Find those of the last server again."""
         state = self._service.saved
         for document in [] if state is None else state.documents(SNAPSHOTS):
-            home = None if state is None else state.find_home(document.get("home"))
+            home = None if state is None else state.find_copy(document.get("home"))
             names = [str(name) for name in document.get("names") or ()]
             if home is not None:
                 tenant, source = str(document.get("tenant")), str(document.get("source"))
@@ -53,7 +55,7 @@ class Snapshots:
         if not self._service.snapshots.take(tenant.id, tenant.sandboxes):
             raise HttpError(429, f"this token already has {tenant.sandboxes} snapshots; remove one")
         try:
-            copy = await copy_home(self._service, home, tenant)
+            copy = await self._copy(home, tenant)
             made = Snapshot(PREFIX + secrets.token_hex(16), tenant.id, source, [name] if name else [], copy)
             try:
                 await in_thread(lambda: self._save(made))
@@ -65,6 +67,17 @@ class Snapshots:
             raise
         self._all[made.id] = made
         return made
+
+    async def _copy(self, home: str, tenant: Tenant) -> Home:
+        state = self._service.saved
+        if state is None or not state.is_encrypted:
+            return await copy_home(self._service, home, tenant)
+
+        def keep() -> StateHome:
+            with Quota(max(1, tenant.disk_mb)).charge(".", directory_bytes(home)):
+                return state.keep_copy(home)
+
+        return await in_thread(keep, discard=lambda made: made.close())
 
     def _save(self, snapshot: Snapshot) -> None:
         state = self._service.saved
@@ -104,17 +117,25 @@ def snapshots_of(service: Service) -> Snapshots:
     return service.state.get(Snapshots, lambda: Snapshots(service))
 
 
-async def copy_home(service: Service, home: str, tenant: Tenant, *, is_saved: bool = True) -> Home:
+async def copy_home(service: Service, home: str | Home, tenant: Tenant, *, is_saved: bool = True) -> Home:
     """A new directory with the same files, within the tenant's disk quota. `is_saved`: as long as the state lasts."""
 
     def copy() -> Home:
         made = service.make_home() if is_saved else PrivateDirectory("work")
         try:
-            with Root(home) as source, Root(made.path, quota=Quota(max(1, tenant.disk_mb))) as target:
-                copy_tree(source, target)
+            with Root(made.path, quota=Quota(max(1, tenant.disk_mb))) as target:
+                _copy_files(home, target)
         except BaseException:
             made.close()
             raise
         return made
 
     return await in_thread(copy, discard=lambda made: made.close())
+
+
+def _copy_files(source: str | Home, target: Root) -> None:
+    if isinstance(source, StateHome):
+        source.copy_to(target)
+    else:
+        with Root(source if isinstance(source, str) else source.path) as root:
+            copy_tree(root, target)

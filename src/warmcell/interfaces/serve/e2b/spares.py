@@ -20,8 +20,8 @@ from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.e2b.volumes import Volume
 from warmcell.interfaces.serve.garbage_collection import freeze_loaded_objects
 from warmcell.interfaces.serve.image_access import ImageChoice
-from warmcell.interfaces.serve.saved_state import Home
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.places import WORKSPACE_DIR

@@ -13,8 +13,8 @@ from warmcell.interfaces.serve.e2b.template_build import FINALIZE, TemplateFaile
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import Build
 from warmcell.interfaces.serve.image_access import ImageChoice
-from warmcell.interfaces.serve.saved_state import Home
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.processes import AsyncProcess

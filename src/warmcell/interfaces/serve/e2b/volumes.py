@@ -6,6 +6,7 @@ With `--state` they are found again by the next server.
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
 import time
@@ -26,6 +27,7 @@ from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import walk
 
+_log = logging.getLogger("warmcell.serve")
 PREFIX = "vol-"
 
 
@@ -68,19 +70,32 @@ class Volumes:
     def load(self) -> None:
         """Find those of the last server again. A directory without a record was being made or removed."""
         state = self._service.saved
-        if state is None:
+        if state is None or self.refusal is not None:
             return
+        if state.is_encrypted:
+            _log.warning("volumes are not encrypted: everything in %s/%s is plain", state.path, VOLUMES)
         place = os.path.join(state.path, VOLUMES)
         for document in state.documents(VOLUMES):
             identity, path = str(document["id"]), os.path.join(place, str(document["id"]))
             if os.path.isdir(path):
                 tenant, name, token = (str(document.get(field)) for field in ("tenant", "name", "token"))
                 self._all[identity] = Volume(identity, tenant, name, token, path)
-        for name in os.listdir(place):
+        for name in [] if state.has_unreadable else os.listdir(place):  # it may be that of such a record
             if name not in self._all and not name.endswith(".json"):
                 remove_directory(os.path.join(place, name))
 
+    @property
+    def refusal(self) -> HttpError | None:
+        """Why this server has no volumes; None if it has."""
+        state = self._service.saved
+        if state is None or not state.is_encrypted or self._service.settings.plain_volumes:
+            return None
+        reason = "this server encrypts what it stores, and volumes, which sandboxes mount, cannot be encrypted"
+        return HttpError(501, f"{reason}; its operator can allow plain ones with --plain-volumes")
+
     async def create(self, tenant: Tenant, name: str) -> Volume:
+        if (refusal := self.refusal) is not None:
+            raise refusal
         owned = self.of(tenant)
         if any(volume.name == name for volume in owned):
             raise HttpError(409, f"a volume named '{name}' exists")
@@ -136,6 +151,8 @@ class Volumes:
         """Volumes by name or id, and where a sandbox wants them. Raises `HttpError` 404 for an unknown one."""
         mounts = []
         for name, path in asked:
+            if (refusal := self.refusal) is not None:
+                raise refusal
             found = next((volume for volume in self.of(tenant) if name in (volume.name, volume.id)), None)
             if found is None:
                 raise HttpError(404, f"volume '{name[:80]}' not found")

@@ -122,8 +122,7 @@ class Front:
         if self._tls is not None:
             self._tasks.add(asyncio.ensure_future(reload_certificate(self._tls, settings)))
         # The workers exit first, or are killed.
-        saves_state = settings.state is not None
-        self.shutdown_seconds = shutdown_seconds(settings.drain_timeout, saves_state=saves_state) + 2 * KILL_SECONDS
+        self.shutdown_seconds = shutdown_seconds(settings) + 2 * KILL_SECONDS
 
     def describe_work(self) -> str:
         return f"requests in progress may finish within {self._settings.drain_timeout:g} s"

@@ -177,7 +177,7 @@ class Worker(Peer):
             self._ending.set()
             self.send_signal(signal.SIGTERM)
             settings = self._settings
-            seconds = shutdown_seconds(settings.drain_timeout, saves_state=settings.state is not None) + KILL_SECONDS
+            seconds = shutdown_seconds(settings) + KILL_SECONDS
             asyncio.get_running_loop().call_later(seconds, self.send_signal, signal.SIGKILL)
 
 

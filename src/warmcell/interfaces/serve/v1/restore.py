@@ -6,8 +6,8 @@ from typing import Any
 
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox, SavedSandbox
-from warmcell.interfaces.serve.saved_state import StateHome
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import StateHome
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.models import CreateBody
 from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions
