@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import json
 import os
 import shutil
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from tests.changes.tree import commit, read_tree
 from tests.helpers import fork_child
 
-from warmcell.changes import journal
+from warmcell.changes import apply, journal
 from warmcell.changes.apply import recover
+from warmcell.errors import BackendUnavailable, InvalidRequest
 
 #: At so many points of one commit, evenly spread over its function calls.
 POINTS = 60
@@ -118,3 +123,82 @@ def commit_and_die_while_applying(place: Path) -> None:
     journal.write = note  # type: ignore[assignment]
     sys.setprofile(killer)
     commit(place)
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.parametrize("state", ["staging", "applying"])
+def test_a_full_disk_leaves_the_directory_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    prepare(tmp_path)
+    before, names, write = read_tree(tmp_path / "lower"), sorted(os.listdir(tmp_path / "lower")), journal.write
+
+    def fill(directory: str, written: journal.Journal) -> None:
+        if written.state == state:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(directory, written)
+
+    monkeypatch.setattr(journal, "write", fill)
+    with pytest.raises(OSError, match="No space left"):
+        commit(tmp_path)
+    assert read_tree(tmp_path / "lower") == before and sorted(os.listdir(tmp_path / "lower")) == names
+    assert journal.read(str(tmp_path / "layer")) is None
+
+
+@pytest.mark.needs("linux")
+def test_a_commit_that_was_broken_off_is_completed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path / "whole")
+    commit(tmp_path / "whole")
+    prepare(tmp_path / "broken")
+    carry_out, count = apply.apply, itertools.count()
+
+    def interrupt(*arguments: Any) -> None:
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        carry_out(*arguments)
+
+    monkeypatch.setattr(apply, "apply", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        commit(tmp_path / "broken")
+    commit(tmp_path / "broken")
+    assert read_tree(tmp_path / "broken/lower") == read_tree(tmp_path / "whole/lower")
+
+
+_OPERATION = {"do": "put", "parts": ["file0"], "temporary": [".x"]}
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"[" * 100_000, b'{"state": "applying"}']
+    + [
+        json.dumps({"state": state, "lower": "/", "identity": [1, 2], "operations": operations}).encode()
+        for state, operations in [
+            ("other", []),
+            ("applying", 5),
+            ("applying", [[]]),
+            ("applying", [{**_OPERATION, "do": "run"}]),
+            ("applying", [{**_OPERATION, "parts": [5]}]),
+            ("applying", [{**_OPERATION, "parts": "file0"}]),
+            ("applying", [{**_OPERATION, "more": 1}]),
+        ]
+    ],
+)
+def test_a_damaged_journal_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "journal.json").write_bytes(content)
+    with pytest.raises(BackendUnavailable, match="the journal of a commit"):
+        recover(str(tmp_path))
+
+
+@pytest.mark.needs("linux")
+def test_a_journal_is_a_regular_file(tmp_path: Path) -> None:
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/hostname", path)):
+        make(tmp_path / "journal.json")
+        with pytest.raises(InvalidRequest, match="not a regular file"):
+            recover(str(tmp_path))
+        shutil.move(tmp_path / "journal.json", tmp_path / f"{make}")
+    (tmp_path / "other").write_text("kept")
+    os.symlink("other", tmp_path / "journal.json.new")
+    with pytest.raises(OSError):
+        journal.write(str(tmp_path), journal.Journal("staging", "/", (1, 2), ()))
+    assert (tmp_path / "other").read_text() == "kept"

@@ -205,6 +205,8 @@ def test_time_is_linear_in_what_strangers_write() -> None:
     """Exponential or quadratic work would not end before the time limit of tests."""
     assert not matches("*a" * 500 + "b", "a" * 4000)
     assert IgnoreRules(["**/*a" * 40]).ignores("/".join("a" * 40)) in (True, False)
+    with pytest.raises(InvalidRequest, match="take too much time"):
+        IgnoreRules(["**/" + "*/" * 30 + str(number) for number in range(10_000)]).ignores("/".join("a" * 100))
     assert len(split_words("x" * 1_000_000)) == 1
     with pytest.raises(InvalidRequest, match="expands to more than"):
         value = "x"

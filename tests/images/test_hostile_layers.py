@@ -5,14 +5,17 @@ Each import has a canary beside the store. Payloads are finite and harmless even
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import itertools
 import json
+import lzma
 import os
 import stat
 import struct
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from warmcell.errors import ImageInvalid
 from warmcell.images import Image, ImageLimits, ImageStore
 from warmcell.images import decompress as decompress_module
 from warmcell.images.blobs import BlobStore
+from warmcell.images.build import archive_files
 
 pytestmark = pytest.mark.claim("WC-IM-4")
 Entries = list[tuple[tarfile.TarInfo, bytes]]
@@ -503,3 +507,31 @@ def test_several_gzip_members(store: ImageStore, tmp_path: Path) -> None:
     layout.manifest["layers"] = [layout.add(gzip.compress(data[:700]) + gzip.compress(data[700:]) + bytes(16), LAYER)]
     [tree] = store.import_(layout.write(tmp_path / "l"), "x").layer_paths
     assert Path(tree, "x").stat().st_size == 5000
+
+
+def test_compressed_members_without_content_are_few(store: ImageStore, tmp_path: Path) -> None:
+    """They take time, and no limit on bytes sees them."""
+    whole = gzip.compress(layer(entry("x")))
+    path = tmp_path / "root.tar.gz"
+    path.write_bytes(gzip.compress(b"") * 500 + whole)
+    assert store.import_(path, "some").layer_paths
+    path.write_bytes(gzip.compress(b"") * 2000 + whole)
+    with pytest.raises(ImageInvalid, match="more than 1000 empty"):
+        store.import_(path, "many")
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_archives_in_several_members_are_read_whole(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    """As pbzip2 writes them: the rest must not be lost without a word."""
+    archive, path = layer(entry("first", b"1" * 5000), entry("second", b"2")), tmp_path / "x"
+    path.write_bytes(
+        b"".join(compress(archive[start : start + 1024]) for start in range(0, len(archive), 1024)) + b"\0" * 8
+    )
+    with path.open("rb") as stream:
+        assert b"".join(archive_files._decompress(stream)) == archive
+    path.write_bytes(compress(b"") * 2000)
+    with path.open("rb") as stream, pytest.raises(ImageInvalid, match="more than 1000 empty"):
+        list(archive_files._decompress(stream))
+    path.write_bytes(compress(archive)[:-3])
+    with path.open("rb") as stream, pytest.raises(ImageInvalid, match="truncated"):
+        list(archive_files._decompress(stream))

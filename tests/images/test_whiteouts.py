@@ -79,3 +79,37 @@ def test_layers_are_merged_where_whiteouts_cannot_be_made(
     store.remove("x")
     store.remove("y")
     assert os.listdir(f"{store.path}/layers") == []
+
+
+def test_merging_takes_time_for_each_directory_once(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directories of a layer are nested deeply, and its whiteouts as many as its files."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EPERM, "refused")
+
+    deep = "/".join("d" * 470)
+    own = [entry(f"own/{number}") for number in range(300)]
+    upper = layer(
+        entry(f"{deep}/new"), *own, *([entry(".wh..wh..opq"), entry(".wh.d"), entry("own/.wh..wh..opq")] * 100)
+    )
+    lower = layer(entry("d/d/old"), entry("own/old"), entry("old"))
+    listed: list[object] = []
+    list_directory = os.listdir
+
+    def count(path: object = ".") -> list[str]:
+        listed.append(path)
+        return list_directory(path)  # type: ignore[call-overload]
+
+    path = Layout([lower, upper]).write(tmp_path / "l")
+    monkeypatch.setattr(unpack.os, "mknod", refuse)
+    monkeypatch.setattr(unpack.os, "setxattr", refuse)
+    monkeypatch.setattr("warmcell.images.merge.os.listdir", count)
+    [tree] = store.import_(path, "x").layer_paths
+    monkeypatch.undo()
+    assert len(listed) < 600
+    assert sorted(os.listdir(tree)) == ["d", "own"] and len(os.listdir(f"{tree}/own")) == 300
+    assert os.listdir(f"{tree}/d/d") == ["d"]
+    store.remove("x")
+    assert os.listdir(f"{store.path}/layers") == []

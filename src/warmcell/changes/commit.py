@@ -76,6 +76,8 @@ class Committer:
 
     def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
         outcome, steps = _Outcome(), []
+        if not dry_run:
+            apply.recover(self._directory)  # a commit of this program that an error or Ctrl-C broke off
         with Lower(self._root) as lower:
             for item in items:
                 if item.change.is_flagged and not is_named(item, allow_flagged):
@@ -216,12 +218,11 @@ class Committer:
         journal.write(self._directory, draft)
         try:
             staged = self._stage(steps, outcome)
+            staged_operations = _all_operations(staged)
+            journal.write(self._directory, replace(draft, state="applying", operations=staged_operations))
         except BaseException:
-            apply.undo(self._root, draft.operations)
-            journal.remove(self._directory)
+            apply.recover(self._directory)  # by what the journal says: the last write may have been done
             raise
-        staged_operations = _all_operations(staged)
-        journal.write(self._directory, replace(draft, state="applying", operations=staged_operations))
         for step in staged:
             try:
                 for operation in step.operations:

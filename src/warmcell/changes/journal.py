@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from warmcell.core.errors import BackendUnavailable
 from warmcell.workspace.names import Parts
+from warmcell.workspace.untrusted_files import open_regular, parse_json
 
 _NAME = "journal.json"
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+Do = Literal["put", "delete", "delete_tree", "mode", "make_directory"]
+_DO = get_args(Do)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Operation:
     identity of the prepared file. `newest_ns`: no file of a directory that is deleted may have changed since.
     """
 
-    do: Literal["put", "delete", "delete_tree", "mode", "make_directory"]
+    do: Do
     parts: Parts
     temporary: Parts = ()
     expected: tuple[int, int, int, int] | None = None
@@ -57,19 +61,36 @@ def write(directory: str, journal: Journal) -> None:
 
 
 def read(directory: str) -> Journal | None:
-    """None if no commit was under way."""
-    try:
-        with open(os.path.join(directory, _NAME), "rb") as file:
-            data = json.load(file)
-    except FileNotFoundError:
+    """None if no commit was under way. `BackendUnavailable` if it is not as `write` left it."""
+    path = os.path.join(directory, _NAME)
+    if not os.path.lexists(path):
         return None
+    with open(open_regular(path, "journal"), "rb") as file:
+        content = file.read()
+    try:
+        return _journal(parse_json(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackendUnavailable(
+            f"the journal of a commit, {path}, was damaged: {error}",
+            hint="check the directory that it names, and remove the journal",
+        ) from None
+
+
+def _journal(data: dict[str, Any]) -> Journal:
+    if data["state"] not in ("staging", "applying") or not isinstance(data["lower"], str):
+        raise ValueError("unknown state or directory")
     operations = tuple(_operation(item) for item in data["operations"])
     return Journal(data["state"], data["lower"], tuple(data["identity"]), operations)
 
 
 def _operation(item: dict[str, object]) -> Operation:
     lists = {name: tuple(value) for name, value in item.items() if isinstance(value, list)}
-    return Operation(**{**item, **lists})  # type: ignore[arg-type]
+    operation = Operation(**{**item, **lists})  # type: ignore[arg-type]
+    paths = (operation.parts, operation.temporary)
+    has_paths = all(isinstance(parts, tuple) and set(map(type, parts)) <= {str} for parts in paths)
+    if operation.do not in _DO or not has_paths:
+        raise ValueError(f"unknown operation {str(operation.do)[:100]!r}")
+    return operation
 
 
 def remove(directory: str) -> None:

@@ -157,7 +157,10 @@ class ChangeLayer:
         with self._lock:
             items = self._select(paths)
             committer = Committer(self.lower, self.upper, self._bases, self._start_ns, self.place)
-            report = committer.commit(items, allow_flagged, dry_run=dry_run)
+            try:
+                report = committer.commit(items, allow_flagged, dry_run=dry_run)
+            except OSError as error:
+                raise host_failure(error, "commit the changes") from error
             for parts, data in committer.merged_texts.items():
                 with merged.parent(parts) as (dir_fd, _):
                     replace_file(merged, dir_fd, parts, data)

@@ -14,6 +14,10 @@ from warmcell.net.optional_packages import optional
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW = 31
+#: Each member copies the rest of its slice, so that many small ones in a large slice would take quadratic time.
+SLICE = 32 * 1024
+#: Writers leave one or two members without content; thousands only cost time, and no limit on bytes sees them.
+_MOST_EMPTY_MEMBERS = 1000
 #: Layers are compressed with windows of up to 8 MiB, or 128 MiB with `--long`.
 _ZSTD_WINDOW = 128 << 20
 
@@ -40,15 +44,17 @@ def decompress(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _gunzip(stream: IO[bytes]) -> Iterator[bytes]:
     """All members: tools that compress in parallel write several."""
-    inner, is_fresh = zlib.decompressobj(_GZIP_WINDOW), True
+    inner, is_fresh, empty = zlib.decompressobj(_GZIP_WINDOW), True, EmptyMembers()
     try:
-        for data in read_chunks(stream):
+        for data in read_slices(stream):
             while data:
                 if inner.eof:
                     if not data.startswith(_GZIP_MAGIC[:1]):
                         return  # padding after the last member
                     inner = zlib.decompressobj(_GZIP_WINDOW)
-                if piece := inner.decompress(data, CHUNK):
+                piece = inner.decompress(data, CHUNK)
+                empty.count(piece, inner.eof)
+                if piece:
                     yield piece
                 is_fresh = False
                 data = inner.unused_data if inner.eof else inner.unconsumed_tail
@@ -56,6 +62,29 @@ def _gunzip(stream: IO[bytes]) -> Iterator[bytes]:
         raise ImageInvalid(f"a layer is damaged: {error}") from None
     if is_fresh or not inner.eof:
         raise ImageInvalid("a layer is truncated: its gzip stream ends early")
+
+
+def read_slices(stream: IO[bytes]) -> Iterator[bytes]:
+    for chunk in read_chunks(stream):
+        for start in range(0, len(chunk), SLICE):
+            yield chunk[start : start + SLICE]
+
+
+class EmptyMembers:
+    """Refuses a compressed stream with too many members that have no content."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._has_content = False
+
+    def count(self, piece: bytes, is_end: bool) -> None:
+        self._has_content |= bool(piece)
+        if not is_end:
+            return
+        self._number += not self._has_content
+        self._has_content = False
+        if self._number > _MOST_EMPTY_MEMBERS:
+            raise ImageInvalid(f"a layer or archive has more than {_MOST_EMPTY_MEMBERS} empty compressed members")
 
 
 def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:

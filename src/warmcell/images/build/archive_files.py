@@ -5,13 +5,13 @@ from __future__ import annotations
 import bz2
 import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from warmcell.core.errors import ImageInvalid
-from warmcell.images.blobs import CHUNK, read_chunks
+from warmcell.images.blobs import CHUNK
 from warmcell.images.build.layer_writer import Attributes, LayerWriter
-from warmcell.images.decompress import LayerReader, decompress
+from warmcell.images.decompress import EmptyMembers, LayerReader, decompress, read_slices
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.tar_reader import TarEntry, read_entries, read_header, split_path
 
@@ -68,22 +68,29 @@ def _decompress(stream: IO[bytes]) -> Iterator[bytes]:
     magic = stream.read(len(_XZ_MAGIC))
     stream.seek(0)
     if magic == _XZ_MAGIC:
-        return _expand(stream, lzma.LZMADecompressor(memlimit=_MOST_XZ_MEMORY))
+        return _expand(stream, lambda: lzma.LZMADecompressor(memlimit=_MOST_XZ_MEMORY), _XZ_MAGIC)
     if magic.startswith(_BZIP2_MAGIC):
-        return _expand(stream, bz2.BZ2Decompressor())
+        return _expand(stream, bz2.BZ2Decompressor, _BZIP2_MAGIC)
     return decompress(stream)
 
 
-def _expand(stream: IO[bytes], inner: lzma.LZMADecompressor | bz2.BZ2Decompressor) -> Iterator[bytes]:
-    """In pieces of at most 1 MiB."""
+def _expand(
+    stream: IO[bytes], make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], magic: bytes
+) -> Iterator[bytes]:
+    """All members, in pieces of at most 1 MiB: tools that compress in parallel write several."""
+    inner, empty = make(), EmptyMembers()
     try:
-        for data in read_chunks(stream):
-            piece = inner.decompress(data, CHUNK)
-            while piece:
-                yield piece
-                piece = b"" if inner.eof or inner.needs_input else inner.decompress(b"", CHUNK)
-            if inner.eof:
-                return
+        for data in read_slices(stream):
+            while data or not (inner.eof or inner.needs_input):
+                if inner.eof:
+                    if not data.startswith(magic[:1]):
+                        return  # padding after the last member
+                    inner = make()
+                piece = inner.decompress(data, CHUNK)
+                empty.count(piece, inner.eof)
+                if piece:
+                    yield piece
+                data = inner.unused_data if inner.eof else b""
     except (lzma.LZMAError, OSError, EOFError) as error:
         raise ImageInvalid(f"the archive is damaged: {error}") from None
     if not inner.eof:

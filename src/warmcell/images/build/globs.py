@@ -13,6 +13,8 @@ from warmcell.core.errors import InvalidRequest
 
 _WILD = frozenset("*?[\\")
 _MOST_PATTERNS, _MOST_CHARACTERS = 10_000, 4096
+#: Comparisons of a name with a part of a pattern: at first, and for each path. Usual files take dozens for a path.
+_FIRST_WORK, _WORK_PER_PATH = 1_000_000, 20_000
 
 
 def has_wildcard(text: str) -> bool:
@@ -20,8 +22,12 @@ def has_wildcard(text: str) -> bool:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name without a slash fits. On a mismatch only the last star can take more."""
-    tokens = _tokens(pattern)
+    """Whether a name without a slash fits."""
+    return _matches(_tokens(pattern), name) if has_wildcard(pattern) else pattern == name
+
+
+def _matches(tokens: Sequence[str], name: str) -> bool:
+    """On a mismatch only the last star can take more."""
     at = token = 0
     star, resume = -1, 0
     while at < len(name):
@@ -38,22 +44,37 @@ def matches(pattern: str, name: str) -> bool:
     return all(rest == "*" for rest in tokens[token:])
 
 
-def matches_path(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path fits, part by part."""
-    fitting = {0}  # how many parts of the path the pattern so far can take
-    for part in pattern:
-        if part == "**":
-            fitting = set(range(min(fitting), len(path) + 1)) if fitting else set()
-        else:
-            fitting = {at + 1 for at in fitting if at < len(path) and matches(part, path[at])}
-    return len(path) in fitting
+class _Pattern:
+    """One pattern, taken apart once."""
+
+    def __init__(self, text: str) -> None:
+        #: For each part "**", a name without wildcards, or tokens.
+        self._parts = [part if part == "**" or not has_wildcard(part) else _tokens(part) for part in text.split("/")]
+
+    def fits(self, path: Sequence[str]) -> tuple[bool, int]:
+        """Whether the path or a directory above it fits, and how many comparisons that took."""
+        fitting, work = {0}, 0  # how many parts of the path the pattern so far can take
+        for part in self._parts:
+            work += len(fitting)
+            if part == "**":
+                fitting = set(range(min(fitting), len(path) + 1))
+            else:
+                fitting = {at + 1 for at in fitting if at < len(path) and _part_fits(part, path[at])}
+            if not fitting:
+                break
+        return max(fitting, default=0) > 0, work
+
+
+def _part_fits(part: str | list[str], name: str) -> bool:
+    return part == name if isinstance(part, str) else _matches(part, name)
 
 
 class IgnoreRules:
     """The patterns of a .dockerignore file: the last one that fits decides, and "!" makes an exception."""
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
-        self._rules: list[tuple[tuple[str, ...], bool]] = []
+        self._rules: list[tuple[_Pattern, bool]] = []
+        self._work = -_FIRST_WORK
         for line in lines:
             text = line.strip()
             if not text or line.startswith("#"):
@@ -63,7 +84,7 @@ class IgnoreRules:
             if len(text) > _MOST_CHARACTERS or len(self._rules) >= _MOST_PATTERNS:
                 raise InvalidRequest("the .dockerignore file is too large", field="context_dir")
             if cleaned not in ("", "."):
-                self._rules.append((tuple(cleaned.split("/")), is_exception))
+                self._rules.append((_Pattern(cleaned), is_exception))
 
     @property
     def has_exceptions(self) -> bool:
@@ -76,11 +97,17 @@ class IgnoreRules:
             return False
         parts = path.split("/")
         is_ignored = False
+        self._work -= _WORK_PER_PATH
         for pattern, is_exception in self._rules:
-            if is_ignored == is_exception and any(
-                matches_path(pattern, parts[:length]) for length in range(1, len(parts) + 1)
-            ):
-                is_ignored = not is_exception
+            if is_ignored != is_exception:
+                continue
+            fits, work = pattern.fits(parts)
+            is_ignored ^= fits
+            self._work += work
+            if self._work > 0:
+                raise InvalidRequest(
+                    "the patterns of .dockerignore take too much time", field="context_dir", hint="use fewer '**'"
+                )
         return is_ignored
 
 
