@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from warmcell.core.errors import SandboxError
@@ -72,6 +74,16 @@ class Outcome:
     error: SandboxError | None = None
 
 
+def call_once(act: Callable[[], object]) -> Callable[[object], None]:
+    """A callback for a future that keeps nothing alive after its call. The future itself keeps its callbacks."""
+    waiting = [act]
+
+    def call(_: object) -> None:
+        waiting.pop()()
+
+    return call
+
+
 class LiveProcess:
     """One process. `finished` is set when it has ended and its output was read.
 
@@ -103,11 +115,21 @@ class LiveProcess:
             if not is_followed:
                 self._listen_again()
             if timeout is not None:
-                self._loop.call_later(timeout, lambda: self._run_out(timeout))
-            self.program.ended.add_done_callback(lambda _: self._end())
+                self._loop.call_later(timeout, self._unless_freed(lambda process: process._run_out(timeout)))
+            self.program.ended.add_done_callback(call_once(self._end))
 
         if not self._loop.call(begin):
             self._end()
+
+    def _unless_freed(self, act: Callable[[LiveProcess], None]) -> Callable[[], None]:
+        """For timers, which stay in the loop after the process has ended: its output is not kept for them."""
+        reference = weakref.ref(self)
+
+        def call() -> None:
+            if (process := reference()) is not None:
+                act(process)
+
+        return call
 
     @property
     def is_running(self) -> bool:
@@ -177,7 +199,7 @@ class LiveProcess:
         if self.outcome is None:
             self.timed_out = timeout
             self.program.kill_soon()
-            self._loop.call_later(KILL_SECONDS, self._end_cage_if_running)
+            self._loop.call_later(KILL_SECONDS, self._unless_freed(LiveProcess._end_cage_if_running))
 
     def _end_cage_if_running(self) -> None:
         if self.outcome is None:
@@ -231,7 +253,7 @@ class ProcessTable:
     def add(self, process: LiveProcess) -> None:
         with self._lock:
             self._running[process.pid] = process
-        process.finished.add_done_callback(lambda _: self._note_end(process))
+        process.finished.add_done_callback(call_once(partial(self._note_end, process)))
 
     def _note_end(self, process: LiveProcess) -> None:
         with self._lock:
@@ -263,6 +285,12 @@ class ProcessTable:
             if pid in self._running:
                 return self._running[pid]
             return next((process for process in reversed(self._ended) if process.pid == pid), None)
+
+    def clear(self) -> None:
+        """Frees what nothing else holds, after the end of the cage."""
+        with self._lock:
+            self._running.clear()
+            self._ended.clear()
 
     def forget_pipes(self) -> None:
         """Closes all pipes after the end of the cage. Output that was read is kept."""

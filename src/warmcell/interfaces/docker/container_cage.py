@@ -172,6 +172,7 @@ class ContainerCage:
         async with self._lock:
             with suppress(SandboxError):
                 await in_thread(self._backend.close)
+                self._table.clear()
 
 
 def _parse(output: bytes) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from warmcell.sandbox.local.session import ForkSession, LocalSession, TakeCheckp
 from warmcell.sandbox.local.session_start import make_starter, session_language
 from warmcell.sessions.interpreter import Interpreter
 from warmcell.sessions.ports import MOST_CONNECTIONS, PortListener
-from warmcell.sessions.processes import LiveProcess, ProcessTable
+from warmcell.sessions.processes import LiveProcess, ProcessTable, call_once
 from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class LocalLive:
             await session.end(SandboxDestroyed())
         async with self._lock:
             await self._end_cage()
+            self._table.clear()  # its output is not kept until the next garbage collection
 
     # ---- processes ----
 
@@ -312,7 +313,7 @@ def emit_process_events(subject: str, process: LiveProcess) -> None:
     # The end is noticed in another thread, and belongs to the same tenant and run as the start.
     context, run = copy_context(), events.current_run() or None
 
-    def on_end(_: Future[Any]) -> None:
+    def on_end() -> None:
         if not events.listeners:
             return
         outcome = process.outcome
@@ -329,7 +330,7 @@ def emit_process_events(subject: str, process: LiveProcess) -> None:
 
     if events.listeners:
         events.emit("process.started", subject, {"pid": process.pid})
-    process.finished.add_done_callback(on_end)
+    process.finished.add_done_callback(call_once(on_end))
 
 
 def emit_session_events(sandbox: str, language: str, interpreter: Interpreter) -> None:
