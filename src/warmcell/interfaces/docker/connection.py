@@ -142,7 +142,11 @@ class Connection:
                 raise ClientGone
             if self._http.they_are_waiting_for_100_continue:
                 await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
-            self._http.receive_data(await self._reader.read(_CHUNK))
+            try:
+                async with asyncio.timeout(_IDLE_SECONDS):
+                    self._http.receive_data(await self._reader.read(_CHUNK))
+            except TimeoutError:
+                raise ClientGone from None
 
     async def _read_body(self, request: Request) -> bytes:
         body = bytearray()

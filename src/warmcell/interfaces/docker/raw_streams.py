@@ -10,6 +10,8 @@ from warmcell.interfaces.docker.messages import RawStream
 from warmcell.interfaces.docker.output_log import frame
 from warmcell.sandbox.local.process import LocalProcess
 
+#: How long a program may take to read the last input of a client that is gone.
+_LAST_INPUT_SECONDS = 5.0
 MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd.docker.raw-stream"
 
 
@@ -39,13 +41,18 @@ async def copy_streams(
 
     feeding = asyncio.ensure_future(_feed(raw, process, is_input, closes_input))
     sending = asyncio.ensure_future(send())
+    # While the program does not read its input, `_feed` does not see that the client is gone.
+    watching = asyncio.ensure_future(raw.wait_for_hangup())
+    tasks = {feeding, sending, watching}
     try:
-        await asyncio.wait({feeding, sending}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await asyncio.wait({feeding}, timeout=_LAST_INPUT_SECONDS)
     finally:
-        for task in (feeding, sending):
+        for task in tasks:
             task.cancel()
-        await asyncio.wait({feeding, sending})
-        for task in (feeding, sending):
+        await asyncio.wait(tasks)
+        for task in tasks:
             if not task.cancelled():
                 task.exception()  # the client is gone, or the container has ended
 
