@@ -22,6 +22,7 @@ from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker_handle import USUAL_SLOTS, WorkerHandle
 from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.lifetime.run import Run
 from warmcell.pool.shared_zygotes import SharedZygotes
 from warmcell.runner.cell import Cell
 from warmcell.toolbox.runtime import wasmtime_directory
@@ -110,9 +111,9 @@ def test_a_directory_that_was_swapped_is_not_shown(pool: WorkerPool, tmp_path: P
     (directory,) = resolve_preopens([Preopen(tmp_path / "work", "/work", True)], {})
     (tmp_path / "work").rename(tmp_path / "was work")
     (tmp_path / "work").mkdir()
-    worker = WorkerHandle()
+    worker = WorkerHandle(Run())
     try:
-        worker.start()
+        worker.start(Run())
         with pytest.raises(SandboxError, match="not what it was"):
             worker.mount((directory,))
         assert mounts_of(worker) == {}
@@ -186,8 +187,8 @@ def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch:
     waiting = [os.path.dirname(wasmtime_directory())]
     with ours, theirs, monkeypatch.context() as patched:
         patched.setattr(Cell, "start", begin_while_another_ends)
-        process = caged.launch(waiting, theirs.fileno(), [], 1)
-        process.start()
+        process = caged.launch(waiting, theirs.fileno(), [], 1, Run())
+        process.start(Run())
         assert not process._cell.await_end(0.3)
         caged.release_idle()
         (share,) = process._shares
@@ -197,7 +198,7 @@ def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch:
         assert not share.pids
         patched.setattr(Cell, "start", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            caged.launch(waiting, theirs.fileno(), [], 1).start()
+            caged.launch(waiting, theirs.fileno(), [], 1, Run()).start(Run())
     (share,) = caged._kept
     assert share.pids and share.users == 1
     caged.release_idle()
@@ -209,17 +210,17 @@ def test_a_worker_that_fails_to_load_reports_the_reason(pool: WorkerPool, tmp_pa
     ours, theirs = socket.socketpair()
     why = "not load worker: ModuleNotFoundError: No module named 'wasmtime'"
     with ours, theirs, pytest.raises(SandboxError, match=why):
-        caged.launch([str(tmp_path)], theirs.fileno(), [], 1)
+        caged.launch([str(tmp_path)], theirs.fileno(), [], 1, Run())
     assert not caged._kept
 
 
 def test_a_worker_that_was_never_awaited_can_be_disposed_of(pool: WorkerPool) -> None:
-    worker = WorkerHandle()
+    worker = WorkerHandle(Run())
     worker.kill()
     assert worker.dispose() == -signal.SIGKILL and not worker.is_started
-    killed = WorkerHandle()
+    killed = WorkerHandle(Run())
     killed.kill()  # before its process exists
-    killed.start()
+    killed.start(Run())
     assert killed.dispose() == -signal.SIGKILL
 
 

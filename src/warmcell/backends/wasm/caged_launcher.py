@@ -54,10 +54,11 @@ class CagedProcess:
         self._is_started = self._is_killed = False
         self.pid = 0
 
-    def start(self) -> None:
+    def start(self, run: Run) -> None:
         """Raises `CellLost` if the zygote was dying; the launcher then uses another one."""
         try:
-            self._cell.await_ready(_READY_SECONDS)
+            with run.descriptor() as cancelled:
+                self._cell.await_ready(_READY_SECONDS, cancelled)
             self._cell.start(GuestJob("python", (), {}, "/code", {}))
             self.pid = self._cell.guest_pid
         except BaseException as error:
@@ -158,8 +159,13 @@ class CagedLauncher:
         #: Kept for further workers; each worker has a share of its own.
         self._kept: list[ZygoteShare] = []
 
-    def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> CagedProcess:
-        """Raises `CellLost` if the zygote was dying: the next launch uses another one."""
+    def launch(
+        self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int, run: Run
+    ) -> CagedProcess:
+        """Raises `CellLost` if the zygote was dying: the next launch uses another one.
+
+        Cancelling `run` while it starts a zygote ends that zygote; others that wait for it start another.
+        """
         plan = self._plan(tuple(read_only), mount_slots)
         parent = group_parent()
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
@@ -167,7 +173,8 @@ class CagedLauncher:
         share = shared_zygotes.join(key, parent.prefix if parent else ())
         try:
             share.forget_ended()
-            zygote = share.zygote(Run())
+            with run.descriptor() as cancelled:
+                zygote = share.zygote(run, cancelled)
             try:
                 cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
             except CellLost:

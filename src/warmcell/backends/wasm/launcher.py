@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Protocol
+
+    from warmcell.lifetime.run import Run
 else:
     Protocol = object  # only type checkers use it
 
@@ -26,8 +28,11 @@ class WorkerProcess(Protocol):
     #: Valid after `start`.
     pid: int
 
-    def start(self) -> None:
-        """Waits until the process exists. Call it once; only `kill` and `wait` may be called before it."""
+    def start(self, run: Run) -> None:
+        """Waits until the process exists. Call it once; only `kill` and `wait` may be called before it.
+
+        Raises `RunCancelled` when `run` is cancelled meanwhile.
+        """
         ...
 
     def kill(self) -> None: ...
@@ -60,8 +65,13 @@ class Launcher(Protocol):
     #: Workers reach only the host directories mounted in them, so the pool hands each one out for exactly those.
     is_confining: bool
 
-    def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> WorkerProcess:
-        """`mount_slots`: how many directories of each kind, read-only and writable, can be mounted later."""
+    def launch(
+        self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int, run: Run
+    ) -> WorkerProcess:
+        """`mount_slots`: how many directories of each kind, read-only and writable, can be mounted later.
+
+        Raises `RunCancelled` when `run` is cancelled while it must wait.
+        """
         ...
 
     def release_idle(self) -> None:
@@ -76,7 +86,7 @@ class PlainProcess:
         self.pid = process.pid
         self._process = process
 
-    def start(self) -> None:
+    def start(self, run: Run) -> None:
         """Popen has started it."""
 
     def kill(self) -> None:
@@ -108,7 +118,9 @@ class PlainLauncher:
     isolation_class = "wasm"
     is_confining = False
 
-    def launch(self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int) -> WorkerProcess:
+    def launch(
+        self, argv: Sequence[str], control: int, read_only: Sequence[str], mount_slots: int, run: Run
+    ) -> WorkerProcess:
         if not os.path.exists("/proc/self/stat"):
             raise BackendUnavailable("/proc is not mounted here", hint="mount it with `mount -t proc proc /proc`")
         import subprocess

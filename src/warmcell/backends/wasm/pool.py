@@ -25,7 +25,7 @@ from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.descriptors import shortage_from_message
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.ownership import own_until_exit
-from warmcell.lifetime.run import Run
+from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool.supply import Supply
 from warmcell.runner.cell import CellLost
 
@@ -135,7 +135,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
         try:
             if (ready := self._take_ready(query)) is not None:
                 return ready
-            return descriptor_pressure.retry(lambda: self._find(query), run, queue_timeout, own=self)
+            return descriptor_pressure.retry(lambda: self._find(query, run), run, queue_timeout, own=self)
         except BaseException:
             self._slots.release()
             raise
@@ -157,7 +157,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
     def start_ahead(self) -> None:
         """Starts a worker early: it loads while the calling program loads the rest."""
         with suppress(SandboxError, CellLost):  # the first run will report it
-            worker = self._make(WorkerQuery())
+            worker = self._make(WorkerQuery(), Run())
             self.give_back(worker, _SPARE if worker.is_spare else worker.mounts, time.monotonic())
 
     def keep_spare(self, make: Callable[[], object]) -> None:
@@ -211,26 +211,33 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
         self._drop(worker)
         return None
 
-    def _find(self, query: WorkerQuery) -> WorkerHandle:
+    def _find(self, query: WorkerQuery, run: Run) -> WorkerHandle:
         """An idle worker or a new one, with the directories mounted, that can take requests."""
-        mounts = query.effective_mounts
         for _ in range(_ATTEMPTS):
             worker = None
             try:
-                worker = self._take(query) or self._make(query)
-                if not worker.is_started:
-                    worker.start()
-                if worker.mounts != mounts:
-                    worker.mount(mounts)
-                if not worker.is_ready:
-                    _await_ready(worker)
+                worker = self._take(query) or self._make(query, run)
+                if not worker.is_ready or worker.mounts != query.effective_mounts:
+                    with run.on_cancel(worker.kill):
+                        self._complete(worker, query.effective_mounts, run)
                 return worker
             except BaseException as error:
                 if worker is not None:
                     self._drop(worker)
+                if run.is_cancelled and isinstance(error, (SandboxError, CellLost)):  # it was killed
+                    raise RunCancelled from None
                 if not isinstance(error, CellLost):  # otherwise the zygote was dying: another one takes its place
                     raise
         raise ExecutionFailed(f"{_ATTEMPTS} cages for WASM workers died before they could be used")
+
+    @staticmethod
+    def _complete(worker: WorkerHandle, mounts: Mounts, run: Run) -> None:
+        if not worker.is_started:
+            worker.start(run)
+        if worker.mounts != mounts:
+            worker.mount(mounts)
+        if not worker.is_ready:
+            _await_ready(worker)
 
     def _take(self, query: WorkerQuery) -> WorkerHandle | None:
         """The best idle worker. The most recently used one is the warmest; the others can then be retired.
@@ -245,8 +252,8 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
             self._drop(worker)
         return None
 
-    def _make(self, query: WorkerQuery) -> WorkerHandle:
-        worker = WorkerHandle(slots_for(query.effective_mounts))
+    def _make(self, query: WorkerQuery, run: Run) -> WorkerHandle:
+        worker = WorkerHandle(run, slots_for(query.effective_mounts))
         self.add_leased(query.effective_mounts, worker)
         self._drop(*self.surplus(time.monotonic()))
         return worker

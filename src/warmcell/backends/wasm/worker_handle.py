@@ -14,6 +14,7 @@ from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.guest.wasm.protocol import RunSpec, encode_run, encode_spec
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
+from warmcell.lifetime.run import Run
 from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.location import ready_made_directory
@@ -75,10 +76,11 @@ class WorkerHandle:
     """One process. Used by one thread at a time; `kill` is for any thread.
 
     `loaded` has the modules that the worker reported as loaded, oldest first. `is_clean`: this process has never had
-    guest code, not even to compile it, so what it compiles can be trusted. `mounts` never change once set.
+    guest code, not even to compile it, so what it compiles can be trusted. `mounts` never change once set. Making and
+    starting it end with `RunCancelled` when `run` is cancelled.
     """
 
-    def __init__(self, mount_slots: int = USUAL_SLOTS) -> None:
+    def __init__(self, run: Run, mount_slots: int = USUAL_SLOTS) -> None:
         self.mounts: Mounts = ()
         self._mount_slots = mount_slots
         self.loaded: OrderedDict[str, None] = OrderedDict()
@@ -95,7 +97,7 @@ class WorkerHandle:
         with Descriptors() as self._descriptors:
             try:
                 self._open()
-                self._process = self._launch()
+                self._process = self._launch(run)
             except OSError as error:
                 raise host_failure(error, "start a WASM worker") from error
             own(self)
@@ -105,10 +107,10 @@ class WorkerHandle:
                 self.dispose()
                 raise host_failure(error, "start a WASM worker") from error
 
-    def start(self) -> None:
+    def start(self, run: Run) -> None:
         """Waits until the process exists. If this fails, the caller disposes of the handle."""
         try:
-            self._process.start()
+            self._process.start(run)
             self._statm, self._stat = self._open_status("statm"), self._open_status("stat")
             self.is_started = True
         except OSError as error:
@@ -127,13 +129,13 @@ class WorkerHandle:
         for descriptor in self._by_descriptor:
             self.full_poll.register(descriptor, select.POLLIN)
 
-    def _launch(self) -> WorkerProcess:
+    def _launch(self, run: Run) -> WorkerProcess:
         wasmtime = wasmtime_directory()
         write_worker_bytecode()
         argv = [interpreter(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
         directories = (os.path.dirname(WORKER_SCRIPT), wasmtime, ready_made_directory())
         shown = [path for path in directories if os.path.isdir(path)]
-        process = worker_launcher().launch(argv, self._theirs, shown, self._mount_slots)
+        process = worker_launcher().launch(argv, self._theirs, shown, self._mount_slots, run)
         self._descriptors.close_only(self._theirs)
         return process
 
