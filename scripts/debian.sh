@@ -10,11 +10,11 @@ mirror() {
         awk -v release="$VERSION_CODENAME" '$1 == release { print $2; exit }'
 }
 
-# unpack RELEASE DIRECTORY
+# unpack RELEASE DIRECTORY [PACKAGE,...]
 unpack() {
     apt-config dump | grep -E '^Acquire::(Check-|https?::|Retries)' >"$logs/apt.conf" || true
     # shellcheck disable=SC2046 # no word where there is no mirror
-    mmdebstrap --variant=minbase --include=python3,python3-venv --aptopt="$logs/apt.conf" \
+    mmdebstrap --variant=minbase --include="python3,python3-venv${3:+,$3}" --aptopt="$logs/apt.conf" \
         --dpkgopt=force-unsafe-io "$1" "$2" $(mirror)
 }
 

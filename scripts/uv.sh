@@ -24,10 +24,12 @@ install_fast() {
     python=$1/bin/python uv=$1/bin/uv cache=$1/.uv-cache
     shift
     [ -x "$uv" ] || install_with_pip uv || true
+    installed=0
     # uv would not notice that an editable install was moved with its environment.
     with_pip_settings UV_CACHE_DIR="$cache" "$uv" pip install -q --reinstall-package warmcell --python "$python" "$@" ||
-        install_with_pip "$@"
+        install_with_pip "$@" || installed=$?
     rm -rf "$cache" # hard links into the environment
+    return "$installed"
 }
 
 # Compile nothing ahead: most of it is never imported.
