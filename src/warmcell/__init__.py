@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from warmcell.core.output_events import OutputEvent as OutputEvent
     from warmcell.core.output_events import ResultEvent as ResultEvent
     from warmcell.core.types import BackendCapabilities as BackendCapabilities
+    from warmcell.core.types import Connection as Connection
     from warmcell.core.types import Denial as Denial
     from warmcell.core.types import Enforced as Enforced
     from warmcell.core.types import EnforcedLimits as EnforcedLimits
@@ -83,7 +84,6 @@ if TYPE_CHECKING:
     from warmcell.net import RateLimit as RateLimit
     from warmcell.net import SafeClient as SafeClient
     from warmcell.net import SecretRef as SecretRef
-    from warmcell.net.connect.connection_log import Connection as Connection
     from warmcell.policy.builder import SandboxPolicyBuilder as SandboxPolicyBuilder
     from warmcell.policy.model import AccessMode as AccessMode
     from warmcell.policy.model import AllowedPath as AllowedPath
@@ -126,7 +126,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.core.outcomes": ("Outcome",),
     "warmcell.core.output_events": ("OutputEvent", "ResultEvent"),
     "warmcell.core.types": tuple(
-        "BackendCapabilities Denial Enforced EnforcedLimits ExecRequest ExecResult Language Limits Usage".split()
+        "BackendCapabilities Connection Denial Enforced EnforcedLimits ExecRequest ExecResult"
+        " Language Limits Usage".split()
     ),
     "warmcell.enforcers.registry": ("get_enforcer",),
     "warmcell.errors": tuple(
@@ -145,7 +146,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.judging.verdicts": ("Case", "Verdict"),
     "warmcell.languages.config": ("ProcessConfig",),
     "warmcell.net": ("FetchPolicy", "FetchRequest", "FetchResponse", "RateLimit", "SafeClient", "SecretRef"),
-    "warmcell.net.connect.connection_log": ("Connection",),
     "warmcell.sandbox.oneshot": ("arun", "run"),
     "warmcell.policy.builder": ("SandboxPolicyBuilder",),
     "warmcell.policy.model": ("AccessMode", "AllowedPath", "NetworkRule", "SandboxPolicy"),

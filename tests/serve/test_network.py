@@ -63,7 +63,9 @@ def ask(port: int) -> str:
 
 def test_a_client_narrows_and_sees(open_server: Server, port: int) -> None:
     with Client(open_server.url) as client, client.sandbox() as sandbox:
-        assert sandbox.sh(ask(port)).stdout == "200\n"
+        first = sandbox.sh(ask(port))
+        assert first.stdout == "200\n"
+        assert [(item.host, item.port, item.is_allowed) for item in first.connections] == [("127.0.0.1", port, True)]
         sandbox.update_network(["example.org"])
         assert sandbox.sh(ask(port)).stdout == "403\n"
         sandbox.update_network([NetworkRule("127.0.0.1", (port,), ("GET",))])

@@ -65,11 +65,28 @@ class Denial:
 
 
 @dataclass(frozen=True, slots=True)
+class Connection:
+    """One tunnel or HTTP request of a guest, or one that was refused. `time` is in seconds since 1970.
+
+    `bytes_sent` went to the host, `bytes_received` came from it, with TLS and HTTP headers; both grow while it is open.
+    """
+
+    time: float
+    host: str
+    port: int
+    bytes_sent: int
+    bytes_received: int
+    rule: str
+    is_allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExecResult:
     """What happened. A non-zero exit is a result like any other.
 
     `duration` counts from the moment the guest could run; `queued` is what the caller waited before that.
     `files` has the fetched files that exist after the run; a file that could not be read is among the denials.
+    `connections` has the run's last 1,000 connections through the proxy of its network rules, oldest first.
     """
 
     stdout: str = ""
@@ -87,6 +104,7 @@ class ExecResult:
     denials: list[Denial] = field(default_factory=list)
     queued: float = 0.0
     files: Mapping[str, bytes] = field(default_factory=dict)
+    connections: tuple[Connection, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stdout and not self.stdout_bytes:
@@ -100,7 +118,10 @@ class ExecResult:
         return self.exit_code == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field in JSON types. Bytes appear as `..._base64`, and only where they are not the text's UTF-8."""
+        """Every field in JSON types. Bytes appear as `..._base64`, and only where they are not the text's UTF-8.
+
+        `connections` appears only if there are any.
+        """
         from base64 import b64encode
         from dataclasses import asdict
 
@@ -109,6 +130,9 @@ class ExecResult:
             raw: bytes = plain.pop(f"{name}_bytes")
             if not _is_utf8(raw):
                 plain[f"{name}_base64"] = b64encode(raw).decode()
+        plain["connections"] = list(plain["connections"])
+        if not plain["connections"]:
+            del plain["connections"]
         plain["files"] = {path: b64encode(content).decode() for path, content in self.files.items()}
         return plain
 

@@ -21,7 +21,7 @@ from warmcell.core.request_checks import (
     check_timeout,
     is_plain,
 )
-from warmcell.core.results import Denial, Enforced, ExecResult, Usage
+from warmcell.core.results import Connection, Denial, Enforced, ExecResult, Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "MAX_TIMEOUT",
     "MIB",
     "BackendCapabilities",
+    "Connection",
     "Denial",
     "EffectiveLimits",
     "Enforced",

@@ -6,6 +6,9 @@ from warmcell.core.types import Denial, EffectiveLimits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from warmcell.core.types import Connection
     from warmcell.runner.outcome import Exit, KernelUsage
 
 MOST_DENIALS = 64
@@ -13,10 +16,11 @@ _OF_TRACERS = ("ptrace", "process_vm_readv", "process_vm_writev")
 
 
 class DenialCollector:
-    """Denials of a run, each once and at most 64. Thread-safe."""
+    """Denials of a run, each once and at most 64, and its connections if it has a network. Thread-safe."""
 
     def __init__(self) -> None:
         self._denials: dict[Denial, None] = {}
+        self.connections: Callable[[], Iterable[Connection]] = tuple
 
     def add(self, denial: Denial) -> None:
         if len(self._denials) < MOST_DENIALS:

@@ -7,7 +7,7 @@ import os
 
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.records import dataclass, field, replace
-from warmcell.core.types import ENOUGH_OPEN_FILES, Denial, Enforced, ExecResult, Usage
+from warmcell.core.types import ENOUGH_OPEN_FILES, Connection, Denial, Enforced, ExecResult, Usage
 from warmcell.runner.cgroups import KernelUsage as KernelUsage
 from warmcell.runner.not_started import JOB_UNREAD, JobUnread, NotStarted
 from warmcell.runner.streams import Capture
@@ -146,7 +146,9 @@ def _as_cannot_execute(end: Exit) -> Exit:
     return replace(end, stderr=stderr, status=_CANNOT_EXECUTE << 8, start_failure="")
 
 
-def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -> ExecResult:
+def judge(
+    end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial], connections: tuple[Connection, ...] = ()
+) -> ExecResult:
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
     if end.start_failure and not is_memory:
@@ -166,7 +168,7 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
     if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
         raise ExecutionFailed("the guest was killed because memory around Warmcell ran out, not its own limit")
-    result = _result(end, terms, kernel, denials, is_over_cpu)
+    result = _result(end, terms, kernel, denials, connections, is_over_cpu)
     if is_memory:
         raise MemoryExceeded(terms.memory_mb, result)
     if end.verdict == "gpu memory":
@@ -178,7 +180,14 @@ def judge(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial]) -
     return result
 
 
-def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial], is_over_cpu: bool) -> ExecResult:
+def _result(
+    end: Exit,
+    terms: Terms,
+    kernel: KernelUsage,
+    denials: list[Denial],
+    connections: tuple[Connection, ...],
+    is_over_cpu: bool,
+) -> ExecResult:
     exit_code, number = _exit_code(end, terms.is_wrapped, is_over_cpu)
     stdout, stdout_bytes = text_of(end.stdout)
     stderr, stderr_bytes = text_of(end.stderr)
@@ -203,6 +212,7 @@ def _result(end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial],
         enforced=terms.enforced,
         denials=denials,
         queued=max(0.0, end.began - terms.asked),
+        connections=connections,
     )
 
 

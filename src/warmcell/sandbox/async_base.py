@@ -14,6 +14,7 @@ from warmcell.backends.output_callbacks import Follow, OnText, Texts, following
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import (
     BackendCapabilities,
+    Connection,
     EffectiveLimits,
     ExecRequest,
     ExecResult,
@@ -33,7 +34,6 @@ from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse
-    from warmcell.net.connect.connection_log import Connection
     from warmcell.policy.model import NetworkRule, SandboxPolicy
     from warmcell.sandbox.tools.toolset import Toolset
 

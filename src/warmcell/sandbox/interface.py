@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecResult
+from warmcell.core.types import BackendCapabilities, Connection, EffectiveLimits, ExecResult
 from warmcell.workspace.mount_points import WORK
 
 if TYPE_CHECKING:
     from warmcell.backends.output_callbacks import Follow
     from warmcell.core.output_events import OutputEvent
     from warmcell.net import FetchRequest, FetchResponse
-    from warmcell.net.connect.connection_log import Connection
     from warmcell.sessions.cell_results import CellResult, DisplayData
     from warmcell.workspace.file_watch import FileEvent
     from warmcell.workspace.workspace import AnyPath

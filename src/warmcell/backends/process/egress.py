@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import Denial
+from warmcell.core.types import Connection, Denial
 from warmcell.lifetime.ownership import own
 from warmcell.policy.compile import PROXY_PORT
 from warmcell.policy.model import NetworkRule
@@ -30,12 +30,20 @@ if TYPE_CHECKING:
 _BUNDLE, _CERTIFICATE = "ca-bundle.pem", "ca.pem"
 
 
+def _no_connections() -> list[Connection]:
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class EgressHandle:
-    """What the guest needs to use the proxy: variables, and the sandbox's root certificate if there is one."""
+    """What the guest needs to use the proxy: variables, and the sandbox's root certificate if there is one.
+
+    `connections` lists what went through the proxy so far.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    connections: Callable[[], list[Connection]] = _no_connections
 
 
 _NO_EGRESS = EgressHandle()
@@ -114,9 +122,11 @@ class Egress:
         listener = cell.give_listener()
         if listener is None:
             return _NO_EGRESS
+        from warmcell.net.connect.connection_log import ConnectionLog
         from warmcell.net.proxy.egress_proxy import EgressProxy
         from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
 
+        log = ConnectionLog(self._log)
         with self._lock:
             authority = self._certificate_authority()
             limiter = self._shared_limiter()
@@ -127,16 +137,17 @@ class Egress:
                 audit=self._audit,
                 authority=authority,
                 limiter=limiter,
-                log=self._log,
+                log=log,
             )
             self._open.add(proxy)
         cleanup.callback(proxy.close)
         proxy.start()
         env = proxy_environment(PROXY_PORT)
         if authority is None:
-            return EgressHandle(env)
+            return EgressHandle(env, connections=log.connections)
         env |= authority_environment(f"{CODE_DIR}/{_BUNDLE}", f"{CODE_DIR}/{_CERTIFICATE}")
-        return EgressHandle(env, {_BUNDLE: authority.bundle_pem(), _CERTIFICATE: authority.certificate_pem})
+        files = {_BUNDLE: authority.bundle_pem(), _CERTIFICATE: authority.certificate_pem}
+        return EgressHandle(env, files, log.connections)
 
     def _shared_limiter(self) -> RateLimiter:
         """One budget for all runs: a model that starts many runs must not multiply its allowance."""

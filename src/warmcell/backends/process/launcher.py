@@ -147,6 +147,7 @@ class Launcher:
             for _ in range(_ATTEMPTS):
                 cell = self._acquire_cell(kind, launch.run, cleanup)
                 egress = self.egress.open(cell, denials.add, cleanup)
+                denials.connections = egress.connections
                 try:
                     cell.start(make_job(launch, template, prepared.directories, egress, worker), launch.run)
                     return cell

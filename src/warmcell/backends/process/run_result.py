@@ -45,7 +45,7 @@ def await_result(
     visible = tuple(bind.target for bind in template.visible) if end.denials else ()
     for denial in explain(end, kernel, limits, visible):
         denials.add(denial)
-    return judge(end, make_terms(launch, template), kernel, denials.all())
+    return judge(end, make_terms(launch, template), kernel, denials.all(), tuple(denials.connections()))
 
 
 def _is_native(launch: Launch) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warmcell.core.errors import NetworkingDisabled, SandboxDestroyed, SessionNotFound
 from warmcell.core.output_events import StreamEvent
 from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecResult
+from warmcell.core.types import Connection as EgressConnection
 from warmcell.interfaces.client.connection import Connection
 from warmcell.interfaces.client.endpoint import SandboxEndpoint
 from warmcell.interfaces.client.http_files import HttpFiles
@@ -22,7 +23,6 @@ from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
     from warmcell.net import FetchRequest, FetchResponse
-    from warmcell.net.connect.connection_log import Connection as EgressConnection
 
 
 class HttpSandbox:
@@ -77,8 +77,6 @@ class HttpSandbox:
         await self._endpoint.request("PUT", "network", json=to_plain(read_update(update)))
 
     async def connections(self) -> list[EgressConnection]:
-        from warmcell.net.connect.connection_log import Connection as EgressConnection
-
         return [record(EgressConnection, plain) for plain in await self._endpoint.request("GET", "connections")]
 
     async def fork(self, snapshot: str | None) -> HttpSandbox:

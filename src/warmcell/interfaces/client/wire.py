@@ -17,7 +17,7 @@ from warmcell.core.errors import (
     SessionNotFound,
 )
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
-from warmcell.core.types import Denial, Enforced, ExecRequest, ExecResult, Limits, Usage
+from warmcell.core.types import Connection, Denial, Enforced, ExecRequest, ExecResult, Limits, Usage
 from warmcell.sessions.cell_results import CellError, CellResult, DisplayData
 from warmcell.workspace import errors as workspace_errors
 from warmcell.workspace.errors import Misfit
@@ -118,6 +118,7 @@ def result_from(plain: dict[str, Any]) -> ExecResult:
         denials=[record(Denial, item) for item in plain["denials"]],
         queued=plain["queued"],
         files={path: b64decode(data) for path, data in plain["files"].items()},
+        connections=tuple(record(Connection, item) for item in plain.get("connections", ())),
     )
 
 

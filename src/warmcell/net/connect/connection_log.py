@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from warmcell.core.errors import FetchFailed
+from warmcell.core.types import Connection
 from warmcell.lifetime.ownership import Lock
 from warmcell.net.connect.byte_streams import ByteStream, SocketStream
 from warmcell.net.connect.rate_limiter import TokenBucket
@@ -23,22 +23,6 @@ MOST_CONNECTIONS = 1000
 #: Decisions of one sandbox that the audit lists at once, and the seconds after which it lists one more.
 AUDITED_AT_ONCE, AUDIT_SECONDS = 500, 10.0
 _CUT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """One tunnel or HTTP request of a guest, or one that was refused. `time` is in seconds since 1970.
-
-    `bytes_sent` went to the host, `bytes_received` came from it, with TLS and HTTP headers; both grow while it is open.
-    """
-
-    time: float
-    host: str
-    port: int
-    bytes_sent: int
-    bytes_received: int
-    rule: str
-    is_allowed: bool
 
 
 class _Entry:
@@ -106,9 +90,12 @@ class OpenConnection:
 
 
 class ConnectionLog:
-    """Of one sandbox, over all its runs. Safe to use from any thread."""
+    """Of one sandbox, over all its runs; or of one run, which adds to the log of its sandbox too. Safe to use from
+    any thread.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: ConnectionLog | None = None) -> None:
+        self._sandbox = sandbox
         self._lock = Lock()
         self._entries: deque[_Entry] = deque(maxlen=MOST_CONNECTIONS)
         self._open: set[OpenConnection] = set()
@@ -120,6 +107,8 @@ class ConnectionLog:
 
         A guest decides how many decisions there are. Without a bound its own would rotate the audit away.
         """
+        if self._sandbox is not None:
+            return self._sandbox.count_for_audit()
         with self._lock:
             now = time.monotonic()
             if not self._budget.has_token(now):
@@ -132,9 +121,14 @@ class ConnectionLog:
 
     def add(self, request: EgressRequest, decision: Decision) -> _Entry:
         entry = _Entry(request, decision)
+        self._keep(entry)
+        return entry
+
+    def _keep(self, entry: _Entry) -> None:
         with self._lock:
             self._entries.append(entry)
-        return entry
+        if self._sandbox is not None:
+            self._sandbox._keep(entry)
 
     def connections(self) -> list[Connection]:
         """The last `MOST_CONNECTIONS`, oldest first."""
@@ -145,13 +139,14 @@ class ConnectionLog:
     def track(self, request: EgressRequest) -> Iterator[OpenConnection]:
         """Enter before the rules are read: then either they are the new ones, or `cut` finds the connection."""
         connection = OpenConnection(self, request)
-        with self._lock:
-            self._open.add(connection)
+        cutting = self._sandbox or self
+        with cutting._lock:
+            cutting._open.add(connection)
         try:
             yield connection
         finally:
-            with self._lock:
-                self._open.discard(connection)
+            with cutting._lock:
+                cutting._open.discard(connection)
             connection.end()
 
     def cut(self, narrowing: Narrowing) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, SessionBusy
-from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult
+from warmcell.core.types import BackendCapabilities, Connection, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import PtySize, RunOptions
@@ -32,7 +32,6 @@ from warmcell.workspace.workspace import AnyPath
 if TYPE_CHECKING:
     from warmcell.changes.layer import ChangeLayer
     from warmcell.net import FetchRequest, FetchResponse
-    from warmcell.net.connect.connection_log import Connection
     from warmcell.sandbox.local.checkpoint import LocalCheckpoint
 
 

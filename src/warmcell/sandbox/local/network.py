@@ -11,8 +11,9 @@ from warmcell.lifetime.threads import in_thread
 
 if TYPE_CHECKING:
     from warmcell.backends.process.egress import Egress
+    from warmcell.core.types import Connection
     from warmcell.net import FetchPolicy, FetchRequest, FetchResponse, SafeClient
-    from warmcell.net.connect.connection_log import Connection, ConnectionLog
+    from warmcell.net.connect.connection_log import ConnectionLog
     from warmcell.net.rules.rule_book import Narrowing
     from warmcell.sandbox.local.guests import Guest
 

@@ -89,6 +89,13 @@ def _details(result: ExecResult, was_cut: bool) -> dict[str, Any]:
             {"kind": item.kind, "what": _denial_text(item.what), "rule": item.rule, "hint": _denial_text(item.hint)}
             for item in result.denials[:MAX_DENIALS]
         ]
+    # Refused ones are among the denials, which say no more than the guest may know.
+    reached = [item for item in result.connections if item.is_allowed and item.bytes_received]
+    if reached:
+        details["connections"] = [
+            {"host": item.host, "port": item.port, "sent": item.bytes_sent, "received": item.bytes_received}
+            for item in reached[:MAX_DENIALS]
+        ]
     if result.usage.cpu_time or result.usage.peak_memory_bytes:
         details["usage"] = {
             "cpu_ms": milliseconds(result.usage.cpu_time),

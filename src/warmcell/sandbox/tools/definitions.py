@@ -214,6 +214,7 @@ _RUN_ANSWER = _answer(
     outputs={"type": "array", "items": {"type": "object", "additionalProperties": _STRING}},
     full_output={"type": "object", "additionalProperties": _STRING},
     denials={"type": "array", "items": {"type": "object", "additionalProperties": _STRING}},
+    connections={"type": "array", "items": {"type": "object"}},
     usage={"type": "object"},
 )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from warmcell.core.types import Denial, EffectiveLimits, Enforced, EnforcedLimits, Usage
-from warmcell.net.connect.connection_log import Connection
+from warmcell.core.types import Connection, Denial, EffectiveLimits, Enforced, EnforcedLimits, Usage
 from warmcell.observe.activity import ActiveRun
 from warmcell.sandbox.interface import ProcessInfo
 from warmcell.workspace.diff import FsChange
@@ -52,7 +51,8 @@ _RESULT: dict[str, Any] = {
     "queued": _NUMBER,
     "files": _TEXTS,
 }
-_RAW = {"stdout_base64": _TEXT, "stderr_base64": _TEXT}
+#: Present only where they say something.
+_OPTIONAL = {"stdout_base64": _TEXT, "stderr_base64": _TEXT, "connections": _ref("Connections")}
 _ENDS = ["success", "timeout", "memory_exceeded", "ended", "error"]
 _VERDICTS = ["accepted", "wrong_answer", "time_limit", "memory_limit", "output_limit", "runtime_error"]
 _ENTRY = _record(DirEntry)
@@ -81,14 +81,14 @@ SCHEMAS: dict[str, Any] = {
     "Usage": _record(Usage),
     "Enforced": _object(dict.fromkeys(Enforced.__slots__, _MAYBE_TEXT)),
     "Denial": _record(Denial),
-    "ExecResult": _object(_RESULT, _RAW),
+    "ExecResult": _object(_RESULT, _OPTIONAL),
     "Result": _object(
         {"status": {"enum": _ENDS}},
-        _RESULT | _RAW | {"error": _ref("Error")},
+        _RESULT | _OPTIONAL | {"error": _ref("Error")},
     ),
     "Waited": _object(
         {"status": {"enum": [*_ENDS, "running"]}},
-        _RESULT | _RAW | {"error": _ref("Error")},
+        _RESULT | _OPTIONAL | {"error": _ref("Error")},
     ),
     "Verdict": _object(
         {
