@@ -55,6 +55,8 @@ class Box:
         self.image = image
         workdir = "/" if image is None else image.image.config.workdir
         self.directory = HOME if workdir == "/" else workdir
+        #: Names of its only user.
+        self.users = USERS if image is None else (*USERS, image.image.config.user.partition(":")[0])
         #: The client's request. A fork is made from the same one.
         self.entry, self.asked, self.service = entry, asked, service
         self.starts = starts_of(service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -108,7 +109,7 @@ async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSan
 
 
 async def find_named_image(service: Service, body: Create) -> ImageChoice | None:
-    """The image that the metadata names, as root. Raises `ImageNotFound`, or 400 beside a template."""
+    """The image that the metadata names, as its USER or as root. Raises `ImageNotFound`, or 400 beside a template."""
     name = (body.metadata or {}).get(IMAGE_KEY)
     if name is None:
         return None
@@ -116,7 +117,8 @@ async def find_named_image(service: Service, body: Create) -> ImageChoice | None
         raise HttpError(
             400, f"the metadata entry {IMAGE_KEY} cannot be combined with the template '{body.templateID[:80]}'"
         )
-    return await service.images.find(name, "root")
+    choice = await service.images.find(name)
+    return choice if choice is None or choice.image.config.user else replace(choice, user="root")
 
 
 async def _make_from_template(

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.e2b import filesystem, process
-from warmcell.interfaces.serve.e2b.box import USERS, Box, find_box
+from warmcell.interfaces.serve.e2b.box import Box, find_box
 from warmcell.interfaces.serve.e2b.connect import (
     STATUSES,
     MessageStream,
@@ -96,7 +96,7 @@ async def wake(box: Box) -> Box:
     return box
 
 
-def _user(request: Request) -> str:
+def _user(request: Request, box: Box) -> str:
     """The name of the user. All names stand for the only user of a sandbox; unknown ones are refused."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     name = (request.query_params.get("username") or "") if request.scope["query_string"] else ""
@@ -105,8 +105,9 @@ def _user(request: Request) -> str:
             name = b64decode(value).decode().partition(":")[0]
         except ValueError:
             name = "?"
-    if name not in USERS:
-        raise RpcError("unauthenticated", f"unknown user '{name[:40]}'")
+    if name not in box.users:
+        hint = "a sandbox has one user: that of its image's USER, else root"
+        raise RpcError("unauthenticated", f"unknown user '{name[:40]}': {hint}")
     return name
 
 
@@ -205,7 +206,7 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
     path, signature = request.query_params.get("path", ""), request.query_params.get("signature")
     if signature is None or request.headers.get("x-access-token"):
         box = await box_for(request)
-        _user(request)
+        _user(request, box)
         return box, path
     found = _signed_box(request, operation)
     if found is None:
@@ -221,13 +222,15 @@ def _signed_box(request: Request, operation: str) -> Box | None:
     asked, found = request.query_params, None
     path, user, expiration = asked.get("path", ""), asked.get("username") or "", asked.get("signature_expiration")
     presented = asked.get("signature", "").encode("ascii", "replace").decode()
-    if user not in USERS or (expiration and parse_whole_number(expiration) is None):
+    if ":" in user or (expiration and parse_whole_number(expiration) is None):
         return None
     if len(path) > MAX_PATH:  # hashing it for every sandbox would be expensive, and it can be sent without a token
         return None
     for entry in get_service(request).sandboxes.all():
         box = find_box(entry)
-        if box is not None and hmac.compare_digest(box.sign(path, operation, user, expiration), presented):
+        if box is None or user not in box.users:
+            continue
+        if hmac.compare_digest(box.sign(path, operation, user, expiration), presented):
             found = box
     return found
 
@@ -270,7 +273,7 @@ def with_refusals(handler: Callable[[Request, Tenant], Awaitable[Response]], ren
 def unary(call: Unary) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await box_for(request)
-        _user(request)
+        _user(request, box)
         message = await unary_message(request)
         return json_response(await while_connected(request, call(box, message)))  # type: ignore[arg-type]
 
@@ -280,7 +283,7 @@ def unary(call: Unary) -> Any:
 def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await box_for(request)
-        _user(request)
+        _user(request, box)
         messages = await stream_messages(request)
         if not messages:
             raise RpcError("invalid_argument", "a message is required")
