@@ -6,38 +6,33 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.workspaces.trees import directory_of
 
 from warmcell.core.errors import ExecutionFailed
 from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.names import MAX_PATH_BYTES
 from warmcell.workspace.quota import Quota
 from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
-from warmcell.workspaces import Manifest, WorkspaceStore
 from warmcell.workspaces.snapshots.archive import SnapshotArchive
-from warmcell.workspaces.snapshots.restore import find_data
+from warmcell.workspaces.snapshots.chunks import ChunkCodec, is_worth_compressing
+from warmcell.workspaces.snapshots.restore import TreeWriter, find_data
 from warmcell.workspaces.snapshots.take import DirectoryReader
-from warmcell.workspaces.snapshots.tree import MAX_SIZE
+from warmcell.workspaces.snapshots.tree import MAX_SIZE, Entry, write_line, write_pieces
 
 BLOCK = 256 << 10
 
 
-def test_the_deepest_tree_that_is_saved_comes_back(store: WorkspaceStore) -> None:
-    made = store.provision(Manifest())
-    top = directory_of(store, made)
-    at = os.open(top, os.O_RDONLY)
-    for _ in range(2040):
-        os.mkdir("a", dir_fd=at)
-        below = os.open("a", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
-    back = directory_of(store, store.resume(store.snapshot(made)))
-    with Root(back) as root:
-        assert root.lstat(("a",) * 2040)
-    for path in (top, back):
-        remove_directory(str(path))
-        path.mkdir()
+def test_the_deepest_tree_that_is_saved_comes_back(tmp_path: Path) -> None:
+    depth, chunks = MAX_PATH_BYTES // 2, {}
+    entry = Entry("directory", "a", 0o755)
+    for number in range(depth):
+        digest = f"{number:048x}"
+        (chunks[digest],) = write_pieces([write_line(entry)])
+        entry = Entry("directory", "a" if number < depth - 1 else "", 0o755, blocks=(digest,))
+    with Root(tmp_path) as root:
+        TreeWriter(chunks.__getitem__, root).write(entry)
+        assert root.lstat(("a",) * depth)
+    remove_directory(str(tmp_path / "a"))
 
 
 def test_a_file_with_a_byte_in_every_block_does_not_grow(tmp_path: Path) -> None:
@@ -72,6 +67,16 @@ def test_find_data() -> None:
     assert find_data(bytes(4096) + page + page + bytes(4096) + page[:7]) == [(4096, 12288), (16384, 16391)]
     assert find_data(page + bytes(100)) == [(0, 4196)]
     assert find_data(bytes(8192)) == []
+
+
+def test_only_what_shrinks_is_compressed() -> None:
+    page, codec = os.urandom(4096), ChunkCodec()
+    noise = b"".join(os.urandom(4096) for _ in range(16))
+    sparse = page + bytes(28 * 4096) + page + page + bytes(32 * 4096) + page  # noise where samples are taken
+    for data, is_compressed in ((noise, False), (noise[:4096] * 16, True), (sparse, True), (b"text " * 20_000, True)):
+        stored = codec.seal(data, codec.digest(data))
+        assert codec.open(stored, codec.digest(data)) == data
+        assert (len(stored) < len(data)) is is_compressed is is_worth_compressing(data)
 
 
 def test_a_file_that_could_not_be_restored_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

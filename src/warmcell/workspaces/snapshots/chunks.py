@@ -21,6 +21,8 @@ KEY_BYTES = 32
 _DIGEST_BYTES = 24
 _RAW, _DEFLATED = b"\x00", b"\x01"
 _NONCE_BYTES = 12
+_SAMPLE = 4096
+_ZEROS = bytes(_SAMPLE)
 #: With a key, names of chunks depend on it too: without the key, one cannot test whether a known file is in the store.
 _NAMES, _CONTENT = b"warmcell names", b"warmcell content"
 
@@ -37,7 +39,7 @@ class ChunkCodec:
 
     def seal(self, data: bytes, digest: str, *, is_compressed: bool = True) -> bytes:
         """The stored form."""
-        packed = zlib.compress(data, 1) if is_compressed else data
+        packed = zlib.compress(data, 1) if is_compressed and is_worth_compressing(data) else data
         body = _DEFLATED + packed if len(packed) < len(data) else _RAW + data
         if self._cipher is None:
             return body
@@ -60,6 +62,15 @@ class ChunkCodec:
             return bytes(self._cipher.decrypt(stored[:_NONCE_BYTES], stored[_NONCE_BYTES:], digest.encode()))
         except (InvalidTag, ValueError):
             raise damage_error(digest, "it cannot be decrypted with this key") from None
+
+
+def is_worth_compressing(data: bytes) -> bool:
+    """False for most images, archives and random data: compressing takes ten times as long as all the rest."""
+    if len(data) <= 3 * _SAMPLE or _ZEROS in data:  # a sparse file must not take more space than its data
+        return True
+    middle = len(data) // 2
+    sample = data[:_SAMPLE] + data[middle : middle + _SAMPLE] + data[-_SAMPLE:]
+    return len(zlib.compress(sample, 1)) < 0.95 * len(sample)
 
 
 def damage_error(what: str, reason: str) -> SnapshotInvalid:
