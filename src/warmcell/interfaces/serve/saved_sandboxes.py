@@ -204,8 +204,13 @@ async def _restore(
     saved.packages = packages
     entry.state.put(saved)
     sessions = _load_sessions(state, entry, document)
-    made.attach(entry)
-    lost = [document.get("lost") or "what ran in it, if anything", *([made.lost] if made.lost else [])]
+    try:
+        made.attach(entry)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        await service.sandboxes.remove(entry)
+        await in_thread(home.close)
+        raise _NotRestored(f"its record is damaged ({error!r})", is_damaged=True) from None
+    lost = [str(document.get("lost") or "what ran in it, if anything"), *([made.lost] if made.lost else [])]
     _log.warning("sandbox %s is back; lost: %s", entry.id, "; ".join(lost))
     keep_sandbox(service, entry, saved)
     try:

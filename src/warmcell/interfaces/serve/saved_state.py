@@ -98,7 +98,7 @@ class SavedState:
 
     def find_home(self, name: Any, version: Any) -> Callable[[], StateHome] | None:
         """What brings the files of a sandbox back, in a thread; None if they are not there. Raises `SandboxError`."""
-        if not is_name(name) or not os.path.isdir(os.path.join(self.path, "homes", name)):
+        if not is_name(name) or not is_directory(os.path.join(self.path, "homes", name)):
             return None
         sealed = self._seal_at("homes", name)
         return (lambda: StateHome(self, name)) if sealed is None else (lambda: self._load_home(name, sealed, version))
@@ -130,7 +130,7 @@ class SavedState:
 
     def find_copy(self, name: Any) -> StateHome | None:
         """The files of a snapshot."""
-        if not is_name(name) or not os.path.isdir(os.path.join(self.path, "homes", name)):
+        if not is_name(name) or not is_directory(os.path.join(self.path, "homes", name)):
             return None
         sealed = self._seal_at("homes", name)
         return StateHome(self, name) if sealed is None else EncryptedSnapshot(self, name, sealed)
@@ -220,7 +220,7 @@ class SavedState:
         return name
 
     def has_packages(self, name: Any) -> bool:
-        return is_name(name) and os.path.isdir(os.path.join(self.path, "packages", name))
+        return is_name(name) and is_directory(os.path.join(self.path, "packages", name))
 
     def load_packages(self, name: str) -> LoadedPackages:
         """For the caller to close. Raises `SandboxError`. Call in a thread."""
@@ -283,13 +283,10 @@ class SavedState:
         if self.has_unreadable:
             _log.error("unused files in %s stay until all records there can be read, or are removed", self.path)
             return
-        for kind, used in (("homes", homes), ("packages", packages)):
-            for name in os.listdir(os.path.join(self.path, kind)):
-                if name not in used:
-                    remove_directory(os.path.join(self.path, kind, name))
-        for name in os.listdir(os.path.join(self.path, "sessions")):
-            if name not in images:
-                self.remove_image(name)
+        for kind, used in (("homes", homes), ("packages", packages), ("sessions", images)):
+            for entry in list(os.scandir(os.path.join(self.path, kind))):
+                if entry.name not in used:
+                    remove_unused(entry)
 
     def sync_files(self) -> None:
         with closing_fd(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
@@ -302,6 +299,24 @@ class SavedState:
         if not is_name(identity):
             raise InvalidRequest("is not an id", field="id")
         return os.path.join(self.path, kind, f"{identity}.json")
+
+
+def remove_unused(entry: os.DirEntry[str]) -> None:
+    """A directory or a file of ours. Links and special files are not: what they lead to is left alone."""
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            remove_directory(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            os.unlink(entry.path)
+        else:
+            _log.warning("%s is neither a file nor a directory, and stays", entry.path)
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", entry.path, error)
+
+
+def is_directory(path: str) -> bool:
+    """Links are not followed."""
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 @contextmanager

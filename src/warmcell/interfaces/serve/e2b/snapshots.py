@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.quota import Quota
 from warmcell.workspace.root import Root
 
+_log = logging.getLogger("warmcell.serve")
 PREFIX = "snapshot-"
 
 
@@ -45,8 +47,11 @@ class Snapshots:
         state = self._service.saved
         for document in [] if state is None else state.documents(SNAPSHOTS):
             home = None if state is None else state.find_copy(document.get("home"))
-            names = [str(name) for name in document.get("names") or ()]
-            if home is not None:
+            names = document.get("names") or []
+            if home is None or not isinstance(names, list):
+                _log.warning("snapshot %s does not come back: its files or names are missing", document["id"])
+            else:
+                names = list(map(str, names))
                 tenant, source = str(document.get("tenant")), str(document.get("source"))
                 self._all[document["id"]] = Snapshot(document["id"], tenant, source, names, home)
                 self._service.snapshots.add(tenant)

@@ -15,7 +15,7 @@ from typing import Any
 
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.saved_state import VOLUMES
+from warmcell.interfaces.serve.saved_state import VOLUMES, is_directory, remove_unused
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.own_modes import make_directory
@@ -77,12 +77,12 @@ class Volumes:
         place = os.path.join(state.path, VOLUMES)
         for document in state.documents(VOLUMES):
             identity, path = str(document["id"]), os.path.join(place, str(document["id"]))
-            if os.path.isdir(path):
+            if is_directory(path):
                 tenant, name, token = (str(document.get(field)) for field in ("tenant", "name", "token"))
                 self._all[identity] = Volume(identity, tenant, name, token, path)
-        for name in [] if state.has_unreadable else os.listdir(place):  # it may be that of such a record
-            if name not in self._all and not name.endswith(".json"):
-                remove_directory(os.path.join(place, name))
+        for entry in [] if state.has_unreadable else list(os.scandir(place)):  # it may be that of such a record
+            if entry.name not in self._all and not entry.name.endswith(".json"):
+                remove_unused(entry)
 
     @property
     def refusal(self) -> HttpError | None:
