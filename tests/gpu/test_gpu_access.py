@@ -14,10 +14,14 @@ from warmcell.enforcers import gpus
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
+from warmcell.backends.process.backend import ProcessBackend  # noqa: E402
 from warmcell.interfaces.serve.app import make_app  # noqa: E402
+from warmcell.interfaces.serve.gpu_access import MAX_BACKENDS, GpuAccess  # noqa: E402
 from warmcell.interfaces.serve.service import Service  # noqa: E402
 from warmcell.interfaces.serve.settings import Settings  # noqa: E402
 from warmcell.interfaces.serve.tokens import add_token  # noqa: E402
+from warmcell.languages.config import ProcessConfig  # noqa: E402
+from warmcell.policy.model import SandboxPolicy  # noqa: E402
 
 pytestmark = pytest.mark.needs("user namespaces")
 
@@ -88,3 +92,16 @@ async def test_sandboxes_count_against_the_quota_until_they_are_closed(tmp_path:
         assert plain.status_code == 201
         await client.delete(f"/v1/sandboxes/{identity}")
         assert (await client.post("/v1/run", json={**RUN, "gpus": [0]}, timeout=60)).status_code == 200
+
+
+async def test_requests_that_name_many_sets_of_devices_do_not_pile_up() -> None:
+    access, policy = GpuAccess(ProcessConfig()), SandboxPolicy(gpus="all")
+    displaced: list[ProcessBackend] = []
+    first, _ = access.backend(policy, (0,))
+    for number in range(1, 3 * MAX_BACKENDS):
+        displaced += access.backend(policy, (number,))[1]
+        assert access.backend(policy, (0,)) == (first, [])
+    kept = access.take_backends()
+    assert len(kept) == MAX_BACKENDS and first in kept and len(displaced) == 2 * MAX_BACKENDS
+    for backend in [*kept, *displaced]:
+        await backend.aclose()

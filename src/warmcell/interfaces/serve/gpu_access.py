@@ -15,6 +15,8 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.policy.gpu import narrow_gpus
 from warmcell.policy.model import SandboxPolicy
 
+#: Kept for sets of devices, the latest used last: requests may name any set, also of devices that do not exist.
+MAX_BACKENDS = 16
 #: As in a policy: "all", or device numbers.
 Gpus = str | tuple[int, ...]
 
@@ -37,11 +39,13 @@ class GpuAccess:
         #: By tenant: runs and sandboxes with a GPU.
         self._in_use: Counter[str] = Counter()
 
-    def backend(self, policy: SandboxPolicy, gpus: Gpus) -> ProcessBackend:
-        """The backend for runs with these devices, made when it is first needed."""
-        if gpus not in self._backends:
-            self._backends[gpus] = ProcessBackend.with_sandbox(self._config, policy=replace(policy, gpus=gpus))
-        return self._backends[gpus]
+    def backend(self, policy: SandboxPolicy, gpus: Gpus) -> tuple[ProcessBackend, list[ProcessBackend]]:
+        """The backend for runs with these devices, and those that it displaced, for the caller to close."""
+        found = self._backends.pop(gpus, None)
+        if found is None:
+            found = ProcessBackend.with_sandbox(self._config, policy=replace(policy, gpus=gpus))
+        self._backends[gpus] = found
+        return found, [self._backends.pop(old) for old in list(self._backends)[:-MAX_BACKENDS]]
 
     def take_backends(self) -> list[ProcessBackend]:
         """All of them, for the caller to close."""

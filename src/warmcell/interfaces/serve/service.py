@@ -220,10 +220,13 @@ class Service:
     async def _find_backend(self, gpus: Gpus | None, image: ImageChoice | None) -> ProcessBackend:
         if image is not None:
             backend, displaced = await self.images.backend(server_policy(self.policy), gpus, image)
-            for retired in displaced:
-                self.run_in_background(self._retire(retired))
-            return backend
-        return self.backend if gpus is None else self.gpus.backend(server_policy(self.policy), gpus)
+        elif gpus is not None:
+            backend, displaced = self.gpus.backend(server_policy(self.policy), gpus)
+        else:
+            return self.backend
+        for retired in displaced:
+            self.run_in_background(self._retire(retired))
+        return backend
 
     async def start_process(self, tenant: Tenant, start: Callable[[], Awaitable[AsyncProcess]]) -> AsyncProcess:
         """Start a process that outlives its request: it waits for a slot, and counts for its tenant until it ends.
