@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from .failure import CageError
+from .fast_imports import lru_cache
 from .guest.root import TERMINALS
 from .linux import kernel_files, namespaces
 from .linux.mount_table import MountTable
@@ -103,7 +104,8 @@ def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...
         return found, ()
     lines = kernel_files.read(f"/proc/{pid}/mountinfo").split("\n")[:-1]
     found, covered = {}, []
-    for point, is_writable in map(_parse, lines):
+    for line in lines:
+        point, is_writable = _parse(line.split(" ", 3)[3])
         covered += [point] if point in found else []
         found[point] = is_writable
     if is_own and not covered and (table is None or table.is_usable):
@@ -119,11 +121,12 @@ _MOST_TABLES = 16
 _FEWEST_PROCESSORS = 8
 
 
-def _parse(line: str) -> Tuple[str, bool]:
-    """A mount point, and whether it is writable."""
-    fields = line.split(" ")  # spaces in paths are escaped
+@lru_cache(maxsize=512)
+def _parse(rest: str) -> Tuple[str, bool]:
+    """A mount point, and whether it is writable, from a line without its numbers: the same for all cells of a plan."""
+    fields = rest.split(" ")  # spaces in paths are escaped
     # The options of the mount, and, last, those of its file system.
-    return _unescape(fields[4]), ",ro," not in f",{fields[5]},{fields[-1]},"
+    return _unescape(fields[1]), ",ro," not in f",{fields[2]},{fields[-1]},"
 
 
 def _unescape(text: str) -> str:

@@ -13,7 +13,7 @@ import struct
 import time
 
 from ..failure import step
-from ..fast_imports import socket
+from ..fast_imports import lru_cache, socket
 from ..linux import kernel_files
 from ..linux.descriptors import OwnedDescriptors
 from ..linux.namespaces import HomeNamespace
@@ -141,13 +141,14 @@ def _read_state() -> Tuple[bytes, ...]:
     return (*map(_read, _COUNTERS), *_numbers(_read("sockstat")))
 
 
-def _numbers(lines: bytes) -> List[bytes]:
-    found = []
+@lru_cache(maxsize=64)
+def _numbers(lines: bytes) -> Tuple[bytes, ...]:
+    found: List[bytes] = []
     for line in lines.splitlines():
         name, *words = line.split()
         for word in _OF_ONE_NAMESPACE.get(name, ("inuse",)):
             found.append(words[words.index(word.encode()) + 1])
-    return found
+    return tuple(found)
 
 
 def _read(name: str) -> bytes:

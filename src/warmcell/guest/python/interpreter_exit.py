@@ -18,6 +18,8 @@ from itertools import compress
 
 INTERRUPTED = -_signal.SIGINT
 _MOST_BLOCKS = 300_000  # with more, listing them takes longer than finalising
+#: The zygote's: counting them looks at every page of the heap.
+_blocks_before = [0]
 _HAS_COLLECTOR = 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
@@ -64,6 +66,7 @@ _start = {}
 
 def note_libraries():
     """In the zygote, before and after its preload: all that are loaded so far, if none of them is noticed at exit."""
+    _blocks_before[0] = sys.getallocatedblocks()
     if not _next_library:
         _next_library.append(_last_place(_Program._handle))
     elif _has_silent_libraries():
@@ -120,7 +123,6 @@ def begin():
     _start.update(
         streams=(id(sys.stdout), id(sys.stderr)),  # a reference would keep them from being flushed when they are freed
         exit_functions=_exit_functions(),
-        blocks=sys.getallocatedblocks(),
         witness=_Witness(),
     )
 
@@ -168,7 +170,9 @@ def rehearse_end():
 
 def is_anything_noticed():
     """Whether any object is alive that does something when it is freed."""
-    if sys.getallocatedblocks() - _start["blocks"] > _MOST_BLOCKS:
+    created, *collections = gc.get_count()
+    # Without a collection since the start, all objects that are alive were counted.
+    if (created > _MOST_BLOCKS or any(collections)) and sys.getallocatedblocks() - _blocks_before[0] > _MOST_BLOCKS:
         return True
     objects = gc.get_objects()
     kinds = list(map(type, objects))
