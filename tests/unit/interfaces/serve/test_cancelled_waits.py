@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -102,6 +103,8 @@ class Worker(Peer):
             pass
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()  # only then is its descriptor closed
             self.connections -= 1
 
 
