@@ -28,8 +28,9 @@ _SELDOM = 1.0
 _SHORT_RUN = 0.005
 #: How long a guest that has its job may take to start, on an overloaded host.
 _BEGIN_SECONDS = 60.0
-#: How long to wait for the report on a guest that is gone. It comes at once, unless the host is overloaded.
-_LAST_WORDS_MS = 10_000
+#: How long to wait for the report on a guest that is gone, and on one that was cancelled. It comes at once, unless the
+#: host is overloaded; if its manager has died, we know at once.
+_REPORT_SECONDS, _CANCELLED_SECONDS, _REPORT_LOOK_MS = 60.0, 10.0, 100
 #: How long a guest that waits for a processor, or for us, is given to use its time: so many times its timeout, and
 #: seconds more.
 _MOST_STRETCH, _STRETCH_SECONDS = 10, 10.0
@@ -287,9 +288,13 @@ class Pump:
         """The report may have been sent just before the end that we noticed, or be on its way."""
         poll = select.poll()
         poll.register(self._cell.status, select.POLLIN)
+        began = time.monotonic()
         try:
-            while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
-                self._cell.receive_message()
+            while self._cell.report is None:
+                if poll.poll(_REPORT_LOOK_MS):
+                    self._cell.receive_message()
+                elif time.monotonic() - began > (_CANCELLED_SECONDS if self._run.is_cancelled else _REPORT_SECONDS):
+                    return
         except CellLost:
             return
 

@@ -47,6 +47,19 @@ def test_a_descriptor_whose_number_was_used_before_is_still_waited_for() -> None
             os.fstat(begun)
 
 
+def test_messages_that_pile_up_during_looks_are_read_together() -> None:
+    """One for each turn would make the manager, and with it every other run, wait for the looks at a hostile guest."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        loop = Loop(theirs)
+        with ours:
+            for _ in range(watcher_loop._MOST_AT_A_TIME + 1):
+                send_packet(ours, {"ended": [1]})
+            assert loop._read_messages() and loop._messages.poll(0)  # no number of messages delays the next look
+            assert loop._read_messages() and not loop._messages.poll(0)
+        assert not loop._read_messages()
+
+
 @pytest.mark.attack("S2-10")
 def test_no_guest_begins_before_the_watcher_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had written by then would be taken for what was there already."""

@@ -39,7 +39,7 @@ from warmcell.sessions.loop import READ, Loop
 
 #: How long the agent may take to start a program, and for any other request. Then its cage is ended from outside.
 _START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
-_LAST_WORDS_MS = 10_000
+_LAST_WORDS_MS = 60_000
 #: How long the end of a cage may take: the manager's report and the clean-up.
 _END_SECONDS = 60.0
 _MOST_LAST_WORDS = 4096

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _NOT_SHORT_MS = 5
 #: If the first look is due sooner than this, they are loaded at once.
 _LOADS_WITHIN = 0.05
+#: How many messages of the manager are read between looks.
+_MOST_AT_A_TIME = 32
 #: How long the processes of a cell may take to be gone after its init was killed.
 _LAST_MOMENT_MS = 500
 #: A process that is ending loses its namespaces before its end shows: its mounts are taken down in between.
@@ -94,6 +96,8 @@ class Loop:
         self._is_prepared = False
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
+        self._messages = select.poll()
+        self._messages.register(channel, select.POLLIN)
 
     def run(self) -> None:
         """Until the manager is gone."""
@@ -110,7 +114,7 @@ class Loop:
                 self._read_request(descriptor)
             for descriptor in ready.keys() & self._waiting.keys():
                 self._begin(descriptor)
-            if self._channel.fileno() in ready and not self._read_message():
+            if self._channel.fileno() in ready and not self._read_messages():
                 return
 
     def _prepare(self) -> None:
@@ -124,6 +128,15 @@ class Loop:
             return None
         pause = max(0.0, min(self._due.values()) - time.monotonic()) * 1000
         return pause if self._is_prepared else min(pause, _NOT_SHORT_MS)
+
+    def _read_messages(self) -> bool:
+        """Several: where looks take long, more arrive in each turn. False if the manager is gone."""
+        for _ in range(_MOST_AT_A_TIME):
+            if not self._read_message():
+                return False
+            if not self._messages.poll(0):
+                break
+        return True
 
     def _read_message(self) -> bool:
         message, descriptors = receive_packet(self._channel, inbox=self._inbox)

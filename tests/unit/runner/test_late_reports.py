@@ -1,0 +1,62 @@
+"""How long the report on a guest that is gone is waited for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warmcell.runner import pump
+from warmcell.runner.cell import CellLost
+
+
+class _Cell:
+    """Its report is whatever arrives; the other end belongs to its manager."""
+
+    def __init__(self) -> None:
+        self.status, self.manager = socket.socketpair()
+        self.report: bytes | None = None
+
+    def receive_message(self) -> None:
+        self.report = self.status.recv(16) or None
+        if self.report is None:
+            raise CellLost("the cell ended")
+
+    def close(self) -> None:
+        self.status.close()
+        self.manager.close()
+
+
+def _wait(cell: _Cell, *, is_cancelled: bool) -> None:
+    waiting: Any = SimpleNamespace(_cell=cell, _run=SimpleNamespace(is_cancelled=is_cancelled))
+    pump.Pump._receive_late_report(waiting)
+
+
+def test_a_report_that_comes_late_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an overloaded host, the watcher that a manager has to ask first may be slow."""
+    monkeypatch.setattr(pump, "_CANCELLED_SECONDS", 0.0)
+    monkeypatch.setattr(pump, "_REPORT_LOOK_MS", 1)
+    cell = _Cell()
+    threading.Timer(0.2, cell.manager.send, [b"report"]).start()
+    _wait(cell, is_cancelled=False)
+    assert cell.report == b"report"
+    cell.close()
+
+
+def test_a_cancelled_run_waits_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "_CANCELLED_SECONDS", 0.0)
+    cell = _Cell()
+    _wait(cell, is_cancelled=True)
+    assert cell.report is None
+    cell.close()
+
+
+def test_a_dead_manager_is_noticed_at_once() -> None:
+    cell = _Cell()
+    cell.manager.close()
+    _wait(cell, is_cancelled=False)
+    assert cell.report is None
+    cell.close()
