@@ -160,7 +160,7 @@ def test_packages_that_do_not_fit_leave_nothing(tmp_path: Path, monkeypatch: pyt
     state = SavedState(str(tmp_path), 0)
     monkeypatch.setattr(saved_state, "copy_packages", refuse)
     with pytest.raises(ExecutionFailed, match="save the packages: No space left"):
-        state.keep_packages(str(tmp_path), None)
+        state.keep_packages(str(tmp_path))
     assert names(state, "packages") == []
 
 
