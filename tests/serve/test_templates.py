@@ -182,6 +182,19 @@ def test_metadata_names_an_image(tenants: list[Tenant]) -> None:
         assert one.client.post("/v2/sandboxes", json={"templateID": "base", **asked}).status_code == status
 
 
+def test_metadata_names_an_image_with_a_user(tenants: list[Tenant], tmp_path: Path) -> None:
+    one = tenants[0]
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nUSER postgres:postgres\n")
+    ImageStore(one.store).build(tmp_path, name="with-user:1")
+    box = Box(one.client, one.key, metadata={"warmcell.image": "with-user:1"})
+    assert box.run("id -un")[:2] == (0, "postgres\n")
+    for name, status in (("postgres", 200), ("root", 200), ("", 200), ("postgres:postgres", 401), ("agent", 401)):
+        asked = {"path": "/etc/os-release", "username": name}
+        assert one.client.get("/files", params=asked, headers=box.headers).status_code == status, name
+    assert box.kill() == 204
+    ImageStore(one.store).remove("with-user:1")
+
+
 def test_tags_name_builds(tenants: list[Tenant]) -> None:
     one = tenants[0]
     template, first = one.request("tagged")
