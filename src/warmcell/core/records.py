@@ -65,7 +65,9 @@ else:
         """Fills in the first few instances field by field: a short-lived program creates no more, and compiling takes
         longer.
         """
-        kind = next(kind for kind in type(self).__mro__ if kind.__dict__.get("__init__") is _early_use)
+        kind = type(self)
+        if kind.__dict__.get("__init__") is not _early_use:
+            kind = next(kind for kind in kind.__mro__ if kind.__dict__.get("__init__") is _early_use)
         values = _bind(kind, args, kwargs) if kind.__record_uses__ < _FEW else None
         kind.__record_uses__ += 1
         if values is None:
@@ -85,8 +87,12 @@ else:
         for name, item in kind.__record_fields__.items():
             if name not in given:
                 given[name] = item.factory() if item.factory is not None else item.default
-        values = [given[name] for name in kind.__record_fields__]
-        return None if any(value is _NEEDED for value in values) else values
+        values = []
+        for name in kind.__record_fields__:
+            if given[name] is _NEEDED:
+                return None
+            values.append(given[name])
+        return values
 
     def _initialiser(kind):
         """A compiled `__init__`: wrong arguments raise as for any function, and calls are quick."""

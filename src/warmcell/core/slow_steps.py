@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from warmcell.core.late_log import LateLog
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_log = LateLog("warmcell")
 #: Replaced as a whole, so that reporters need no lock.
 _listeners: tuple[Callable[[str], None], ...] = ()
 
@@ -30,4 +27,6 @@ def report_slow_step(what: str) -> None:
     for listener in _listeners:
         listener(what)
     if not _listeners:
-        _log.warning(what)
+        import logging
+
+        logging.getLogger("warmcell").warning(what)

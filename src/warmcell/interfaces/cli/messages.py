@@ -6,7 +6,6 @@ import os
 import sys
 
 from warmcell.core import slow_steps
-from warmcell.core.lines import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ def say_note(message: str) -> None:
 
 def _say(kind: str, message: str, hint: str | None) -> None:
     if sys.stderr is not None:
+        from warmcell.core.lines import one_line
+
         second = f"{_label('hint')} {one_line(hint)}\n" if hint else ""
         sys.stderr.write(f"{_label(kind)} {one_line(message)}\n{second}")
         sys.stderr.flush()
@@ -120,6 +121,8 @@ class Progress:
 
     def _show(self) -> None:
         import time
+
+        from warmcell.core.lines import one_line
 
         started = time.monotonic()
         wait, is_shown = PROGRESS_AFTER, False
