@@ -35,8 +35,12 @@ def test_a_stopped_server_finds_its_sandboxes_again(start_server: Start, tmp_pat
         ).json()
         server.client.put(f"/v1/sandboxes/{own['id']}/files/note.txt", content=b"note")
         before = server.client.get(f"/sandboxes/{box.id}").json()
+        parked = Box(server.client, timeout=300, autoPause=True)
+        assert parked.run("echo parked > file")[0] == 0
+        assert server.client.post(f"/sandboxes/{parked.id}/timeout", json={"timeout": 1}).status_code == 204
+        until(lambda: server.client.get(f"/sandboxes/{parked.id}").json()["state"] == "paused")
         status, said = server.stop()
-        assert status == 0 and "2 sandboxes are saved" in said
+        assert status == 0 and "3 sandboxes are saved" in said
     with start_server(*options) as server:
         _reconnect(box, server)
         after = server.client.get(f"/sandboxes/{box.id}").json()
@@ -47,7 +51,10 @@ def test_a_stopped_server_finds_its_sandboxes_again(start_server: Start, tmp_pat
         assert again["metadata"] == {"a": "b"} and abs(again["expires"] - own["expires"]) < 1
         ran = server.client.post(f"/v1/sandboxes/{own['id']}/sh", json={"script": "cat note.txt; echo $WORD"}).json()
         assert ran["stdout"] == "notehi\n"
-        assert box.kill() == 204
+        connect = f"/v2/sandboxes/{_reconnect(parked, server).id}/connect"
+        assert server.client.post(connect, json={"timeout": 300}).status_code == 201  # it was paused
+        assert parked.run("cat file")[1] == "parked\n"
+        assert box.kill() == parked.kill() == 204
         assert server.client.delete(f"/v1/sandboxes/{own['id']}").status_code == 204
         homes = tmp_path / "state/worker-0/homes"
         records = tmp_path / "state/worker-0/records"
