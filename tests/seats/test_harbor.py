@@ -23,6 +23,8 @@ from warmcell.images import ImageStore
 if find_spec("harbor") is None:  # not installed by scripts/test-seats
     pytest.skip("harbor is not installed", allow_module_level=True)
 
+#: Their first import compiles hundreds of modules, and a starved host takes minutes for it.
+pytestmark = pytest.mark.timeout(1800)
 KIND = "warmcell.interfaces.seats.harbor:WarmcellEnvironment"
 PROGRAMS = "bash sh cat chmod cp dirname env find grep id ln ls mkdir rm sleep tar tmux touch true useradd".split()
 LOCALE = Path("/usr/lib/locale/C.utf8")

@@ -14,6 +14,8 @@ from warmcell.images import ImageStore
 
 if find_spec("openenv") is None:  # not installed by scripts/test-seats
     pytest.skip("openenv is not installed", allow_module_level=True)
+#: Their first import compiles hundreds of modules, and a starved host takes minutes for it.
+pytestmark = pytest.mark.timeout(1800)
 DOCKERFILE = "FROM base:1\nWORKDIR /www\nRUN echo ok > health\nCMD [{command}]\n"
 SERVER = """
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -15,6 +15,8 @@ from tests.seats.model_server import model_server
 
 if find_spec("openhands") is None:  # not installed by scripts/test-seats
     pytest.skip("openhands is not installed", allow_module_level=True)
+#: Their first import compiles hundreds of modules, and a starved host takes minutes for it.
+pytestmark = pytest.mark.timeout(1800)
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a list of prices while it is imported
 
 

@@ -20,6 +20,8 @@ from warmcell.images import ImageStore
 if find_spec("e2b") is None:  # not installed by scripts/test-seats
     pytest.skip("e2b is not installed", allow_module_level=True)
 
+#: Their first import compiles hundreds of modules, and a starved host takes minutes for it.
+pytestmark = pytest.mark.timeout(1800)
 PROGRAMS = "bash sh cat chmod chown git id mkdir rm setsid sleep tail useradd".split()
 #: slime adds the user and gives it the files unless the image has it.
 ADD_AGENT = (

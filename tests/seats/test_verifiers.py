@@ -19,6 +19,8 @@ from warmcell.images import ImageStore
 if find_spec("verifiers") is None:  # not installed by scripts/test-seats
     pytest.skip("verifiers is not installed", allow_module_level=True)
 
+#: Their first import compiles hundreds of modules, and a starved host takes minutes for it.
+pytestmark = pytest.mark.timeout(1800)
 PROGRAMS = "bash sh cat chmod grep id kill mkdir nohup rm sleep useradd".split()
 TASKS = '''
 import verifiers.v1 as vf
