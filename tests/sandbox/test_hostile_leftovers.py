@@ -14,6 +14,7 @@ from tests.sandbox.fakes import Factory
 
 from warmcell import ExecRequest, Limits, ProcessBackend, SandboxPolicy, SandboxPolicyBuilder
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation, SandboxError
+from warmcell.enforcers import host_paths
 from warmcell.enforcers.host_paths import follow
 from warmcell.sandbox.blocking import MountPoint, Sandbox
 from warmcell.workspace.remove import remove_directory
@@ -167,3 +168,12 @@ def test_system_links_are_followed_and_others_reported(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(SandboxError):
         Sandbox(tmp_path / "circle", guest_factory=Factory())
+
+
+def test_private_directories_are_forgotten_with_their_sandboxes() -> None:
+    """A server makes millions of them."""
+    before = set(host_paths._given_to_guests)
+    with Sandbox() as sandbox:
+        assert sandbox.run("print(1)").stdout == "1\n"
+        assert host_paths._given_to_guests - before
+    assert not host_paths._given_to_guests - before

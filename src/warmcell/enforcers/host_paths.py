@@ -24,6 +24,15 @@ def note_writable(path: str) -> None:
     _given_to_guests.add((path, state.st_dev, state.st_ino))
 
 
+def forget_writable(path: str) -> None:
+    """Call it before a directory that was noted is removed: programs make millions of sandboxes."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return
+    _given_to_guests.discard((path, state.st_dev, state.st_ino))
+
+
 @dataclass(frozen=True, slots=True)
 class HostPath:
     """A path without links, and the first link on the way that lies in a directory which guests may write, or

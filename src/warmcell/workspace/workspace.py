@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.enforcers.host_paths import note_writable
+from warmcell.enforcers.host_paths import forget_writable, note_writable
 from warmcell.workspace import diff, files
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.copy import copy_tree
@@ -139,6 +139,8 @@ class Workspace:
         self._mounts.close()
         if self._snapshots is not None:
             self._snapshots.close()
+        if self._cleanup is not None:
+            forget_writable(self.host_path)
         self.discard()
 
     def discard(self) -> None:
