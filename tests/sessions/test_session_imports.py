@@ -40,6 +40,16 @@ def test_modules_that_the_zygote_has_loaded_are_hidden_from_guests_that_do_not_n
         assert sessions[-2].run("sys.modules['pickle'] is pickle").value == "True"
 
 
+def test_a_cage_gets_the_modules_of_the_agent_only_if_the_zygote_has_not_loaded_them() -> None:
+    """All of them are there anyway: also those of sessions in other languages."""
+    with ExitStack() as opened:
+        sandboxes = [opened.enter_context(Sandbox()) for _ in range(3)]
+        for sandbox in sandboxes:
+            with sandbox.session("python") as session, sandbox.session("command") as shell:
+                is_loaded = "cage.zygote" in session.run(LOADER).value
+                assert shell.run("ls /code/live/modules").stdout == ("" if is_loaded else "/code/live/modules\n")
+
+
 def test_what_many_programs_import_is_loaded_after_the_first_of_them() -> None:
     with Sandbox() as sandbox:
         look = "import sys; print('json' in sys.modules, 'typing' in sys.modules)"

@@ -12,6 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, List, Sequence, Tuple
 
+    #: Source and identity of each of the caller's paths, in the order of the plan.
+    Sources = Tuple[Tuple[str, str], ...]
+
 
 class Bind(NamedTuple):
     """A host path, already resolved, shown to the guest at `target`."""
@@ -106,6 +109,28 @@ def is_shared(bind: Bind, plan: LaunchPlan) -> bool:
 def is_below(path: str, place: str) -> bool:
     """Also true for the place itself."""
     return (path + "/").startswith(place.rstrip("/") + "/")
+
+
+def take_sources(plan: LaunchPlan) -> Tuple[LaunchPlan, Sources]:
+    """The plan without the sources of the caller's paths, which all cells with such paths share; and the sources."""
+    sources = tuple((bind.source, bind.identity) for bind in plan.binds if bind.as_owner)
+    binds = tuple(bind._replace(source="", identity="") if bind.as_owner else bind for bind in plan.binds)
+    return plan._replace(binds=binds), sources
+
+
+def put_sources(binds: Sequence[Bind], data: Any) -> Tuple[Bind, ...]:
+    """The inverse, for the binds of a plan, given parsed JSON."""
+    sources = _sequence(data)
+    if len(sources) != len([bind for bind in binds if bind.as_owner]):
+        raise PlanError("as many sources as paths of the caller expected")
+    left = iter(sources)
+    return tuple(_put_source(bind, next(left)) if bind.as_owner else bind for bind in binds)
+
+
+def _put_source(bind: Bind, data: Any) -> Bind:
+    if len(_sequence(data)) != 2:
+        raise PlanError("expected a source and its identity")
+    return bind._replace(source=_text(data[0]), identity=_text(data[1]))
 
 
 class PlanError(ValueError):

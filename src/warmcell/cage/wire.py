@@ -160,8 +160,9 @@ def file_mode(job: GuestJob, name: str) -> int:
 #: From the manager to its zygote: the number of a recipe; whether the job may be a program, whether it comes later,
 #: and whether it may be a list of calls.
 FORK_ORDER = struct.Struct("=H???")
-#: The answer: the pid, or a negative errno; and whether the job must be a list of calls.
-FORK_ANSWER = struct.Struct("=q?")
+#: The answer: the pid, or a negative errno; whether the job must be a list of calls; and whether the guest has the
+#: modules of live cages.
+FORK_ANSWER = struct.Struct("=q??")
 
 _MOST_AT_ONCE = 1 << 20
 

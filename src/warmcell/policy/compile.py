@@ -84,6 +84,30 @@ def compile_plan(
     )
 
 
+def replace_sources(plan: LaunchPlan, before: EffectivePolicy, after: EffectivePolicy) -> LaunchPlan | None:
+    """The plan of `before` for a policy that differs in the sources of its paths alone; None for any other policy."""
+    if before.image is not None or replace(before, paths=()) != replace(after, paths=()):
+        return None
+    if [_layout_of(path) for path in before.paths] != [_layout_of(path) for path in after.paths]:
+        return None
+    growing = [[path.target for path in _growing(policy.paths)] for policy in (before, after)]
+    if growing[0] != growing[1]:
+        return None
+    named = {path.target: path for path in after.paths}
+    if len(named) < len(after.paths):
+        return None
+    binds = (
+        bind._replace(source=named[bind.target].source, identity=named[bind.target].identity) if bind.as_owner else bind
+        for bind in plan.binds
+    )
+    return plan._replace(binds=tuple(binds))
+
+
+def _layout_of(path: ResolvedPath) -> tuple[str, bool, bool, tuple[int, ...]]:
+    """What a plan has of a path besides its source. A path may cover others if it is shown elsewhere."""
+    return path.target, path.writable, path.source == path.target, path.overlay_devices
+
+
 def _compile_image_plan(policy: EffectivePolicy, image: ImageRoot, layout: HostLayout) -> LaunchPlan:
     """The same cage with an image in place of the host's system: nothing of the host but devices and allowed paths."""
     plan = compile_plan(policy, HostLayout((), missing_devices=layout.missing_devices), ())

@@ -27,6 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
+
+    from warmcell.cage.plan import Sources
 else:
     Protocol = object  # for type checkers only
 
@@ -81,6 +83,8 @@ class CellKind:
     names_places: bool = False
     #: For the given bind of the plan, if it has one.
     overlay: Overlay | None = None
+    #: Of the caller's paths, if the plan is without them.
+    sources: Sources = ()
 
     def __hash__(self) -> int:
         return hash((self.plan, self.execs, self.is_program))  # the fields in which nearly all differ
@@ -234,6 +238,7 @@ class Pool(Supply[CellKind, Cell]):
                 waits=waits,
                 trees=trees,
                 twin=self._twin if kind.names_places else 0,
+                sources=kind.sources,
             )
 
         if kind.overlay is None:

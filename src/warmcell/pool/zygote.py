@@ -28,6 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any
+
+    from warmcell.cage.plan import Sources
 else:  # the C modules, which load faster
     import _socket as socket
 
@@ -190,6 +192,7 @@ class ZygoteProcess:
         waits: bool = False,
         trees: Sequence[int] = (),
         twin: int = 0,
+        sources: Sources = (),
     ) -> Cell:
         """Orders a cell; the caller calls `await_ready` and closes it. `CellLost` if the zygote is gone.
 
@@ -198,13 +201,16 @@ class ZygoteProcess:
         certain to exec, by its path. `waits`: its job comes later, so there is time to prepare. `trees` are the mount
         trees of the plan's given binds. `twin` is the number of a twin of the zygote, which is made for it if it does
         not exist: the plan contains path names of the caller's own, which guests of other pools must not find.
+        `sources` are those of the caller's paths, if the plan is without them.
         """
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
         try:
             if group_parent and limits:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
-            order = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
+            order: dict[str, Any] = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
+            if sources:
+                order["sources"] = sources
             if twin:
                 order["twin"] = twin
             self._send(order, [*cell.descriptors_to_send(), *trees])

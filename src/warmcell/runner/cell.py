@@ -84,6 +84,8 @@ class Cell:
         self._is_ordered = self._is_ready = self._is_closed = False
         #: Whether the directories that the guest may write to are to be measured first, and have been.
         self._measures = self._is_measured = False
+        #: Whether its guest has the modules of live cages already.
+        self.has_live_modules = False
         #: Whether it takes its job as a list of system calls, and that job.
         self._takes_list = False
         self._program_job: ProgramJob | None = None
@@ -165,6 +167,7 @@ class Cell:
         if "ready" in message:
             self._is_ready = True
             self._takes_list = bool(message.get("list"))
+            self.has_live_modules = bool(message.get("live_modules"))
             self._measures = bool(message.get("measures"))
             self.listener = descriptors[0] if descriptors else -1
         elif "pid" in message:

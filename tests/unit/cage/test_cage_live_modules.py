@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from importlib.util import module_from_spec
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -13,13 +14,15 @@ from warmcell.cage.zygote import live_modules
 LIVE = ROOT / "src/warmcell/guest/live"
 
 
-def load(directory: Path) -> live_modules.Modules:
+def load(directory: Path) -> live_modules.LiveModules | None:
     return live_modules.load(str(directory), live_modules.find_version(str(directory)))
 
 
 def test_the_modules_are_loaded_and_hidden() -> None:
     before, finders = dict(sys.modules), list(sys.meta_path)
-    found = load(LIVE)
+    loaded = load(LIVE)
+    assert loaded is not None
+    found = loaded.modules
     assert sys.modules == before and sys.meta_path == finders
     agent, preloaded = found["warmcell_live.agent"], found["warmcell_live.preloaded"]
     assert agent.__file__ == agent.main.__code__.co_filename == "/code/live/agent.py"
@@ -31,11 +34,23 @@ def test_the_modules_are_loaded_and_hidden() -> None:
     assert "warmcell_live.session_image" not in preloaded.modules["python_session"]
 
 
+def test_modules_that_are_not_loaded_are_found_without_the_directory(tmp_path: Path) -> None:
+    shutil.copytree(LIVE, tmp_path / "live")
+    loaded = load(tmp_path / "live")
+    shutil.rmtree(tmp_path / "live")
+    assert loaded is not None
+    spec = loaded.finder.find_spec("warmcell_live.shell_session")
+    assert spec is not None and spec.loader is not None and spec.origin == "/code/live/shell_session.py"
+    module = module_from_spec(spec)
+    assert module.__file__ == spec.origin
+    assert loaded.finder.find_spec("warmcell_live.start") is None is loaded.finder.find_spec("json")
+
+
 def test_nothing_is_left_when_they_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("from . import frames\n")
     (tmp_path / "frames.py").write_text("raise ValueError\n")
     before, finders = dict(sys.modules), list(sys.meta_path)
-    assert load(tmp_path) == load(tmp_path / "missing") == {}
+    assert load(tmp_path) is load(tmp_path / "missing") is None
     assert sys.modules == before and sys.meta_path == finders
 
 
@@ -46,4 +61,4 @@ def test_a_package_that_was_replaced_is_not_mixed_with_the_old_one(tmp_path: Pat
     assert live_modules.load(directory, before)
     (tmp_path / "new").write_text("")
     (tmp_path / "new").rename(tmp_path / "live/frames.py")
-    assert live_modules.load(directory, before) == {}
+    assert live_modules.load(directory, before) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.cage.plan import Bind, LaunchPlan, PlanError, Watch, decode, encode
+from warmcell.cage.plan import Bind, LaunchPlan, PlanError, Watch, decode, encode, put_sources, take_sources
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 _NUMBER = st.integers(0, 1 << 62)
@@ -50,6 +50,21 @@ def test_round_trip(plan: LaunchPlan) -> None:
     again = decode(json.loads(encode(plan)))
     assert again == plan
     assert encode(again) == encode(plan)
+
+
+@given(_PLANS)
+def test_sources_of_paths_go_apart_and_come_back(plan: LaunchPlan) -> None:
+    common, sources = take_sources(plan)
+    assert put_sources(common.binds, json.loads(json.dumps(sources))) == plan.binds
+    assert not any(bind.source or bind.identity for bind in common.binds if bind.as_owner)
+
+
+@pytest.mark.parametrize("sources", [None, {}, [], [["/a"]], [["/a", 1]], [["/a", "", ""]], [["/a", ""]] * 2, ["/a"]])
+def test_sources_that_do_not_fit_are_refused(sources: Any) -> None:
+    binds = (Bind("", "/b", as_owner=True), Bind("/usr", "/usr"))
+    assert put_sources(binds, [["/a", "1:2"]]) == (Bind("/a", "/b", False, "1:2", as_owner=True), binds[1])
+    with pytest.raises(PlanError):
+        put_sources(binds, sources)
 
 
 def _plain() -> dict[str, Any]:

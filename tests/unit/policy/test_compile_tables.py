@@ -10,7 +10,7 @@ from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, Enforced
-from warmcell.policy.compile import compile_open_plan, compile_plan
+from warmcell.policy.compile import compile_open_plan, compile_plan, replace_sources
 from warmcell.policy.host import HostLayout
 from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath
 
@@ -175,6 +175,43 @@ def test_paths_land_on_top_of_what_lies_above_them() -> None:
         landlock=(*LANDLOCK, ("/data/out", True)),
         watch=Watch(descriptors=True, cpu_seconds=3.0, disk_bytes=100 * MIB, disk_paths=("/data/out",)),
     )
+
+
+OTHERS = (replace(WRITE, source="/srv/other", identity="1:9"), replace(READ, source="/mnt/data", identity="2:2"))
+
+
+def test_a_plan_is_the_same_for_other_sources_of_its_paths() -> None:
+    before, after = replace(POLICY, paths=(WRITE, READ)), replace(POLICY, paths=OTHERS)
+    changed = replace_sources(compile_plan(before, LAYOUT, RUNTIME), before, after)
+    assert changed == compile_plan(after, LAYOUT, RUNTIME)
+
+
+@pytest.mark.parametrize(
+    ("paths", "others"),
+    [
+        (OTHERS[:1], {}),
+        ((OTHERS[0], replace(OTHERS[1], writable=True)), {}),
+        ((OTHERS[0], replace(OTHERS[1], target="/elsewhere")), {}),
+        ((OTHERS[0], replace(OTHERS[1], source="/data")), {}),
+        ((OTHERS[0], replace(OTHERS[1], overlay_devices=(1,))), {}),
+        ((replace(OTHERS[0], target="/data"), OTHERS[1]), {}),
+        (OTHERS, {"network": "proxy"}),
+        (OTHERS, {"allow_spawn": True}),
+        (OTHERS, with_limits(disk_mb=5)),
+        (OTHERS, {"image": ImageRoot((), 0, 0, "", {})}),
+    ],
+)
+def test_any_other_difference_needs_a_plan_of_its_own(paths: tuple[ResolvedPath, ...], others: dict[str, Any]) -> None:
+    before = replace(POLICY, paths=(WRITE, READ))
+    assert (
+        replace_sources(compile_plan(before, LAYOUT, RUNTIME), before, replace(POLICY, paths=paths, **others)) is None
+    )
+
+
+def test_a_source_inside_another_is_counted_there_and_needs_a_plan_of_its_own() -> None:
+    two = (WRITE, ResolvedPath("/srv/more", "/more", True, "1:4"))
+    before, after = replace(POLICY, paths=two), replace(POLICY, paths=(two[0], replace(two[1], source="/srv/out/more")))
+    assert replace_sources(compile_plan(before, LAYOUT, RUNTIME), before, after) is None
 
 
 def test_a_named_path_is_left_as_it_is() -> None:

@@ -291,10 +291,12 @@ class ProcessBackend(BackendBase):
     def _with_tools(self, program: ProgramSpec) -> ProgramSpec:
         """Finds the host's toolchains at the first run: configured ones may have to be started."""
         if self._tools is None:
-            from warmcell.languages.host_tools import host_tools
-
-            self._tools = host_tools(self._config).without(allowed.target for allowed in self._policy.allowed_paths)
+            self._tools = self._launcher.find_tools()
         return program.with_tools(self._tools.shown, self._tools.path)
+
+    def adopt(self, sibling: ProcessBackend) -> None:
+        """Before the first run: takes over what one with the same settings has found on this host."""
+        self._launcher.live_setup = sibling._launcher.get_live_setup()
 
     async def live_cage(
         self,

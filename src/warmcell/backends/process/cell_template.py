@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    from warmcell.cage.plan import Sources
     from warmcell.enforcers.contract import SandboxEnforcer
     from warmcell.policy.model import SandboxPolicy
     from warmcell.pool.pool import CellKind
@@ -50,6 +51,8 @@ class PreparedTemplate:
 
     plan: str
     directories: Directories
+    #: Of the paths of one guest, if the plan is without them.
+    sources: Sources = ()
 
 
 class CellTemplate:

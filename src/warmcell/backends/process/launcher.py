@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from warmcell.backends.process.gpu_slots import GpuSlots
     from warmcell.backends.process.live import LiveCage
     from warmcell.backends.process.live_program import LiveProgram
+    from warmcell.backends.process.live_setup import LiveSetup
     from warmcell.backends.process.live_start import LiveOptions
     from warmcell.enforcers.contract import SandboxEnforcer
+    from warmcell.languages.host_tools import HostTools
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.resolve import ImageRoot
@@ -80,6 +82,8 @@ class Launcher:
         if config.pool_size:
             _load_run_result()  # a ready cell leaves no time for it later
         self._templates = TemplateCache()
+        #: Made with the first live cage, or that of a sibling.
+        self.live_setup: LiveSetup | None = None
         self._lock = Lock()
 
     def run(self, launch: Launch) -> ExecResult:
@@ -289,21 +293,39 @@ class Launcher:
             raise host_failure(error) from error
 
     def _live_template(self, limits: EffectiveLimits, shown: tuple[str, ...]) -> CellTemplate:
-        from warmcell.backends.process.live_start import LiveTemplate, check
+        from warmcell.backends.process.live_start import check
 
         effective = self.resolver.resolve(limits)
         check(effective)
-        return LiveTemplate(effective, self._config, shown)
+        return self.get_live_setup().template(effective, self._config, shown)
+
+    def find_tools(self) -> HostTools:
+        from warmcell.languages.host_tools import host_tools
+
+        def find() -> HostTools:
+            return host_tools(self._config).without(allowed.target for allowed in self.resolver.policy.allowed_paths)
+
+        return find() if self.live_setup is None else self.live_setup.tools(find)
+
+    def get_live_setup(self) -> LiveSetup:
+        """To be given to the launchers of siblings."""
+        from warmcell.backends.process.live_setup import LiveSetup
+
+        with self._lock:
+            if self.live_setup is None:
+                self.live_setup = LiveSetup()
+            return self.live_setup
 
     def _live_kind(self, limits: EffectiveLimits, template: CellTemplate) -> CellKind:
         # The agent counts as one of the processes.
         group = GroupLimits(limits.memory_mb * MIB, limits.processes, limits.cpus) if self._group_parent else None
         with Cleanup() as cleanup:
-            plan = template.prepare(cleanup).plan
+            prepared = template.prepare(cleanup)
         return CellKind(
             template.zygote,
-            plan,
+            prepared.plan,
             group,
+            sources=prepared.sources,
             is_pooled=False,
             has_keeper=False,
             execs=False,

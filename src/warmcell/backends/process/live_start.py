@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import copy
 from functools import cache
 
 import warmcell.guest
@@ -14,7 +15,8 @@ from warmcell.backends.process.egress import Egress
 from warmcell.backends.process.guest_modules import pack_modules
 from warmcell.backends.process.live import LiveCage
 from warmcell.backends.process.live_exit import LiveDenials
-from warmcell.cage.plan import LaunchPlan
+from warmcell.cage.environment import CAGED_ENV
+from warmcell.cage.plan import LaunchPlan, encode, take_sources
 from warmcell.cage.wire import GuestJob
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.records import dataclass, field, replace
@@ -23,6 +25,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.run import Run
+from warmcell.policy.compile import replace_sources
 from warmcell.policy.places import CODE_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
 from warmcell.pool.pool import CellKind, Pool
@@ -30,7 +33,10 @@ from warmcell.runner.cell import CellLost
 
 _GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")
 _PLACE = f"{CODE_DIR}/live"
+_MODULES = f"{_PLACE}/modules"
 _FIRST = "start.py"
+#: In its place where the zygote has loaded the agent: unpacking all modules takes as long as the cage.
+_SHORT_START = b"import sys\ndel sys.path[0]\nfrom warmcell_live import agent\nagent.main()()\n"
 _ATTEMPTS = 3
 #: The guest path of Node if its host path is covered.
 _NODE_DIR = "/node"
@@ -56,9 +62,22 @@ class LiveTemplate(CellTemplate):
         if effective.image is not None:
             self.zygote = replace(self.zygote, preload=(*self.zygote.preload, *MODULES_OF_AGENT))
 
+        plan, sources = take_sources(self._plan)
+        self._prepared = replace(self._prepared, plan=encode(plan), sources=sources)
+
     def _compile(self) -> LaunchPlan:
         plan = super()._compile()
         return plan._replace(terminals=True, symlinks=(*plan.symlinks, ("/dev/ptmx", "pts/ptmx")))
+
+    def for_policy(self, effective: EffectivePolicy) -> LiveTemplate | None:
+        """This template for a policy that differs in the sources of its paths alone; None for any other."""
+        plan = replace_sources(self._plan, self.effective, effective)
+        if plan is None:
+            return None
+        template = copy(self)
+        template.effective, template._plan = effective, plan
+        template._prepared = replace(self._prepared, sources=take_sources(plan)[1])
+        return template
 
     def _source_of(self, path: str) -> str:
         return self._moved.get(path) or super()._source_of(path)
@@ -146,7 +165,9 @@ def _create_once(
             denials = LiveDenials(tuple(bind.target for bind in template.visible))
             cell.on_denied = denials.note
             egress_handle = egress.open(cell, denials.add, cleanup)
-            cell.start(_agent_job(egress_handle.files), run)
+            # The Python of an image loads modules itself.
+            has_modules = cell.has_live_modules and template.effective.image is None
+            cell.start(_agent_job(egress_handle.files, has_modules), run)
             leasing.pop_all()
             pool.pin()
             cleanup.callback(pool.unpin)
@@ -154,8 +175,13 @@ def _create_once(
         return LiveCage(cell, control, template, given, cleanup.pop_all(), denials, options.idle_timeout)
 
 
-def _agent_job(files_of_way_out: Mapping[str, bytes]) -> GuestJob:
-    return GuestJob("python", (), {}, CODE_DIR, {**_agent_files(), **files_of_way_out}, f"{_PLACE}/{_FIRST}")
+def _agent_job(files_of_way_out: Mapping[str, bytes], has_modules: bool) -> GuestJob:
+    """With the zygote's own environment, so that nothing has to be changed: no program gets the agent's."""
+    files = {**_agent_files(), **files_of_way_out}
+    if has_modules:
+        del files[_MODULES]
+        files[f"{_PLACE}/{_FIRST}"] = _SHORT_START
+    return GuestJob("python", (), CAGED_ENV, CODE_DIR, files, f"{_PLACE}/{_FIRST}")
 
 
 @cache
@@ -168,4 +194,4 @@ def _agent_files() -> Mapping[str, bytes]:
                 files[f"{_PLACE}/{name}"] = file.read()
     names = [name.removesuffix(".py") for name in os.listdir(_GUEST_FILES) if name.endswith(".py")]
     own = [name for name in names if name not in ("start", "__init__")]
-    return {**files, f"{_PLACE}/modules": pack_modules(_GUEST_FILES, own, lambda name: f"{_PLACE}/{name}.py")}
+    return {**files, _MODULES: pack_modules(_GUEST_FILES, own, lambda name: f"{_PLACE}/{name}.py")}

@@ -123,6 +123,8 @@ class CellMaker:
         owned = OwnedDescriptors(job, *descriptors[2:])
         try:
             plan, own, common = _parse(order["plan"])
+            if "sources" in order:
+                plan, own = _put_sources(plan, own, order["sources"])
             trees = len([bind for bind in own if bind.given])
             cgroups, given = tuple(descriptors[5 : len(descriptors) - trees]), descriptors[len(descriptors) - trees :]
             execs, waits, is_program = (bool(order.get(word)) for word in ("execs", "waits", "program"))
@@ -177,13 +179,14 @@ class CellMaker:
                 zygote.order(shape, order.may_exec, order.waits, given, order.is_program)
                 if ceilings_for(order.plan, init.host_id).is_needed:
                     self._start_watcher()  # while the zygote is busy
-                pid, takes_list = zygote.answer()
+                pid, takes_list, has_live_modules = zygote.answer()
             self._on_birth(pid, None)
             pidfd = owned.take(call("pidfd_open", pid, 0))
             kept = verify.identities((order.job, go, *order.stdio))
             expected = verify.Expected(order.plan, kept, self._outer, init.host_id)
             sends, receives = packet_socket(os.dup(status.fileno())), packet_socket(ours)
-            guest = GuestChild(pid, pidfd, expected, sends, init, receives, begun, order.may_exec, takes_list)
+            guest = GuestChild(pid, pidfd, expected, sends, init, receives, begun, order.may_exec)
+            guest.takes_list, guest.has_live_modules = takes_list, has_live_modules
         except BaseException:
             init.end()
             raise
@@ -208,7 +211,7 @@ class CellMaker:
         with step("fork keeper"):
             zygote = self._twins.zygote_for(0)
             zygote.order(shape, order.may_exec, order.waits, given)
-            pid, _ = zygote.answer()
+            pid, _, _ = zygote.answer()
         self._on_birth(pid, None)
         try:
             send_packet(status, {"pid": pid}, [owned.take(call("pidfd_open", pid, 0))])
@@ -260,6 +263,15 @@ def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
         os.close(pidfd)
         kill(pid)
         os.waitpid(pid, 0)
+
+
+def _put_sources(
+    plan: plans.LaunchPlan, own: Sequence[plans.Bind], sources: object
+) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...]]:
+    """The plan of one order and its own binds, from a text that many orders share."""
+    binds = plans.put_sources(plan.binds, sources)
+    pairs = zip(plan.binds, binds)  # noqa: B905  # since Python 3.10
+    return plan._replace(binds=binds), tuple(bind for before, bind in pairs if before in own)
 
 
 @lru_cache(maxsize=64)

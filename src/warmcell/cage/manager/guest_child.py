@@ -80,7 +80,6 @@ class GuestChild:
         handoff: socket.socket,
         begun: int,
         may_exec: bool,
-        takes_list: bool = False,
     ) -> None:
         self.pid = pid
         #: Descriptors for the supervisor, until sent. It alone has the lifeline: when it dies, init exits.
@@ -92,7 +91,8 @@ class GuestChild:
         self._handoff = handoff
         self._begun = begun
         self._may_exec = may_exec
-        self._takes_list = takes_list
+        #: Whether its job must come as a list of calls, and whether it has the modules of live cages.
+        self.takes_list = self.has_live_modules = False
         self._given: Dict[str, int] = {}
         #: The last pid of our own namespace before the guest started: each of its tasks takes one there too.
         self._last_pid_before = 0
@@ -142,7 +142,7 @@ class GuestChild:
         listener = self._given.pop(PROXY_LISTENER, -1)
         self._is_ready = True
         self._last_pid_before = last_pid()
-        ready = {"ready": True, "list": self._takes_list}
+        ready = {"ready": True, "list": self.takes_list, "live_modules": self.has_live_modules}
         if watch.disk_bytes:
             ready["measures"] = True
         self._send_with_identity(ready, [listener] if listener >= 0 else [])

@@ -98,8 +98,10 @@ class ZygoteHandle:
         except (BrokenPipeError, ConnectionResetError):
             raise ZygoteLost from None
 
-    def answer(self) -> Tuple[int, bool]:
-        """The pid of the new process, a child of ours, and whether its job must come as a list of calls."""
+    def answer(self) -> Tuple[int, bool, bool]:
+        """The pid of the new process, a child of ours; whether its job must come as a list of calls; and whether it has
+        the modules of live cages.
+        """
         self.await_ready()
         try:
             answer = self._channel.recv(FORK_ANSWER.size)
@@ -108,10 +110,10 @@ class ZygoteHandle:
             raise ZygoteLost from None
         if not answer:
             raise ZygoteLost
-        pid, takes_list = FORK_ANSWER.unpack(answer)
+        pid, takes_list, has_live_modules = FORK_ANSWER.unpack(answer)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
-        return pid, takes_list
+        return pid, takes_list, has_live_modules
 
     def let_go(self) -> None:
         """It exits; later orders raise `ZygoteLost`."""

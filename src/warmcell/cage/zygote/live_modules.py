@@ -13,6 +13,8 @@ from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import SourceFileLoader
 from types import ModuleType
 
+from ..records import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 #: The package and its directory, as `guest/live/start.py` names them.
 _PACKAGE, _SHOWN_DIRECTORY = "warmcell_live", "/code/live"
 _AGENT = "agent"
+_ENTRY_POINTS = ("__init__", "start")
 #: What is imported, one after the other: the agent, a Python session, and how a session continues from an image.
 _IMPORTED = (_AGENT, "python_session", "session_image")
 
@@ -38,19 +41,26 @@ def find_version(directory: str) -> Version:
     return sorted((state.st_ino, state.st_mtime_ns) for state in states)
 
 
-def load(directory: str, version: Version) -> Modules:
-    """The modules of the agent, by name. Its module `preloaded` has those of sessions.
+class LiveModules(NamedTuple):
+    """What an agent has before it is given its job."""
 
-    Empty if they cannot be loaded, or are another version than the supervisor's: the agent then loads its own.
-    """
+    #: The modules of the agent, by name. Its module `preloaded` has those of sessions.
+    modules: Modules
+    #: Finds all others of the package, such as those of other sessions.
+    finder: _Finder
+
+
+def load(directory: str, version: Version) -> Optional[LiveModules]:
+    """None if they cannot be loaded, or are another version than the supervisor's: the agent then loads its own."""
     if not version or find_version(directory) != version:
-        return {}
-    before, finder = set(sys.modules), _Finder(directory)
+        return None
+    before, finder = set(sys.modules), _Finder()
     sys.meta_path.append(finder)
     try:
-        return _load_all(before)
+        finder.read(directory)
+        return LiveModules(_load_all(before), finder)
     except Exception:
-        return {}
+        return None
     finally:
         sys.meta_path.remove(finder)
         for name in set(sys.modules) - before:
@@ -73,32 +83,37 @@ def _load_all(before: Set[str]) -> Modules:
 
 
 class _Finder:
-    """Finds our modules in the directory. They get their file names in the cage: guests must not see our paths."""
+    """Finds our modules, also in a cage, where their directory is hidden."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
+        self._codes: Dict[str, CodeType] = {}
+
+    def read(self, directory: str) -> None:
+        """They get their file names in the cage: guests must not see our paths."""
+        for file in os.listdir(directory):
+            stem, _, suffix = file.rpartition(".")
+            if suffix == "py" and stem not in _ENTRY_POINTS:
+                name = f"{_PACKAGE}.{stem}"
+                code = SourceFileLoader(name, f"{directory}/{file}").get_code(name)
+                assert code is not None
+                _imp._fix_co_filename(code, f"{_SHOWN_DIRECTORY}/{file}")  # type: ignore[attr-defined]
+                self._codes[name] = code
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Optional[ModuleSpec]:
-        package, _, stem = name.rpartition(".")
-        if package != _PACKAGE:
+        code = self._codes.get(name)
+        if code is None:
             return None
-        code = SourceFileLoader(name, f"{self._directory}/{stem}.py").get_code(name)
-        shown = f"{_SHOWN_DIRECTORY}/{stem}.py"
-        _imp._fix_co_filename(code, shown)  # type: ignore[attr-defined]
-        spec = ModuleSpec(name, _Loader(code), origin=shown)  # type: ignore[arg-type]
+        spec = ModuleSpec(name, _Loader(code), origin=code.co_filename)  # type: ignore[arg-type]
         spec.has_location = True
         return spec
 
 
 class _Loader:
-    def __init__(self, code: Optional[CodeType]) -> None:
+    def __init__(self, code: CodeType) -> None:
         self._code = code
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        if self._code is None:
-            raise ImportError(module.__name__)
-        code, self._code = self._code, None
-        exec(code, module.__dict__)  # noqa: S102  # our own file, by its path
+        exec(self._code, module.__dict__)  # noqa: S102  # our own file, by its path

@@ -37,6 +37,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
+    from .live_modules import LiveModules
+
     Droppable = Optional[List[Tuple[int, int]]]
     GuestMain = Callable[[], Callable[[], None]]
     _AwaitJob = Callable[[int, int], Callable[[], None]]
@@ -71,8 +73,6 @@ class _PreparedFork(NamedTuple):
     """An order, laid out before the fork: objects made after it would cost copied pages."""
 
     number: int
-    #: Whether its guest is the agent of a live cage.
-    is_live: bool
     #: The function of the new process.
     become: GuestMain
     descriptors: List[int]
@@ -89,7 +89,7 @@ class _Zygote:
         self._inbox = (new_receive_buffer(),)
         self._worker: Optional[ModuleType] = None
         self._recipes: Dict[int, recipe.Recipe] = {}
-        self._load_live_modules: Callable[[], Dict[str, ModuleType]] = dict
+        self._load_live_modules: Callable[[], Optional[LiveModules]] = lambda: None
         if not order.get("once"):
             from . import live_modules
 
@@ -97,8 +97,8 @@ class _Zygote:
             self._load_live_modules = partial(
                 live_modules.load, live_directory, live_modules.find_version(live_directory)
             )
-        #: Empty until there have been a few live cages.
-        self._live_modules: Dict[str, ModuleType] = {}
+        #: None until there have been a few live cages, or if they cannot be loaded.
+        self._live_modules: Optional[LiveModules] = None
         self._live_cages = 0
         self._is_caging = order["isolation"] == "namespaces"
         reset_signals()
@@ -164,8 +164,6 @@ class _Zygote:
             fork = prepared.get((order, descriptors)) or self._prepare_order(order, descriptors)
             if fork is None:
                 continue
-            if fork.is_live:
-                self._count_live_cage()
             if self._fork(fork):
                 channel.detach()
                 _kept.append((self, fork))
@@ -188,7 +186,7 @@ class _Zygote:
     def _count_live_cage(self) -> None:
         self._live_cages += 1
         if self._live_cages == _FEW_LIVE_CAGES + 1:
-            self._live_modules.update(self._load_live_modules())
+            self._live_modules = self._load_live_modules()
             gc.freeze()
 
     def _rehearse(self) -> None:
@@ -218,7 +216,7 @@ class _Zygote:
 
     def _refuse(self, error: Optional[CageError], descriptors: List[int]) -> None:
         self._return()
-        self._channel.send(FORK_ANSWER.pack(-(error.errno if error and error.errno else 5), False))
+        self._channel.send(FORK_ANSWER.pack(-(error.errno if error and error.errno else 5), False, False))
         _close(descriptors)
 
     def _prepare_order(self, message: bytes, numbers: bytes) -> Optional[_PreparedFork]:
@@ -235,13 +233,18 @@ class _Zygote:
             if is_program and self._start_program(number, descriptors):
                 _close(descriptors)
                 return None
+            is_live = self._recipes[number].plan.terminals
+            if is_live:
+                self._count_live_cage()
             become = self._guest_main(number, may_exec, descriptors, self._file_pages if waits else None)
         except OSError as error:
             self._refuse(CageError("fork guest", error.errno or 0, ""), descriptors)
             return None
-        if len(self._prepared) == _MOST_PREPARED:
-            del self._prepared[next(iter(self._prepared))]
-        self._prepared[message, numbers] = fork = self._prepare_fork(number, become, descriptors)
+        fork = self._prepare_fork(number, become, descriptors)
+        if not is_live or self._live_cages > _FEW_LIVE_CAGES:  # before that, the next one is prepared anew, and counted
+            if len(self._prepared) == _MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[message, numbers] = fork
         return fork
 
     def _guest_main(self, number: int, may_exec: bool, descriptors: List[int], droppable: Droppable) -> GuestMain:
@@ -251,10 +254,12 @@ class _Zygote:
         given = recipe.from_order(descriptors)
         # The results are in the guest's copy of the memory, so one layout serves all orders like this one.
         become = partial(_be_guest, self._recipes[number].prepare(given), given, wait)
-        return partial(_be_agent, become, self._live_modules) if self._recipes[number].plan.terminals else become
+        loaded = self._live_modules if self._recipes[number].plan.terminals else None
+        return become if loaded is None else partial(_be_agent, become, loaded)
 
     def _prepare_fork(self, number: int, become: GuestMain, descriptors: List[int]) -> _PreparedFork:
-        answer = fast_ctypes.create_string_buffer(FORK_ANSWER.pack(0, False), FORK_ANSWER.size)
+        has_modules = self._recipes[number].plan.terminals and self._live_modules is not None
+        answer = fast_ctypes.create_string_buffer(FORK_ANSWER.pack(0, False, has_modules), FORK_ANSWER.size)
         fork = CallList()
         fork.begin_step("fork guest")
         if self._is_caging:
@@ -266,8 +271,7 @@ class _Zygote:
             namespaces.send_children_to(after, self._own_pids)
         after.call("sendto", self._channel.fileno(), answer, FORK_ANSWER.size, _MSG_NOSIGNAL, None, 0)
         fds.close_numbers(after, descriptors)
-        is_live = self._recipes[number].plan.terminals
-        return _PreparedFork(number, is_live, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
+        return _PreparedFork(number, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
 
     def _learn(self, lesson: Dict[str, Any], descriptors: bytes) -> None:
         if "forget" in lesson:
@@ -305,7 +309,7 @@ class _Zygote:
             # Under the old number, which is part of the prepared lists.
             os.dup2(channel, self._channel.fileno(), inheritable=False)
         elif pid < 0:
-            os.write(channel, FORK_ANSWER.pack(pid, False))
+            os.write(channel, FORK_ANSWER.pack(pid, False, False))
         os.close(channel)
 
     def _start_program(self, number: int, descriptors: List[int]) -> bool:
@@ -315,7 +319,7 @@ class _Zygote:
         finally:
             self._return()
         if pid is not None:
-            self._channel.send(FORK_ANSWER.pack(pid, True))
+            self._channel.send(FORK_ANSWER.pack(pid, True, False))
         return pid is not None
 
     def _return(self) -> None:
@@ -339,8 +343,9 @@ def _be_guest(steps: recipe.GuestSteps, given: recipe.GuestDescriptors, await_jo
     return await_job(given.job, given.go)
 
 
-def _be_agent(become: GuestMain, modules: Dict[str, ModuleType]) -> Callable[[], None]:
-    sys.modules.update(modules)
+def _be_agent(become: GuestMain, loaded: LiveModules) -> Callable[[], None]:
+    sys.modules.update(loaded.modules)
+    sys.meta_path.append(loaded.finder)
     return become()
 
 

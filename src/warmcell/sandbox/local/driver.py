@@ -160,6 +160,8 @@ class LocalSandbox:
         if self.context.packages is not None:
             await child._use_packages(self.context.packages)
         child.context.network.adopt(self.context.network)
+        if (adopt := getattr(child.context.guest, "adopt", None)) is not None:
+            adopt(self.context.guest)
         return child
 
     # ---- the end ----

@@ -233,6 +233,15 @@ class ProcessGuest:
         )
         return cage
 
+    def adopt(self, sibling: object) -> None:
+        """Before it is used: takes over what the guest of a sandbox with the same settings has found on this host."""
+        from warmcell.backends.process.backend import ProcessBackend
+
+        if not (self._owns_backend and isinstance(sibling, ProcessGuest) and isinstance(self._backend, ProcessBackend)):
+            return
+        if isinstance(sibling._backend, ProcessBackend):
+            self._backend.adopt(sibling._backend)
+
     async def live_program(self, request: ExecRequest) -> LiveProgram | ExecResult:
         """The program to start in the live cage; the result of its build if that failed."""
         prepare: Callable[[ExecRequest], Awaitable[LiveProgram | ExecResult]] | None = getattr(
