@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,35 @@ from warmcell.languages.host_tools import HostTools
 SEEN = "import os; print(sorted(os.listdir('/work')), open('/work/name').read())"
 
 
-def test_toolchains_are_looked_for_again_after_a_while() -> None:
+def test_toolchains_are_looked_for_again_after_a_while_and_if_one_is_gone(tmp_path: Path) -> None:
     now = [100.0]
     setup = LiveSetup(lambda: now[0])
-    first, second = HostTools(("/one",)), HostTools(("/two",))
+    first, second, third = (HostTools((str(tmp_path),), (name,)) for name in ("1", "2", "3"))
     assert setup.tools(lambda: first) is first
     assert setup.tools(lambda: second) is first
     now[0] += 10.0
     assert setup.tools(lambda: second) is second
+    assert setup.tools(lambda: third) is second
+    tmp_path.rmdir()
+    assert setup.tools(lambda: third) is third
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.needs("user namespaces")
+def test_a_fork_does_without_a_toolchain_that_was_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("warmcell.backends.process.live_setup._KEPT_SECONDS", 1e9)
+    node = tmp_path / "node"
+    (node / "bin").mkdir(parents=True)
+    (node / "bin/node").write_text("#!/bin/sh\necho v22.18.0\n")
+    (node / "bin/node").chmod(0o755)
+    (node / "include/node").mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{node}/bin", prepend=":")
+    with Sandbox(live=True) as sandbox:
+        with sandbox.fork() as fork:
+            assert fork.run("print(1)").stdout == "1\n"
+        shutil.rmtree(node)
+        with sandbox.fork() as fork:
+            assert fork.run("print(2)").stdout == "2\n"
 
 
 @pytest.mark.needs("linux")

@@ -5,6 +5,7 @@ Siblings have the same settings and a work directory each: forks of a sandbox, a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ class LiveSetup:
 
     def tools(self, find: Callable[[], HostTools]) -> HostTools:
         kept = self._tools
-        if kept is not None and self._is_recent(kept[0]):
+        if kept is not None and self._is_recent(kept[0]) and all(map(os.path.lexists, kept[1].shown)):
             return kept[1]
         began, found = self._clock(), find()
         self._tools = (began, found)

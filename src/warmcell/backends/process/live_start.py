@@ -70,9 +70,12 @@ class LiveTemplate(CellTemplate):
         return plan._replace(terminals=True, symlinks=(*plan.symlinks, ("/dev/ptmx", "pts/ptmx")))
 
     def for_policy(self, effective: EffectivePolicy) -> LiveTemplate | None:
-        """This template for a policy that differs in the sources of its paths alone; None for any other."""
+        """This template for a policy that differs in the sources of its paths alone; None for any other.
+
+        Also None if something of the host that it shows has been removed since.
+        """
         plan = replace_sources(self._plan, self.effective, effective)
-        if plan is None:
+        if plan is None or not all(os.path.lexists(bind.source) for bind in plan.binds if not bind.as_owner):
             return None
         template = copy(self)
         template.effective, template._plan = effective, plan

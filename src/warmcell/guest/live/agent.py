@@ -6,6 +6,7 @@ imitation of it can only lie about its own programs. The host enforces timeouts 
 
 import _signal as signal  # without its enums, which take longer to make than the agent
 import array
+import ctypes
 import errno
 import importlib
 import os
@@ -16,6 +17,8 @@ from .loop import READ, WRITE, Loop
 
 PR_SET_CHILD_SUBREAPER = 36
 _MOST_DESCRIPTORS = 16
+#: Found when this is imported: mostly in the zygote, for all agents.
+_prctl = ctypes.CDLL(None).prctl
 
 
 def main():
@@ -30,9 +33,7 @@ def main():
 
 
 def _adopt_orphans():
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Started:

@@ -64,11 +64,11 @@ class LocalCheckpoint:
         task.add_done_callback(self._under_way.discard)
 
     async def _start(self, reseed: bool) -> tuple[BranchSandbox, LocalSession]:
-        is_late = self._next is not None and not self._next.done()
-        prepared = await self._take_next()
+        preparing = self._take_next()
+        if preparing is not None and not preparing.done():  # sessions are taken faster than they are prepared
+            self._prepare_next()
+        prepared = None if preparing is None else await _finish(preparing)
         if prepared is not None:
-            if is_late:  # sessions are taken faster than they are prepared
-                self._prepare_next()
             with suppress(SessionEnded):  # while it waited
                 return await self._resume(*prepared, reseed)
         return await self._resume(*await self._prepare(), reseed)
@@ -88,9 +88,14 @@ class LocalCheckpoint:
         """A sandbox with the files, and an interpreter that can read the image."""
         branch = await self._template.make_sibling()
         source, target = self._template.context.workspace, branch.context.workspace
+
+        def copy_files() -> None:
+            source.copy_to(target)
+            target.begin()  # now, and not in a thread of its own
+
         try:
             begin_cage(branch)
-            await self._template.context.on_disk(lambda: source.copy_to(target))
+            await self._template.context.on_disk(copy_files)
             return branch, await start_interpreter(branch, self._language, self._env, self._image)
         except BaseException:
             await branch.close()
@@ -116,19 +121,11 @@ class LocalCheckpoint:
 
         self._patience = prepared.get_loop().call_later(READY_SECONDS, end_unused)
 
-    async def _take_next(self) -> tuple[BranchSandbox, LocalSession] | None:
-        """None if there is none, or if it could not be made: making another one then fails with the reason."""
+    def _take_next(self) -> asyncio.Task[tuple[BranchSandbox, LocalSession]] | None:
         preparing, self._next = self._next, None
         if self._patience is not None:
             self._patience.cancel()  # which would keep this branch in memory
-        if preparing is None or not _is_in_reach(preparing):
-            return None
-        with suppress(Exception):
-            branch, session = await preparing  # cancelling this cancels it
-            if branch.live.current() is not None:
-                return branch, session
-            await branch.close()
-        return None
+        return None if preparing is None or not _is_in_reach(preparing) else preparing
 
     async def close(self) -> None:
         self._is_closed = True
@@ -144,6 +141,18 @@ class LocalCheckpoint:
 def _is_in_reach(task: asyncio.Task[object]) -> bool:
     """Not if it is of an event loop that has ended, or of the program that this one was forked from."""
     return task.done() or task.get_loop() is asyncio.get_running_loop()
+
+
+async def _finish(
+    preparing: asyncio.Task[tuple[BranchSandbox, LocalSession]],
+) -> tuple[BranchSandbox, LocalSession] | None:
+    """None if it could not be made: making another one then fails with the reason."""
+    with suppress(Exception):
+        branch, session = await preparing  # cancelling this cancels it
+        if branch.live.current() is not None:
+            return branch, session
+        await branch.close()
+    return None
 
 
 async def _end(preparing: asyncio.Task[tuple[BranchSandbox, LocalSession]]) -> None:

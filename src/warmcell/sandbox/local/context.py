@@ -139,4 +139,7 @@ class SandboxContext:
         return await self.operations.run(in_thread(begin_and_work))
 
     async def start(self) -> None:
-        await self.on_disk(lambda: None)
+        if self.workspace.has_begun:  # a thread would cost as much as a small run
+            self.operations.check_open()
+        else:
+            await self.on_disk(lambda: None)
