@@ -326,6 +326,14 @@ async def test_async_interrupt_and_restart_while_a_cell_runs() -> None:
         assert (await session.run("2")).value == "2"
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine does not end a session."""
+    monkeypatch.setattr("warmcell.sessions.exchange.CANCEL_SECONDS", PATIENCE)
+    monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("patience")
 async def test_an_interrupt_reaches_a_cell_that_has_not_started() -> None:
     async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
         await session.run("1")  # its interpreter has started
@@ -339,6 +347,7 @@ async def test_an_interrupt_reaches_a_cell_that_has_not_started() -> None:
         assert (await session.run("2")).value == "2"
 
 
+@pytest.mark.usefixtures("patience")
 async def test_an_interrupt_of_a_cell_that_never_started_is_not_for_the_next() -> None:
     async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
         await session.run("1")
