@@ -54,7 +54,8 @@ def _process(tmp_path: Path, *mounts: tuple[str, int]) -> Iterator[int]:
 
 
 def _mountinfo(pid: int) -> dict[str, bool]:
-    return dict(map(verify._parse, Path(f"/proc/{pid}/mountinfo").read_text().splitlines()))
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return dict(verify._parse(line.split(" ", 3)[3]) for line in lines)
 
 
 def _table(pid: int) -> MountTable:
