@@ -65,10 +65,11 @@ class LocalCheckpoint:
 
     async def _start(self, reseed: bool) -> tuple[BranchSandbox, LocalSession]:
         preparing = self._take_next()
-        if preparing is not None and not preparing.done():  # sessions are taken faster than they are prepared
-            self._prepare_next()
+        is_late = preparing is not None and not preparing.done()
         prepared = None if preparing is None else await _finish(preparing)
         if prepared is not None:
+            if is_late:  # sessions are taken faster than they are prepared
+                self._prepare_next()
             with suppress(SessionEnded):  # while it waited
                 return await self._resume(*prepared, reseed)
         return await self._resume(*await self._prepare(), reseed)
