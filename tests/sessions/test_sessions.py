@@ -336,7 +336,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patience")
 async def test_an_interrupt_reaches_a_cell_that_has_not_started() -> None:
     async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
-        await session.run("1")  # its interpreter has started
         assert await session.interrupt() is False
         for _ in range(3):
             task = asyncio.create_task(session.run("while True: pass"))
@@ -350,7 +349,6 @@ async def test_an_interrupt_reaches_a_cell_that_has_not_started() -> None:
 @pytest.mark.usefixtures("patience")
 async def test_an_interrupt_of_a_cell_that_never_started_is_not_for_the_next() -> None:
     async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
-        await session.run("1")
         task = asyncio.create_task(session.run("while True: pass"))
         await asyncio.sleep(0)
         await session.interrupt()

@@ -93,14 +93,17 @@ def streams(descriptors):
 
 
 def worker(env, cwd, descriptors):
-    """Forks a worker. Returns its pid, or 0 in the worker, which has only its own descriptors."""
+    """Forks a worker. Returns its pid, or 0 in the worker, which has only its own descriptors.
+
+    It ignores SIGINT, as the agent does, until it has a handler: the host may interrupt its first cell before that, and
+    says so by a message as well.
+    """
     pid = os.fork()
     if pid:
         return pid
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target, inheritable=target < 3)
     os.closerange(max(3, len(descriptors)), os.sysconf("SC_OPEN_MAX"))
