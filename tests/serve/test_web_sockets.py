@@ -77,6 +77,28 @@ def at(server: Server) -> Iterator[str]:
     server.client.delete(where)
 
 
+def test_a_program_that_does_not_read_can_be_killed(server: Server) -> None:
+    with open_socket(server, "/v1/run/ws") as socket:
+        socket.send(json.dumps(RUN | {"code": "print('up', flush=True)\nimport time\ntime.sleep(60)", "timeout": 60}))
+        receive(socket, b"up")
+        for _ in range(3):
+            socket.send(bytes(200_000))
+        socket.send(json.dumps({"type": "kill"}))
+        result = last(socket)
+    assert result["type"] == "result" and result["exit_code"] == 137
+
+
+def test_input_before_a_disconnect_reaches_the_process(server: Server, at: str) -> None:
+    made = server.client.post(f"{at}/processes", json={"command": ["sh", "-c", "sleep 0.5; wc -c"]}).json()
+    process = f"{at}/processes/{made['pid']}"
+    with open_socket(server, f"{process}/ws") as socket:
+        for _ in range(3):
+            socket.send(bytes(100_000))
+        socket.send(json.dumps({"type": "close_stdin"}))
+    result = server.client.get(f"{process}/wait", params={"timeout": 60}).json()
+    assert result["stdout"].strip() == "300000"
+
+
 def test_a_terminal_in_both_directions(server: Server, at: str) -> None:
     asked = {"command": ["sh"], "pty": {"cols": 80, "rows": 24}, "env": {"PS1": "$ "}}
     process = f"{at}/processes/{server.client.post(f'{at}/processes', json=asked).json()['pid']}"

@@ -24,6 +24,7 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.models import Code, Files, LimitsBody, Seconds, Strict, Variables, to_content
 from warmcell.interfaces.serve.v1.processes import get_process, wait_for_process
 from warmcell.interfaces.serve.v1.sandbox_models import SignalBody, TerminalBody
+from warmcell.interfaces.serve.v1.waiting_input import WaitingInput
 from warmcell.interfaces.serve.websockets import (
     DONE,
     accept,
@@ -75,7 +76,7 @@ async def attach(socket: WebSocket, tenant: Tenant) -> None:
 
     await accept(socket)
     sending = send_output(socket, process.output(), get_service(socket).draining)
-    await run_until_first_ends(sending, _handle_messages(socket, process, write))
+    await run_until_first_ends(sending, _handle_messages(socket, process, write, drains=True))
     await _send_result(socket, process)
 
 
@@ -124,7 +125,7 @@ async def _run_program(socket: WebSocket, sandbox: AsyncSandbox, body: LiveRunBo
         await socket.close(DONE)
         return
     sending = send_output(socket, _cap_output(process, sandbox.limits.output_bytes), None)
-    await run_until_first_ends(sending, _handle_messages(socket, process, process.write))
+    await run_until_first_ends(sending, _handle_messages(socket, process, process.write, drains=False))
     await _send_result(socket, process)
 
 
@@ -139,25 +140,38 @@ async def _cap_output(process: AsyncProcess, most: int) -> AsyncIterator[OutputE
                 yield OutputEvent(piece.stream, data)
 
 
-async def _handle_messages(socket: WebSocket, process: AsyncProcess, write: Any) -> None:
-    """Write binary messages to stdin, execute text messages. While the program does not read, no message is read."""
-    async for message in receive_messages(socket):
-        try:
-            if isinstance(message, bytes):
-                await write(message)
-            else:
-                await _execute(process, *parse_command(message, _COMMANDS))
-        except InvalidRequest as error:  # stdin is closed, or no terminal: its output continues
-            await send_message(socket, "refused", {"error": error_to_dict(error)})
+async def _handle_messages(socket: WebSocket, process: AsyncProcess, write: Any, *, drains: bool) -> None:
+    """Write binary messages to stdin, execute text messages, also while the program does not read its input.
+
+    `drains`: what was sent before a disconnect is still delivered.
+    """
+
+    async def refuse(error: InvalidRequest) -> None:  # stdin is closed, or no terminal: its output continues
+        await send_message(socket, "refused", {"error": error_to_dict(error)})
+
+    async def receive() -> None:
+        async for message in receive_messages(socket):
+            try:
+                if isinstance(message, bytes):
+                    await waiting.add(message)
+                else:
+                    await _execute(process, waiting, *parse_command(message, _COMMANDS))
+            except InvalidRequest as error:
+                await refuse(error)
+        if drains:
+            await waiting.drain()
+
+    waiting = WaitingInput(write, process.close_stdin, refuse)
+    await run_until_first_ends(receive(), waiting.deliver())
 
 
-async def _execute(process: AsyncProcess, kind: str, fields: Any) -> None:
+async def _execute(process: AsyncProcess, waiting: WaitingInput, kind: str, fields: Any) -> None:
     if kind == "resize":
         await process.resize(fields.cols, fields.rows)
     elif kind == "signal":
         await process.signal(fields.signal)
     elif kind == "close_stdin":
-        await process.close_stdin()
+        await waiting.end()
     else:
         await process.kill()
 
