@@ -143,7 +143,7 @@ async def test_a_long_path_in_a_signed_link_is_not_hashed_for_every_sandbox(monk
     """No token is needed to send one."""
     signed: list[int] = []
     monkeypatch.setattr(envd, "find_box", lambda entry: entry)
-    entry = SimpleNamespace(sign=lambda path, *_: signed.append(len(path)) or "")
+    entry = SimpleNamespace(users=("",), sign=lambda path, *_: signed.append(len(path)) or "")
     sandboxes = SimpleNamespace(all=lambda: [entry] * 3)
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(sandboxes=sandboxes)))
     for length in (4096, 4097, 60_000):
