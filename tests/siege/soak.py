@@ -32,7 +32,7 @@ from warmcell.runner.cgroup_parent import group_parent
 _MIB = 1 << 20
 #: What a host program may grow by between the first tenth of the runs and the last, and for each caller: every thread
 #: has an arena of the C library.
-_GROWTH_MIB, _GROWTH_PER_CALLER_MIB = 32, 2
+_GROWTH_MIB, _GROWTH_PER_CALLER_MIB = 32, 4
 _BENIGN = {
     "python": ("python", "import json; print(json.dumps([6 * 7]))", "[42]\n"),
     "shell": ("command", "echo $((6 * 7)) | cat", "42\n"),
