@@ -30,9 +30,10 @@ from warmcell import ExecRequest, ExecutionTimeout, MemoryExceeded, ProcessBacke
 from warmcell.runner.cgroup_parent import group_parent
 
 _MIB = 1 << 20
-#: What a host program may grow by between the first tenth of the runs and the last, and for each caller: every thread
-#: has an arena of the C library.
-_GROWTH_MIB, _GROWTH_PER_CALLER_MIB = 32, 4
+#: What a host program may grow by between the first tenth of the runs and the last, and for each caller.
+_GROWTH_MIB, _GROWTH_PER_CALLER_MIB = 32, 1
+#: The C library else keeps memory for each of many threads, eight times as many as there are processors.
+_M_ARENA_MAX, _ARENAS = -8, 2
 _BENIGN = {
     "python": ("python", "import json; print(json.dumps([6 * 7]))", "[42]\n"),
     "shell": ("command", "echo $((6 * 7)) | cat", "42\n"),
@@ -234,6 +235,7 @@ def main(arguments: list[str]) -> int:
     places = options.places.split(",")
     if not set(places) <= set(PLACES):
         parser.error(f"--places: choose from {', '.join(PLACES)}")
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
     print(f"seed {options.seed}, as {'root' if os.geteuid() == 0 else 'an ordinary user'}")
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         tempfile.tempdir = directory

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
@@ -184,7 +185,7 @@ class Doors:
             connection.connect()
             connection.sock.sendall(sent)
             waits = {"hang up early": 0.05, "hang up late": 1.0}.get(name, 0.0)
-            select.select([connection.sock], [], [], waits)
+            _await_readable(connection.sock.fileno(), waits)
         finally:
             connection.close()
         return "hung up"
@@ -203,7 +204,7 @@ class Doors:
                     raise
                 continue
             if answer.status in (429, 503):
-                select.select([], [], [], 0.2)
+                time.sleep(0.2)
                 continue
             if answer.status != 200:
                 raise Wrong(f"{path}: {answer.status} {content[:500]!r}")
@@ -239,8 +240,8 @@ def running_server(workers: int) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
-        ready, _, _ = select.select([server.stdout], [], [], _STARTING_SECONDS)
-        url = server.stdout.readline().strip() if ready else ""
+        is_ready = _await_readable(server.stdout.fileno(), _STARTING_SECONDS)
+        url = server.stdout.readline().strip() if is_ready else ""
         if not url:
             raise RuntimeError("the server did not start")
         yield url
@@ -250,6 +251,13 @@ def running_server(workers: int) -> Iterator[str]:
     finally:
         server.kill()
         server.communicate()
+
+
+def _await_readable(descriptor: int, seconds: float) -> bool:
+    """Without `select.select`, which takes no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def _expect(found: object, wanted: object) -> None:
