@@ -39,9 +39,8 @@ from warmcell.sessions.loop import READ, Loop
 
 #: How long the agent may take to start a program, and for any other request. Then its cage is ended from outside.
 _START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
-_LAST_WORDS_MS = 60_000
-#: How long the end of a cage may take: the manager's report and the clean-up.
-_END_SECONDS = 60.0
+#: How long the end of a cage may take, and of that the manager's report, which an overloaded host may delay.
+_END_SECONDS, _REPORT_MS = 60.0, 45_000
 _MOST_LAST_WORDS = 4096
 _MOST_PEAK = 1 << 62
 _FORGED = "its agent sent an impossible message"
@@ -388,7 +387,7 @@ class LiveCage:
         poll = select.poll()
         poll.register(self._cell.status, select.POLLIN)
         with suppress(CellLost, SandboxError, OSError), self._status_lock:
-            while self._cell.report is None and poll.poll(_LAST_WORDS_MS):
+            while self._cell.report is None and poll.poll(_REPORT_MS):
                 self._cell.receive_message()
         return self._cell.report or {}
 
