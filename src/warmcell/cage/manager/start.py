@@ -10,9 +10,9 @@ from .. import cell as cell  # this and the next imports: what manager and zygot
 from ..failure import CageError
 from ..fast_imports import socket
 from ..guest import root as root
+from ..linux import call_list, kernel_support
 from ..linux import capabilities as capabilities
 from ..linux import fds as fds
-from ..linux import kernel_support
 from ..linux.syscalls import call
 from ..sockets import from_descriptor
 from ..wire import receive_packet, send_packet
@@ -37,6 +37,8 @@ def main(control_descriptor: int) -> GuestMain:
         os._exit(0)
     if order.get("overlays"):
         _serve_overlays(control, supervisor)
+    # From files that may be out of sight later: in some namespaces something else is mounted over /tmp.
+    call_list.load_machine_code()
     try:
         is_caging, is_host = order["isolation"] == "namespaces", bool(order.get("host_network"))
         host_id = own_namespaces.enter(control, has_host_network=is_host) if is_caging else os.geteuid()

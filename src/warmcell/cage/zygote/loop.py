@@ -18,7 +18,7 @@ from ..failure import CageError
 from ..fast_imports import partial, read_json, signal, socket
 from ..guest import recipe
 from ..guest.job import await_job, rehearse
-from ..linux import call_list, fast_ctypes, fds, namespaces, pages
+from ..linux import fast_ctypes, fds, namespaces, pages
 from ..linux.call_list import CallList, Field, PreparedCalls
 from ..linux.syscalls import MACHINE, call, prctl
 from ..records import NamedTuple
@@ -112,7 +112,6 @@ class _Zygote:
         elif order.get("worker"):
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
-        call_list.load_machine_code()
         if not order.get("once"):
             # What is done here, no guest has to do again on copied pages.
             self._rehearse()
