@@ -13,6 +13,7 @@ import pytest
 from tests.helpers import PATIENCE
 
 from warmcell.cage import verify
+from warmcell.cage.linux import mount_table
 from warmcell.cage.linux.mount_table import MountTable
 from warmcell.cage.linux.mounts import MS_RDONLY
 from warmcell.cage.plan import Bind, LaunchPlan
@@ -78,11 +79,27 @@ def test_the_mounts_are_those_of_mountinfo(tmp_path: Path) -> None:
     [(("a", 0), ("b", 0), ("c", 0)), (("a", 0), ("b", 0), ("b", 0)), (("b", 0),), (("b", 0), ("c", 0))],
     ids=["one more", "one over another", "one less", "one elsewhere"],
 )
-def test_other_mounts_than_expected_are_not_vouched_for(tmp_path: Path, mounts: tuple[tuple[str, int], ...]) -> None:
+def test_other_mounts_than_expected_are_not_vouched_for(
+    tmp_path: Path, mounts: tuple[tuple[str, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount_table, "SECONDS_BETWEEN_LISTS", 0)
     with _process(tmp_path, ("a", 0), ("b", 0)) as pid:
         table = _table(pid)
     with _process(tmp_path, *mounts) as pid:
         assert table.read(pid) is None
+
+
+def test_the_list_of_all_mounts_is_read_once_in_a_while(tmp_path: Path) -> None:
+    with _process(tmp_path, ("a", 0)) as pid:
+        table = _table(pid)
+    with _process(tmp_path, ("a", 0), ("b", 0)) as pid:
+        assert table.read(pid) is not None
+        table._next_list = 0
+        assert table.read(pid) is None
+        assert table.read(pid) is None, "the next cell is listed until one is as planned"
+    with _process(tmp_path, ("a/b", 0)) as pid:
+        table._next_list = float("inf")
+        assert table.read(pid) is None, "a place that is not a mount is seen in each cell"
 
 
 def test_a_mount_that_became_writable_is_seen(tmp_path: Path) -> None:

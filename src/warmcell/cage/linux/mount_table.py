@@ -1,24 +1,28 @@
 """Which mounts another process has, found at the places where they are expected.
 
 Reading `mountinfo` keeps every other process of the machine from mounting while the kernel writes the text. Asking for
-each place needs no such lock, and the list of all mounts, as numbers, needs it for microseconds: if the mounts at these
-places are all that are listed, the places say everything that `mountinfo` would.
+each place needs no such lock. The list of all mounts, as numbers, needs it for microseconds, after which all that wait
+for it have gone to sleep; so it is read once a second. If the mounts at these places are all that are listed, the
+places say everything that `mountinfo` would.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import time
 
 from ..failure import CageError
 from . import fast_ctypes, mounts
-from .call_list import CallList, Value
+from .call_list import CallList, PreparedCalls, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterable, Optional
 
-_ROOT, _NAMESPACE = Value(0), Value(1)
+_GIVEN = Value(0)
+#: How often the mounts at the places are compared with the list of all.
+SECONDS_BETWEEN_LISTS = 1.0
 _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_MNT_ID_UNIQUE = 0x1000, 0x4000, 0x4000
 _NS_GET_MNTNS_ID = 0x8008B705
 #: struct mnt_id_req: its size, and from where to list; the namespace goes into its last word.
@@ -48,38 +52,36 @@ class MountTable:
         self._words = memoryview(memory).cast("Q")
         self._first = _REQUEST_WORDS + most
         start = fast_ctypes.addressof(fast_ctypes.c_char.from_buffer(memory))
-        calls = CallList(2)
+        listing = CallList(1)
+        listing.begin_step("verify", "mounts")
+        listing.call("ioctl", _GIVEN, _NS_GET_MNTNS_ID, start + 8 * _WORD_OF_NAMESPACE)
+        self._count = listing.call("listmount", start, start + len(_REQUEST), most, 0)
+        self._listing = listing.prepare([-1])
+        self._next_list = 0.0
+        calls = CallList(1)
         calls.begin_step("verify", "mounts")
-        calls.call("ioctl", _NAMESPACE, _NS_GET_MNTNS_ID, start + 8 * _WORD_OF_NAMESPACE)
-        self._count = calls.call("listmount", start, start + len(_REQUEST), most, 0)
         for index, place in enumerate(self._places):
             found = start + 8 * (self._first + index * _PLACE_WORDS)
-            file = mounts.open_below(calls, _ROOT, place)
+            file = mounts.open_below(calls, _GIVEN, place)
             calls.call("statx", file, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, _STATX_MNT_ID_UNIQUE, found)
             calls.call("fstatfs", file, found + 8 * _STATX_WORDS)
             calls.call("close", file)
-        self._calls = calls.prepare([-1, -1])
+        self._calls = calls.prepare([-1])
         #: False where the kernel cannot tell, or a file system might not answer.
         self.is_usable = True
 
     def read(self, pid: int) -> Optional[Dict[str, bool]]:
-        """Each place, and whether it is writable there. None if these are not exactly the mounts of the process."""
+        """Each place, and whether it is writable there. None if one of them is not a mount of its own, or, once a
+        second, if these are not exactly the mounts of the process.
+        """
         if not self.is_usable:
             return None
-        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+        now = time.monotonic()
         try:
-            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return self._read(root, namespace)
-            finally:
-                os.close(namespace)
-        finally:
-            os.close(root)
-
-    def _read(self, root: int, namespace: int) -> Optional[Dict[str, bool]]:
-        self._calls.values[0], self._calls.values[1] = root, namespace
-        try:
-            self._calls.run()
+            _run_on(self._calls, f"/proc/{pid}/root", os.O_PATH)
+            is_listed = now >= self._next_list
+            if is_listed:
+                _run_on(self._listing, f"/proc/{pid}/ns/mnt", os.O_RDONLY)
         except CageError as failure:
             self.is_usable = failure.errno == _ENOENT  # a place is missing
             return None
@@ -87,7 +89,21 @@ class MountTable:
             self._words[self._first + word :: _PLACE_WORDS].tolist() for word in (_NUMBER, _KIND, _FLAGS)
         )
         self.is_usable = _LOCAL_KINDS.issuperset(kinds)
-        listed = self._words[_REQUEST_WORDS : _REQUEST_WORDS + self._calls.result(self._count)].tolist()
-        if sorted(numbers) != sorted(listed):
+        if is_listed:
+            listed = self._words[_REQUEST_WORDS : _REQUEST_WORDS + self._listing.result(self._count)].tolist()
+            if sorted(numbers) != sorted(listed):
+                return None
+            self._next_list = now + SECONDS_BETWEEN_LISTS
+        elif len(set(numbers)) != len(numbers):  # a place on the mount of another
             return None
         return {place: not flag & _ST_RDONLY for place, flag in zip(self._places, flags)}  # noqa: B905  # Python 3.9
+
+
+def _run_on(calls: PreparedCalls, path: str, flags: int) -> None:
+    """With a descriptor of the path as the word that it is given."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        calls.values[0] = descriptor
+        calls.run()
+    finally:
+        os.close(descriptor)
