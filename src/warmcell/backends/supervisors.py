@@ -22,7 +22,7 @@ from warmcell.lifetime.threads import in_thread
 
 #: Fewer processors than this need only one supervisor; processors per supervisor; and the fewest runs for which
 #: starting another is worth it.
-_FEWEST_PROCESSORS, _PROCESSORS_EACH, _FEWEST_RUNS = 8, 4, 200
+_FEWEST_PROCESSORS, _PROCESSORS_EACH, _FEWEST_RUNS = 8, 2, 200
 _MOST = 64
 
 
@@ -76,25 +76,40 @@ class Supervisors:
     def runner_of(self, program: ExecRequest, meanwhile: Execute | None = None) -> Execute:
         """`execute` for runs of a program that each supervisor builds once; its artefact is cached.
 
-        `meanwhile` carries out runs until the first supervisor is ready.
+        `meanwhile` carries out a share of the runs until all supervisors are ready.
         """
         return self._runner(program, meanwhile)
 
     def runner(self, meanwhile: Execute) -> Execute:
-        """`execute`, but `meanwhile` carries out runs until the first supervisor is ready."""
+        """`execute`, but `meanwhile` carries out a share of the runs until all supervisors are ready."""
         return self._runner(None, meanwhile)
 
     def _runner(self, program: ExecRequest | None, meanwhile: Execute | None) -> Execute:
+        here = 0
+
         async def execute(request: ExecRequest) -> ExecResult:
-            if meanwhile is not None and not any(member.is_ready for member in self._members):
+            nonlocal here
+            is_complete = all(member.is_ready for member in self._members)
+            if meanwhile is None or is_complete or self._fewest_runs(self._ready) < here:
+                return await self._run(request, program)
+            here += 1
+            try:
                 return await meanwhile(request)
-            return await self._run(request, program)
+            finally:
+                here -= 1
 
         return execute
 
+    @property
+    def _ready(self) -> list[SupervisorProcess]:
+        return [member for member in self._members if member.is_ready]
+
+    @staticmethod
+    def _fewest_runs(members: list[SupervisorProcess]) -> float:
+        return min((len(member.waiting) for member in members), default=float("inf"))
+
     async def _run(self, request: ExecRequest, program: ExecRequest | None) -> ExecResult:
-        members = [member for member in self._members if member.is_ready] or self._members
-        member = min(members, key=lambda member: len(member.waiting))
+        member = min(self._ready or self._members, key=lambda member: len(member.waiting))
         return await member.run(request, program)
 
     @property

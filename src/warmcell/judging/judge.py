@@ -68,8 +68,9 @@ async def ajudge(
     """A verdict for each case, in order. `backend` builds the program (None: one that all share).
 
     `clock` says which time is limited: processor time, with a limit on elapsed time behind it, or elapsed time.
-    `concurrency` cases run at a time (None: one for each processor), started by `processes` Python processes (None:
-    from the processors and the number of cases), or by supervisors that the caller has started. With `stop_early` the
+    `concurrency` cases run at a time (None: one for each processor, or two where several processes start them and
+    processor time is limited), started by `processes` Python processes (None: from the processors and the number of
+    cases), or by supervisors that the caller has started. With `stop_early` the
     list ends with the first case that was not accepted. `on_verdict` is called with index and verdict as they come. An
     `interactor` talks to the program in place of a checker: see `judging.interactor`. No run takes longer than
     `max_elapsed` seconds, whatever the clock.
@@ -108,7 +109,7 @@ async def ajudge(
             execute = _runs_of(program.run if cluster is None else cluster.run_case)
             at_once = concurrency if cluster is None else await cluster.count_cases()
         requests = [limit(request, case) for case in cases]
-        at_once = at_once or await count_processors(backend)
+        at_once = at_once or await count_processors(backend) * (2 if supervisors is not None and clock == "cpu" else 1)
         return await _Session(execute, requests, cases, check, on_verdict).run(at_once, stop_early)
 
 

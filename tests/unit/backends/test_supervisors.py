@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Literal
 
 import pytest
 from tests.helpers import until
 
-from warmcell import Case, ExecRequest, ProcessBackend, WasmBackend, errors, judge
+from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, Verdict, WasmBackend, errors, judge
 from warmcell.backends.supervisors import Supervisors, choose_processes
 from warmcell.cage.linux.processes import children
 from warmcell.core import events
+from warmcell.judging import judge as judging
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
 SUM = "print(sum(map(int, input().split())))"
@@ -32,7 +34,7 @@ def started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, range(10_000), 7, 1),
         (None, range(199), 16, 1),
         (None, range(400), 16, 2),
-        (None, range(10_000), 16, 4),
+        (None, range(10_000), 16, 8),
         (None, range(700), 16, 3),
         (None, iter(range(10_000)), 16, 1),
         (3, range(1), 2, 3),
@@ -44,6 +46,65 @@ def test_how_many_there_are(
 ) -> None:
     monkeypatch.setattr(events, "listeners", ())  # of other tests
     assert choose_processes(processes, work, processors) == chosen
+
+
+async def test_the_program_shares_a_batch_with_supervisors_that_are_starting() -> None:
+    first, second = FakeMember(is_ready=False), FakeMember(is_ready=False)
+    supervisors = Supervisors(list, 2)
+    supervisors._members = [first, second]  # type: ignore[list-item]
+    here: list[ExecRequest] = []
+
+    async def run_here(request: ExecRequest) -> ExecResult:
+        here.append(request)
+        await asyncio.sleep(100)
+        raise AssertionError
+
+    execute = supervisors.runner(run_here)
+    tasks = []
+
+    async def start(count: int) -> tuple[int, int, int]:
+        for _ in range(count):
+            tasks.append(asyncio.create_task(execute(ExecRequest("python", "1", 1))))
+            await asyncio.sleep(0)
+        return len(here), len(first.waiting), len(second.waiting)
+
+    assert await start(2) == (2, 0, 0)
+    first.is_ready = True
+    assert await start(4) == (3, 3, 0)
+    second.is_ready = True
+    assert await start(5) == (3, 4, 4)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class FakeMember:
+    def __init__(self, is_ready: bool) -> None:
+        self.is_ready = is_ready
+        self.waiting: list[ExecRequest] = []
+
+    async def run(self, request: ExecRequest, program: ExecRequest | None) -> ExecResult:
+        self.waiting.append(request)
+        await asyncio.sleep(100)
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("clock", "processes", "at_once"), [("cpu", 2, 8), ("wall", 2, 4), ("cpu", 1, 4), ("wall", 1, 4)]
+)
+def test_cases_overlap_where_processor_time_is_limited(
+    clock: Literal["cpu", "wall"], processes: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def count_four(backend: object) -> int:
+        return 4
+
+    async def remember(session: object, concurrency: int, stop_early: bool) -> list[Verdict]:
+        assert concurrency == at_once
+        return []
+
+    monkeypatch.setattr(judging, "count_processors", count_four)
+    monkeypatch.setattr(judging._Session, "run", remember)
+    assert judge(ExecRequest("python", SUM, 20), [Case("1", "1")], clock=clock, processes=processes) == []
 
 
 @pytest.mark.parametrize("processes", [0, -1, True, 1.5, "2", 65])
