@@ -101,6 +101,15 @@ async def until_async(condition: Callable[[], object], seconds: float = 60) -> N
         await asyncio.sleep(0.01)
 
 
+def open_descriptors() -> set[str]:
+    """The number of each, and what it is open for. Compare sets: others may be closed meanwhile by threads of ours."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
+
+
 def fork_child(action: Callable[[], object]) -> int:
     """Forks a child that calls `action` and exits; returns the child's pid, which the caller must reap.
 

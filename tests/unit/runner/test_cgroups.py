@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.helpers import in_a_fork
+from tests.helpers import in_a_fork, open_descriptors
 
 from warmcell.runner import cgroup_parent
 from warmcell.runner.cgroup_parent import GroupParent, group_parent
@@ -71,7 +71,7 @@ def test_counters_that_were_opened_before_tell_what_is_there_now(
     base, files = tmp_path / "warmcell-x", ("memory.peak", "memory.events", "pids.events", "cpu.stat")
     for name in files:
         (base / name).write_text("")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     group.open_counters()
     (base / "memory.peak").write_text("12345\n")
     (base / "memory.events").write_text("max 9\noom 1\noom_kill 2\noom_group_kill 7\n")
@@ -80,9 +80,9 @@ def test_counters_that_were_opened_before_tell_what_is_there_now(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", None)
         assert group.usage() == group.usage() == KernelUsage(12345, 1.5, 2, 3)
-    assert len(os.listdir("/proc/self/fd")) == before + 4
+    assert len(open_descriptors() - before) == 4
     group.remove()
-    assert len(os.listdir("/proc/self/fd")) == before and group.usage() == KernelUsage(12345, 1.5, 2, 3)
+    assert open_descriptors() <= before and group.usage() == KernelUsage(12345, 1.5, 2, 3)
 
 
 def test_counters_that_cannot_be_opened_now_are_opened_at_the_end(
