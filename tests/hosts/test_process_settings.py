@@ -111,5 +111,5 @@ def test_sockets_between_processes_come_from_one_place() -> None:
         "backends/supervisor_service.py",
         "interfaces/serve/front/worker.py",
         "interfaces/serve/front/workers.py",
-        "interfaces/serve/passed_socket.py",
+        "interfaces/serve/listener.py",
     }

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from warmcell.interfaces.serve.app import restore_all
 from warmcell.interfaces.serve.e2b.creation import Create, prepare, register
-from warmcell.interfaces.serve.restore import restore_all
 from warmcell.interfaces.serve.service import Service, local_tenant
 from warmcell.interfaces.serve.settings import Settings
 

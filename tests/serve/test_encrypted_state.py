@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from warmcell.core.errors import ExecutionFailed, SandboxError
+from warmcell.interfaces.serve.app import restore_all
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.restore import restore_all
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_now
-from warmcell.interfaces.serve.sealed_files import SealedFiles
 from warmcell.interfaces.serve.service import Service, local_tenant
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.state_homes import SealedFiles
 
 pytest.importorskip("cryptography")
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]

@@ -13,7 +13,7 @@ from tests.serve.conftest import make_token
 from tests.serve.requests import create_sandbox, stream_events
 
 from warmcell.interfaces.serve.app import Observers, make_routes
-from warmcell.interfaces.serve.rate_limits import RESERVED_FOR_DELETE, ConcurrencyLimiter, RateLimiter
+from warmcell.interfaces.serve.quotas import RESERVED_FOR_DELETE, ConcurrencyLimiter, RateLimiter
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.tokens import Tenant

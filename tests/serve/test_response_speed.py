@@ -21,12 +21,12 @@ from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve import server as server_module
-from warmcell.interfaces.serve.coalesced_writes import MAX_COALESCED, CoalescingTransport
 from warmcell.interfaces.serve.e2b import process as process_module
 from warmcell.interfaces.serve.e2b import starts as starts_module
 from warmcell.interfaces.serve.e2b.connect import MessageStream
 from warmcell.interfaces.serve.e2b.spares import Spares, spares_of
 from warmcell.interfaces.serve.e2b.starts import Starts, starts_of
+from warmcell.interfaces.serve.http_protocol import MAX_COALESCED, CoalescingTransport
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.routing import AppRouter, route
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.interfaces.serve.restore import restore_all
+from warmcell.interfaces.serve.app import restore_all
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_sandbox, save_packages
 from warmcell.interfaces.serve.saved_sessions import restore_sessions
 from warmcell.interfaces.serve.service import Service, local_tenant

@@ -42,6 +42,22 @@ class closing_fd:  # noqa: N801  # as `contextlib.closing`
         os.close(self._fd)
 
 
+class on_error:  # noqa: N801
+    """Calls `undo` if the block raises: `with on_error(home.close): home.load()`."""
+
+    __slots__ = ("_undo",)
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._undo()
+
+
 class suppress:  # noqa: N801  # as `contextlib` calls it, so that readers know it
     """`contextlib.suppress`."""
 

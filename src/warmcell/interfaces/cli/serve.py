@@ -43,7 +43,7 @@ def _use_package_copy(stack: ExitStack) -> None:
 
 
 def _serve_http(arguments: Namespace) -> int:
-    from warmcell.interfaces.serve.json_logs import configure_logging
+    from warmcell.interfaces.serve.server import configure_logging
     from warmcell.interfaces.serve.server import serve as serve_http
     from warmcell.interfaces.serve.settings import MAX_WORKERS, Settings
     from warmcell.interfaces.serve.sign_in import new_code
@@ -91,8 +91,7 @@ def _serve_docker(arguments: Namespace) -> int:
     """Serve Docker's API alone. DOCKER_HOST is printed to stdout when clients can connect."""
     from warmcell.interfaces.docker.server import serve as serve_docker
     from warmcell.interfaces.docker.settings import DockerSettings
-    from warmcell.interfaces.serve.json_logs import configure_logging
-    from warmcell.interfaces.serve.server import raise_descriptor_limit
+    from warmcell.interfaces.serve.server import configure_logging, raise_descriptor_limit
     from warmcell.policy.model import SandboxPolicy
 
     configure_logging(arguments.log_level, arguments.log_format)

@@ -29,7 +29,7 @@ from warmcell.interfaces.docker.messages import (
     error_response,
     refusal_of,
 )
-from warmcell.interfaces.serve.chunk_limit import ChunkLimit
+from warmcell.interfaces.serve.http_protocol import ChunkLimit
 
 _log = logging.getLogger("warmcell.docker")
 _MAX_HEAD = 32 << 10

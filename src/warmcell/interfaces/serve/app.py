@@ -12,20 +12,22 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from warmcell.interfaces.serve import fusion, fusion_jupyter, mcp_route, page_files, piston, sign_in
+from warmcell.interfaces.serve import fusion, mcp_route, page_files, piston, sign_in
 from warmcell.interfaces.serve.browser_security import OriginGuard, SecurityHeaders
 from warmcell.interfaces.serve.e2b import control, envd, interpreter, volume_routes
-from warmcell.interfaces.serve.file_reload import reload_on_change
+from warmcell.interfaces.serve.e2b import restore as e2b
+from warmcell.interfaces.serve.e2b.snapshots import snapshots_of
+from warmcell.interfaces.serve.e2b.volumes import volumes_of
+from warmcell.interfaces.serve.listener import reload_on_change
 from warmcell.interfaces.serve.metrics import MetricsRoute
 from warmcell.interfaces.serve.proxy_headers import ProxyHeaders
 from warmcell.interfaces.serve.request_log import RequestLog
 from warmcell.interfaces.serve.requests import BodyMemory, cancel_and_wait
-from warmcell.interfaces.serve.restore import restore_all
 from warmcell.interfaces.serve.routing import AppRouter, AuthRoute, render_404, render_405
+from warmcell.interfaces.serve.saved_sandboxes import restore_sandboxes, save_all
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.stored_bytes import measure_regularly
-from warmcell.interfaces.serve.usage import UsageLedger
+from warmcell.interfaces.serve.usage import UsageLedger, measure_regularly
 from warmcell.interfaces.serve.v1 import (
     background_runs,
     cells,
@@ -41,8 +43,10 @@ from warmcell.interfaces.serve.v1 import (
     terminals,
     tunnels,
 )
+from warmcell.interfaces.serve.v1 import restore as v1
 from warmcell.interfaces.serve.v1.activity import ActivityRoute
 from warmcell.interfaces.serve.v1.history import HistoryRoute
+from warmcell.lifetime.threads import in_thread
 
 
 class Observers:
@@ -111,5 +115,16 @@ def make_own_routes(observers: Observers) -> list[AuthRoute]:
 
 def make_routes(observers: Observers) -> list[BaseRoute]:
     own = make_own_routes(observers)
-    others = (terminals, tunnels, page_files, fusion, fusion_jupyter, piston, control, envd, interpreter, volume_routes)
+    others = (terminals, tunnels, page_files, fusion, piston, control, envd, interpreter, volume_routes)
     return [*own, *openapi.routes(own), *(route for module in others for route in module.routes())]
+
+
+async def restore_all(service: Service) -> None:
+    """Before the first request: what the last server with the same `--state` had. At the end everything is saved."""
+    if service.saved is None:
+        return
+    await in_thread(snapshots_of(service).load)
+    await in_thread(volumes_of(service).load)
+    with service.resources.suspend():
+        await restore_sandboxes(service, {"e2b": e2b.restore, "v1": v1.restore})
+    service.on_stop.append(lambda: save_all(service))

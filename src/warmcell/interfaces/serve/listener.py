@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import signal
 import socket
 import ssl
@@ -17,9 +18,7 @@ import uvicorn
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import replace
-from warmcell.interfaces.serve.connection_shares import ConnectionShares
-from warmcell.interfaces.serve.file_reload import reload_on_change
-from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
+from warmcell.interfaces.serve.http_protocol import MAX_HEAD, ConnectionShares, DeadlineProtocol, StallGuard
 from warmcell.interfaces.serve.responses import HttpError, error_response
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shutdown import LAST_RESPONSE_SECONDS, exit_after
@@ -31,6 +30,9 @@ _CLOSE = {"Connection": "close"}
 #: Connections that the kernel keeps for us, and how many are accepted at once. Those before them come first: a client
 #: that has left is noticed before the next are accepted.
 _BACKLOG, _MOST_AT_ONCE = 1024, 32
+#: The first descriptor that systemd passes.
+_FIRST = 3
+_HINT = "give the .socket unit one ListenStream= with a port"
 
 
 class ConnectionLimit:
@@ -221,10 +223,18 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
 
 def find_websocket_protocol() -> Any:
     try:
-        from warmcell.interfaces.serve.websocket_protocol import DrainingWebSocketProtocol
+        from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
     except ImportError:
         _log.warning("WebSockets are disabled: 'wsproto' is not installed (pip install 'warmcell[serve]')")
         return "none"
+
+    class DrainingWebSocketProtocol(StallGuard, WSProtocol):
+        """Do not cut open WebSockets at shutdown: runs may finish, and handlers of endless streams end themselves."""
+
+        def shutdown(self) -> None:
+            if not self.handshake_complete:
+                super().shutdown()
+
     return DrainingWebSocketProtocol
 
 
@@ -248,3 +258,45 @@ def url_of(listening: socket.socket, settings: Settings) -> str:
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+async def reload_on_change(path: str, reload: Callable[[], object]) -> None:
+    """Call `reload` whenever the file was replaced or modified, until cancelled."""
+    known = _identity(path)
+    while True:
+        await asyncio.sleep(1.0)
+        if (found := _identity(path)) != known:
+            known = found
+            reload()
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def take_passed_socket() -> socket.socket | None:
+    """A listening socket that a service manager passed, as systemd does for a `.socket` unit; else None.
+
+    By `LISTEN_PID` and `LISTEN_FDS`, which are removed. It outlives the server: clients that connect while a new
+    version starts wait instead of being refused.
+    """
+    passed_to, count, _ = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+    if passed_to != str(os.getpid()):
+        return None
+    if count != "1":
+        raise InvalidRequest(f"the service manager passed {count or 0} sockets, and the server uses one", hint=_HINT)
+    try:
+        passed = socket.socket(fileno=_FIRST)
+        is_listening = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidRequest(f"descriptor {_FIRST} is not a socket: {reason}", hint=_HINT) from None
+    os.set_inheritable(_FIRST, False)
+    if not is_listening or passed.family not in (socket.AF_INET, socket.AF_INET6):
+        passed.close()
+        raise InvalidRequest("the socket of the service manager does not listen on a TCP port", hint=_HINT)
+    return passed

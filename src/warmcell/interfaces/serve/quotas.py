@@ -1,47 +1,39 @@
-"""How many sandboxes, snapshots and WebSockets each tenant has at a time."""
+"""Limits of each tenant: sandboxes, snapshots, WebSockets and requests at a time, and requests per second."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
+
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.tokens import Tenant
 
 #: What is counted.
 SANDBOXES, SNAPSHOTS, SOCKETS = range(3)
-
-
-class Quota(Protocol):
-    """One kind. What is taken or added is released once."""
-
-    def take(self, tenant_id: str, limit: int) -> bool:
-        """Count one more, unless the tenant has as many as it may have."""
-        ...
-
-    def add(self, tenant_id: str) -> None:
-        """Count one more that exists already."""
-        ...
-
-    def release(self, tenant_id: str) -> None: ...
-
-    def count(self, tenant_id: str) -> int: ...
-
-    def total(self) -> int:
-        """Those of all tenants."""
-        ...
+#: The size of a bucket, in seconds of the tenant's rate: clients start with a burst and continue evenly.
+BURST_SECONDS = 2.0
+#: Extra concurrent requests per tenant for routes that end something: open streams cannot lock a tenant out.
+RESERVED_FOR_DELETE = 4
 
 
 class TenantQuota:
-    """By tenant, in one process."""
+    """One kind, by tenant, in one process. What is taken or added is released once."""
 
     def __init__(self, kind: int = SANDBOXES) -> None:
         self._used: Counter[str] = Counter()
 
     def take(self, tenant_id: str, limit: int) -> bool:
+        """Count one more, unless the tenant has as many as it may have."""
         if self._used[tenant_id] >= limit:
             return False
         self._used[tenant_id] += 1
         return True
 
     def add(self, tenant_id: str) -> None:
+        """Count one more that exists already."""
         self._used[tenant_id] += 1
 
     def release(self, tenant_id: str) -> None:
@@ -51,4 +43,56 @@ class TenantQuota:
         return self._used[tenant_id]
 
     def total(self) -> int:
+        """Those of all tenants."""
         return self._used.total()
+
+
+class RateLimiter:
+    """A token bucket for each tenant. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: By tenant: the level of the bucket, and when it was computed.
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, tenant: Tenant) -> None:
+        """Raises `HttpError` 429 with Retry-After if the bucket is empty."""
+        if not tenant.rate:
+            return
+        now, capacity = self._clock(), max(1.0, tenant.rate * BURST_SECONDS)
+        level, then = self._buckets.get(tenant.id, (capacity, now))
+        level = min(capacity, level + (now - then) * tenant.rate)
+        if level < 1:
+            self._buckets[tenant.id] = level, now
+            pause = str(math.ceil((1 - level) / tenant.rate))
+            message = f"rate limit exceeded: {tenant.rate} requests per second"
+            raise HttpError(429, message, headers={"Retry-After": pause})
+        self._buckets[tenant.id] = level - 1, now
+
+
+class ConcurrencyLimiter:
+    """Count the requests of each tenant until their responses are sent, up to `tenant.connections`."""
+
+    def __init__(self) -> None:
+        self._active = TenantQuota()
+
+    def enter(self, tenant: Tenant, *, ends_something: bool = False) -> None:
+        if not self._active.take(tenant.id, tenant.connections + RESERVED_FOR_DELETE * ends_something):
+            message = f"this token already has {tenant.connections} requests in progress"
+            raise HttpError(429, message, headers={"Retry-After": "1"})
+
+    def leave(self, tenant: Tenant) -> None:
+        self._active.release(tenant.id)
+
+
+class CountedResponse:
+    """A response that calls `on_sent` after its last byte, or when its client has disconnected."""
+
+    def __init__(self, response: Any, on_sent: Callable[[], None]) -> None:
+        self._response, self._on_sent = response, on_sent
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            self._on_sent()

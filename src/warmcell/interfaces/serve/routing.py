@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route, Router
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.authentication import ANONYMOUS, authenticate
-from warmcell.interfaces.serve.rate_limits import CountedResponse
+from warmcell.interfaces.serve.quotas import CountedResponse
 from warmcell.interfaces.serve.request_log import FAULT, annotate_events, id_of
 from warmcell.interfaces.serve.requests import BUFFERED, ENDABLE, OWNER, REVOCABLE
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response

@@ -10,14 +10,15 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from warmcell.core.errors import InvalidRequest, NodeLost, SandboxError
-from warmcell.interfaces.serve.quotas import Quota, TenantQuota
+from warmcell.core.errors import InvalidRequest, NodeLost, SandboxError, SessionBusy
+from warmcell.core.light import on_error
+from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.typed_state import TypedState
 from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.processes import AsyncProcess
 
 _log = logging.getLogger("warmcell.serve")
 #: How long `on_expiry` may take before the sandbox is removed instead.
@@ -27,6 +28,7 @@ MAX_METADATA_BYTES, _PAIR_BYTES = 64 << 10, 128
 #: The body of a request for a sandbox, which is kept as long as the sandbox.
 MAX_CREATION_BYTES = 1 << 20
 Make = Callable[[], AsyncSandbox]
+T = TypeVar("T")
 
 
 class SandboxNotFound(SandboxError):
@@ -45,6 +47,25 @@ class SandboxLost(NodeLost):
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(node, reason)
         self.hint = "create a new sandbox; it goes to another node"
+
+
+class TypedState:
+    """What a protocol keeps with a service or a sandbox: one object per class. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._objects: dict[type, object] = {}
+
+    def find(self, kind: type[T]) -> T | None:
+        return cast("T | None", self._objects.get(kind))
+
+    def put(self, value: T) -> T:
+        self._objects[type(value)] = value
+        return value
+
+    def get(self, kind: type[T], make: Callable[[], T]) -> T:
+        """Return the object of this class, made by `make` the first time."""
+        found = self.find(kind)
+        return self.put(make()) if found is None else found
 
 
 class SandboxEntry:
@@ -102,11 +123,8 @@ class SandboxEntry:
     def prolong(self, seconds: float, max_lifetime: float) -> None:
         before = self.deadline
         self.deadline = min(time.monotonic() + seconds, self._started + max_lifetime)
-        try:
+        with on_error(lambda: setattr(self, "deadline", before)):
             self.on_change()
-        except BaseException:
-            self.deadline = before
-            raise
 
     async def destroy(self) -> None:
         try:
@@ -125,7 +143,7 @@ class SandboxRegistry:
     `suffix` ends every id; see `worker_suffix`.
     """
 
-    def __init__(self, suffix: str = "", quota: Quota | None = None) -> None:
+    def __init__(self, suffix: str = "", quota: TenantQuota | None = None) -> None:
         self.suffix, self.policy_version = suffix, 0
         #: Counts the sandboxes, and those that are being made.
         self._quota = quota or TenantQuota()
@@ -150,11 +168,8 @@ class SandboxRegistry:
         """For a sandbox that the block makes; released if that fails."""
         check_metadata(metadata)
         self._take(tenant)
-        try:
+        with on_error(lambda: self._quota.release(tenant.id)):
             yield
-        except BaseException:
-            self._quota.release(tenant.id)
-            raise
 
     @contextmanager
     def reserve(self, tenant: Tenant) -> Iterator[None]:
@@ -177,8 +192,7 @@ class SandboxRegistry:
     def _register(
         self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> SandboxEntry:
-        entry = SandboxEntry(sandbox, tenant, min(seconds, tenant.lifetime), metadata, self.suffix)
-        return self._keep(entry)
+        return self._keep(SandboxEntry(sandbox, tenant, min(seconds, tenant.lifetime), metadata, self.suffix))
 
     def _keep(self, entry: SandboxEntry) -> SandboxEntry:
         entry.policy_version = self.policy_version
@@ -304,3 +318,28 @@ def worker_of_id(identity: str) -> int | None:
         return int(identity[-_SUFFIX_DIGITS:], 16)
     except ValueError:
         return None
+
+
+class PendingWrites(dict[int, "asyncio.Future[None]"]):
+    """The write under way of each process, by pid. Kept in the state of the sandbox's entry."""
+
+
+async def write_to_process(entry: SandboxEntry, process: AsyncProcess, data: bytes, *, wait: bool = False) -> None:
+    """Write, and return when the process has read it all.
+
+    While an earlier write is unread, a second one waits (`wait`) or raises `SessionBusy`: clients that hang up and come
+    back cannot pile up data in the server's memory.
+    """
+    pending = entry.state.get(PendingWrites, PendingWrites)
+    while process.pid in pending:
+        if not wait:
+            raise SessionBusy("the process has not yet read the previous write")
+        await asyncio.wait([pending[process.pid]])
+    writing = pending[process.pid] = asyncio.ensure_future(process.write(data))
+
+    def finish(done: asyncio.Future[None]) -> None:
+        del pending[process.pid]
+        done.cancelled() or done.exception()  # retrieved here: the client may have gone
+
+    writing.add_done_callback(finish)
+    await asyncio.shield(writing)

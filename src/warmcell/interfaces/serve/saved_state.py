@@ -12,7 +12,7 @@
 A record is replaced as a whole, by a draft `*.new` that is complete. It is synced, together with the files, where
 clients rely on it: after a pause, a snapshot and a stop. If it cannot be written, the former one stays.
 
-With a key, `homes/NAME` and `packages/NAME` are encrypted copies (`sealed_files.py`), and the plain files are in
+With a key, `homes/NAME` and `packages/NAME` are encrypted copies (`state_homes.py`), and the plain files are in
 temporary directories. Volumes are never encrypted.
 """
 
@@ -32,9 +32,14 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest
 from warmcell.core.light import closing_fd
-from warmcell.interfaces.serve.sealed_files import SealedFiles
 from warmcell.interfaces.serve.state_encryption import StateCipher
-from warmcell.interfaces.serve.state_homes import EncryptedHome, EncryptedSnapshot, LoadedPackages, StateHome
+from warmcell.interfaces.serve.state_homes import (
+    EncryptedHome,
+    EncryptedSnapshot,
+    LoadedPackages,
+    SealedFiles,
+    StateHome,
+)
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
 from warmcell.sandbox.local.pip_packages import copy_packages

@@ -1,31 +1,44 @@
-"""`warmcell serve`: one process, or a front with several workers."""
+"""`warmcell serve`: one process, or a front with several workers; with its log, telemetry and hold on `--state`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import resource
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.middleware import Middleware
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_app
-from warmcell.interfaces.serve.garbage_collection import freeze_loaded_objects
 from warmcell.interfaces.serve.host_resources import connections_within_limit
-from warmcell.interfaces.serve.listener import listen, make_tls_context, prepare_socket, serve_on, url_of
-from warmcell.interfaces.serve.passed_socket import take_passed_socket
-from warmcell.interfaces.serve.preloading import load_modules
+from warmcell.interfaces.serve.listener import (
+    listen,
+    make_tls_context,
+    prepare_socket,
+    serve_on,
+    take_passed_socket,
+    url_of,
+)
+from warmcell.interfaces.serve.preloading import freeze_loaded_objects, load_modules
 from warmcell.interfaces.serve.proxy_headers import check_public_url, parse_networks
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_cluster_settings, check_exposure
-from warmcell.interfaces.serve.state_layout import hold_state
-from warmcell.interfaces.serve.telemetry import start_telemetry
+from warmcell.interfaces.serve.state_encryption import StateCipher
+from warmcell.lifetime.held_directories import HeldDirectory, hold, temporary_place
+from warmcell.lifetime.own_modes import make_directories
 from warmcell.observe.audit import AuditLog
+from warmcell.workspace.untrusted_files import open_regular, parse_json
+from warmcell.workspaces.snapshots.objects import sync_directory, sync_file
 
 _log = logging.getLogger("warmcell.serve")
 _MAX_DESCRIPTORS = 1 << 16
@@ -51,24 +64,25 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     check_cluster_settings(settings)
     raise_descriptor_limit()
     settings = replace(settings, max_connections=_connections_to_allow(settings))
-    state = None if settings.state is None else hold_state(settings.state, settings.workers, settings.state_key)
-    listening = listen(settings) if passed is None else prepare_socket(passed)
-    audit = None if settings.audit is None else AuditLog(settings.audit)
-    try:
+    with ExitStack() as cleanup:
+        if settings.state is not None:
+            cleanup.callback(hold_state(settings.state, settings.workers, settings.state_key).let_go)
+        listening = cleanup.enter_context(listen(settings) if passed is None else prepare_socket(passed))
+        if settings.audit is not None:
+            cleanup.enter_context(AuditLog(settings.audit))
         started = partial(on_listening, url_of(listening, settings))
         if settings.ray is not None:
-            serving = _serve_on_cluster(settings, listening, started)
+            from warmcell.interfaces.serve.cluster.front import join_cluster, serve_on_cluster
+
+            serving = serve_on_cluster(settings, join_cluster(settings), listening, started)
         elif settings.workers == 1:
             serving = serve_app(Service(settings), listening, on_started=lambda server: started())
         else:
-            serving = _serve_with_workers(settings, listening, started)
+            from warmcell.interfaces.serve.front.front import check_start, serve_with_workers
+
+            check_start(settings)
+            serving = serve_with_workers(settings, listening, started)
         asyncio.run(serving)
-    finally:
-        listening.close()
-        if state is not None:
-            state.let_go()
-        if audit is not None:
-            audit.close()
 
 
 def raise_descriptor_limit() -> None:
@@ -84,23 +98,6 @@ def _connections_to_allow(settings: Settings) -> int:
     if allowed < settings.max_connections:
         _log.warning("at most %d connections, not %d: raise `ulimit -n`", allowed, settings.max_connections)
     return allowed
-
-
-def _serve_with_workers(
-    settings: Settings, listening: socket.socket, started: Callable[[], object]
-) -> Coroutine[Any, Any, None]:
-    from warmcell.interfaces.serve.front.front import check_start, serve_with_workers
-
-    check_start(settings)
-    return serve_with_workers(settings, listening, started)
-
-
-def _serve_on_cluster(
-    settings: Settings, listening: socket.socket, started: Callable[[], object]
-) -> Coroutine[Any, Any, None]:
-    from warmcell.interfaces.serve.cluster.front import join_cluster, serve_on_cluster
-
-    return serve_on_cluster(settings, join_cluster(settings), listening, started)
 
 
 async def serve_app(
@@ -123,3 +120,129 @@ async def _close_after_drain(service: Service) -> None:
     await service.draining.wait()
     await asyncio.sleep(service.settings.drain_timeout)
     await service.aclose()
+
+
+def start_telemetry() -> ExitStack:
+    """Export spans and metrics by OTLP until the stack is closed, if one of the usual endpoint variables is set."""
+    stack = ExitStack()
+    endpoints = (os.environ.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_", "METRICS_"))
+    if not any(endpoints) or os.environ.get("OTEL_SDK_DISABLED") == "true":
+        return stack
+    try:
+        _export_to(stack)
+    except (ImportError, BackendUnavailable):
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        _log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is exported: pip install %s", packages)
+    return stack
+
+
+def _export_to(stack: ExitStack) -> None:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from warmcell.observe.tracing import Tracing
+
+    os.environ.setdefault("OTEL_SERVICE_NAME", "warmcell")
+    tracers, meters = TracerProvider(), MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())])
+    tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    stack.callback(tracers.shutdown)
+    stack.callback(meters.shutdown)
+    stack.callback(Tracing(tracers, meters).close)
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True)
+
+
+def configure_logging(level: str, form: str, prefix: str = "") -> None:
+    handler = logging.StreamHandler()
+    text = logging.Formatter(f"%(levelname)s: {prefix}%(message)s")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level != "debug":  # uvicorn reports every connection there
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+_OTHER_DIRECTORY = "or with another directory"
+
+
+class _Layout(NamedTuple):
+    """`layout.json`: which servers can use a state, checked before one starts."""
+
+    version: int
+    workers: int
+    #: The fingerprint of the key.
+    key: str | None
+
+
+def hold_state(directory: str, workers: int, key: str | None = None) -> HeldDirectory:
+    """For the whole server: one at a time, with the same number of workers and key. Raises `InvalidRequest`."""
+    fingerprint = StateCipher(key).fingerprint
+    # With a key, version 1 encrypted records and variables, but not files.
+    wanted = _Layout(1 if fingerprint is None else 2, workers, fingerprint)
+    try:
+        make_directories(os.path.abspath(directory))
+        if (held := hold(directory)) is None:
+            raise InvalidRequest(f"{directory!r} is in use by another server or user", field="state")
+        with on_error(held.let_go):
+            if fingerprint is not None:
+                _check_temporary_place(directory)
+            _check_layout(directory, _read_layout(directory, wanted), wanted)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"cannot use {directory!r}: {error}", field="state") from None
+    return held
+
+
+def _check_layout(directory: str, written: _Layout, wanted: _Layout) -> None:
+    if written.workers != wanted.workers:
+        hint = f"start it with --workers {written.workers}, {_OTHER_DIRECTORY}"
+        what = f"was written by a server with {written.workers} workers"
+    elif written.key != wanted.key:
+        how = "without a key" if written.key is None else "with another key" if wanted.key else "with a key"
+        hint = f"start it with --state-key FILE or WARMCELL_STATE_KEY as before, {_OTHER_DIRECTORY}"
+        what = f"was written {how}"
+    elif written.version != wanted.version:
+        hint = "start it with another directory, or with the version of Warmcell that wrote it"
+        what = f"has the layout {written.version}, not {wanted.version}"
+    else:
+        return
+    raise InvalidRequest(f"{directory!r} {what}", field="state", hint=hint)
+
+
+def _check_temporary_place(directory: str) -> None:
+    """Files of running sandboxes are plain."""
+    state, place = os.path.realpath(directory), os.path.realpath(temporary_place())
+    if os.path.commonpath((state, place)) == state:
+        reason = f"the temporary directory {place!r} is in {directory!r}, where everything is encrypted"
+        raise InvalidRequest(reason, field="state", hint="set TMPDIR to a directory elsewhere")
+
+
+def _read_layout(directory: str, wanted: _Layout) -> _Layout:
+    """That of the servers that wrote the state; a new state gets this one."""
+    path = os.path.join(directory, "layout.json")
+    if not os.path.lexists(path):
+        draft = f"{path}.new"
+        with open(draft, "w", encoding="ascii") as file:
+            json.dump(wanted._asdict(), file)
+        sync_file(draft)
+        os.replace(draft, path)
+        sync_directory(directory)
+    with open(open_regular(path, "state"), "rb") as file:
+        found: Any = parse_json(file.read(4096))
+    key = found.get("key") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not (key is None or isinstance(key, str)):
+        raise ValueError("layout.json is damaged")
+    return _Layout(int(found["version"]), int(found["workers"]), key)

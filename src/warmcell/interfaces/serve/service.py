@@ -20,18 +20,23 @@ from warmcell.interfaces.serve.front.shared_queue import FrontQueue
 from warmcell.interfaces.serve.gpu_access import GpuAccess, Gpus, check_access
 from warmcell.interfaces.serve.host_resources import HostResources, connections_within_limit
 from warmcell.interfaces.serve.image_access import ImageAccess, ImageChoice
-from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS, SOCKETS, Quota, TenantQuota
-from warmcell.interfaces.serve.rate_limits import ConcurrencyLimiter, RateLimiter
+from warmcell.interfaces.serve.quotas import (
+    SANDBOXES,
+    SNAPSHOTS,
+    SOCKETS,
+    ConcurrencyLimiter,
+    RateLimiter,
+    TenantQuota,
+)
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry, worker_suffix
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry, TypedState, worker_suffix
 from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import SCOPES, Tenant, find_tenant, hash_token, read_tokens
-from warmcell.interfaces.serve.typed_state import TypedState
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.host_tools import host_tools
 from warmcell.languages.registry import canonical, find_language
@@ -64,7 +69,7 @@ class Service:
         *,
         worker: int | None = None,
         queue: FairSemaphore | FrontQueue | None = None,
-        make_quota: Callable[[int], Quota] = TenantQuota,
+        make_quota: Callable[[int], TenantQuota] = TenantQuota,
     ) -> None:
         """`worker`, `queue` and `make_quota` are given in a worker behind a front."""
         self.settings = settings

@@ -10,20 +10,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.events import Event, listen
 from warmcell.interfaces.serve.authentication import ANONYMOUS, token_required
 from warmcell.interfaces.serve.responses import json_response
 from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.queries import query
 from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import TreeLimits, walk
 
 COLUMNS = (
     *("requests", "runs", "cpu_seconds", "memory_gib_seconds", "wall_seconds"),
@@ -37,6 +40,10 @@ _KEY = ("tenant", "sandbox")
 _NOTHING = (0.0,) * len(COLUMNS)
 _log = logging.getLogger("warmcell.serve")
 _BUSY_SECONDS = 10
+#: How often stored bytes are measured: at most, and without a request for the figures.
+MIN_SECONDS, MEASURE_SECONDS = 2.0, 20.0
+#: More files than this are not counted: a guest must not keep the server busy.
+_LIMITS = TreeLimits(entries=200_000, seconds=60.0)
 
 
 class UsageLedger:
@@ -187,3 +194,36 @@ def _figures(name: str, fields: Mapping[str, Any]) -> tuple[float, ...] | None:
         return None
     seconds, memory = fields.get("duration") or 0.0, fields.get("peak_memory_bytes") or 0
     return 0.0, 1.0, fields.get("cpu_time") or 0.0, memory / (1 << 30) * seconds, seconds, 0.0, 0.0
+
+
+async def measure_regularly(sandboxes: SandboxRegistry, ledger: UsageLedger) -> None:
+    """Stored bytes; also after each request for the figures, so that the next one is up to date."""
+    while True:
+        try:
+            await measure(sandboxes.all(), ledger)
+        except sqlite3.Error as error:  # tried again
+            _log.error("cannot write stored bytes: %s", error)
+        await asyncio.sleep(MIN_SECONDS)
+        ledger.is_read.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MEASURE_SECONDS):
+                await ledger.is_read.wait()
+
+
+async def measure(entries: list[SandboxEntry], ledger: UsageLedger) -> None:
+    """Sandboxes that are not among the entries no longer store anything."""
+    found = {}
+    for entry in entries:
+        with suppress(SandboxError):  # it was destroyed meanwhile
+            path = entry.sandbox.work_dir
+            found[entry.tenant_id, entry.id] = await in_thread(lambda path=path: directory_bytes(path))  # type: ignore[misc]
+    await in_thread(lambda: ledger.set_stored(found))
+
+
+def directory_bytes(path: str) -> int:
+    """Allocated bytes. A guest may change the tree meanwhile: no link is followed, and what is too deep is left out."""
+    size = 0
+    with suppress(SandboxError), closing(Root(path)) as root:  # the sandbox has ended, or has more than the limits
+        for found in walk(root, limits=_LIMITS):
+            size += found.state.st_blocks * 512 if found.kind != "closed" else 0
+    return size

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from warmcell.interfaces.serve.connection_shares import ConnectionShares
+from warmcell.interfaces.serve.http_protocol import ConnectionShares
 
 
 def fill(shares: ConnectionShares, names: str, address: str) -> list[object]:

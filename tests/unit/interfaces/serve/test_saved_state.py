@@ -21,7 +21,7 @@ from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_san
 from warmcell.interfaces.serve.saved_state import SANDBOXES, VOLUMES, SavedState
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.stored_bytes import directory_bytes
+from warmcell.interfaces.serve.usage import directory_bytes
 from warmcell.workspace.remove import remove_directory
 
 

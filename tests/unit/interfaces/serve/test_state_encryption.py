@@ -9,8 +9,8 @@ import pytest
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState
+from warmcell.interfaces.serve.server import hold_state
 from warmcell.interfaces.serve.state_encryption import KEY_VARIABLE, PIECE, read_key
-from warmcell.interfaces.serve.state_layout import hold_state
 from warmcell.sessions.image import SessionImage
 
 pytest.importorskip("cryptography")

@@ -11,8 +11,7 @@ import pytest
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve import usage
-from warmcell.interfaces.serve.stored_bytes import directory_bytes
-from warmcell.interfaces.serve.usage import UsageLedger
+from warmcell.interfaces.serve.usage import UsageLedger, directory_bytes
 
 NO_BYTES = {"egress_sent_bytes": 0, "egress_received_bytes": 0, "stored_bytes": 0}
 RUN = {"duration": 2.0, "cpu_time": 0.5, "peak_memory_bytes": 1 << 29}

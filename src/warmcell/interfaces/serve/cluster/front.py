@@ -30,14 +30,13 @@ from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, Definition,
 from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
 from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, needs_of
 from warmcell.interfaces.serve.e2b.envd import missing_sandbox
-from warmcell.interfaces.serve.file_reload import reload_on_change
 from warmcell.interfaces.serve.front.admission import Admission
 from warmcell.interfaces.serve.front.ask_peers import ask_until_found, choose_for_link, merge_figures, merge_lists
 from warmcell.interfaces.serve.front.fan_out import replay
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.front.relay import Receive, relay
 from warmcell.interfaces.serve.front.socket_relay import SocketRelay
-from warmcell.interfaces.serve.listener import Server, serve_on
+from warmcell.interfaces.serve.listener import Server, reload_on_change, serve_on
 from warmcell.interfaces.serve.proxy_headers import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.requests import OWNER, BodyMemory, cancel_and_wait, read_body
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down

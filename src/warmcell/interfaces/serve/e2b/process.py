@@ -11,7 +11,7 @@ from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box, Command
 from warmcell.interfaces.serve.e2b.connect import LastMessages, RpcError
 from warmcell.interfaces.serve.e2b.guest_files import FileError
-from warmcell.interfaces.serve.process_input import write_to_process
+from warmcell.interfaces.serve.sandbox_registry import write_to_process
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
 KEEPALIVE_SECONDS = 30.0

@@ -11,8 +11,8 @@ from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.saved_state import SNAPSHOTS
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import Home, StateHome
-from warmcell.interfaces.serve.stored_bytes import directory_bytes
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.interfaces.serve.usage import directory_bytes
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.private_directory import PrivateDirectory

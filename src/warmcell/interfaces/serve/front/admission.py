@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.front.control import Control, FrontRequests, Message
-from warmcell.interfaces.serve.rate_limits import ConcurrencyLimiter, RateLimiter
+from warmcell.interfaces.serve.quotas import ConcurrencyLimiter, RateLimiter
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant, read_tokens

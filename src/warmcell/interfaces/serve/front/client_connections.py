@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from warmcell.interfaces.serve.connection_shares import limited_network, share_of_address
 from warmcell.interfaces.serve.e2b.connect import CONNECT
 from warmcell.interfaces.serve.front.client_sockets import ClientSocket
 from warmcell.interfaces.serve.front.connection_states import (
@@ -25,6 +24,7 @@ from warmcell.interfaces.serve.front.connection_states import (
 )
 from warmcell.interfaces.serve.front.relay import EVENT_STREAM, last_event, make_lost_error
 from warmcell.interfaces.serve.front.socket_relay import response_bytes
+from warmcell.interfaces.serve.http_protocol import limited_network, share_of_address
 from warmcell.interfaces.serve.proxy_headers import Network, parse_networks
 from warmcell.interfaces.serve.responses import error_response
 from warmcell.interfaces.serve.routing import AuthRoute

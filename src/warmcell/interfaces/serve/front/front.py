@@ -25,7 +25,6 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token
-from warmcell.interfaces.serve.file_reload import reload_on_change
 from warmcell.interfaces.serve.front.admission import Admission, read_limited_tenants
 from warmcell.interfaces.serve.front.ask_peers import ask_until_found, choose_for_link, merge_figures
 from warmcell.interfaces.serve.front.client_connections import ClientConnections
@@ -37,7 +36,7 @@ from warmcell.interfaces.serve.front.socket_relay import SocketRelay
 from warmcell.interfaces.serve.front.spread import Spread
 from warmcell.interfaces.serve.front.workers import KILL_SECONDS, Shared, Worker, Workers, check_socket_path
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
-from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, serve_on
+from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, reload_on_change, serve_on
 from warmcell.interfaces.serve.proxy_headers import RELAYED, REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute

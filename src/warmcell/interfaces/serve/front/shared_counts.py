@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS, SOCKETS
+from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS, SOCKETS, TenantQuota
 
 _KINDS = len((SANDBOXES, SNAPSHOTS, SOCKETS))
 _ROW = struct.Struct(f"<{_KINDS}I")
@@ -59,8 +59,8 @@ class SharedCounts:
         os.close(self._descriptor)
 
 
-class SharedQuota:
-    """In a worker: a `Quota` of the only tenant, over all workers."""
+class SharedQuota(TenantQuota):
+    """In a worker: of the only tenant, over all workers."""
 
     def __init__(self, counts: SharedCounts, worker: int, kind: int) -> None:
         self._counts, self._worker, self._kind = counts, worker, kind

@@ -27,10 +27,9 @@ from warmcell.interfaces.serve.front.dispatcher import Dispatcher, Neighbours, R
 from warmcell.interfaces.serve.front.shared_counts import SharedCounts, SharedQuota
 from warmcell.interfaces.serve.front.shared_queue import FrontQueue
 from warmcell.interfaces.serve.front.socket_relay import make_socket_protocol
-from warmcell.interfaces.serve.json_logs import configure_logging
 from warmcell.interfaces.serve.listener import find_websocket_protocol
 from warmcell.interfaces.serve.quotas import TenantQuota
-from warmcell.interfaces.serve.server import serve_app
+from warmcell.interfaces.serve.server import configure_logging, serve_app
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.lifetime.host_program import share_machine

@@ -18,11 +18,10 @@ from warmcell.interfaces.serve.event_streams import (
     format_event,
     with_keepalives,
 )
-from warmcell.interfaces.serve.process_input import write_to_process
 from warmcell.interfaces.serve.requests import read_body, read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
-from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, write_to_process
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.queries import number_in_query, query

@@ -15,9 +15,9 @@ from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.process_input import write_to_process
 from warmcell.interfaces.serve.requests import parse_model
 from warmcell.interfaces.serve.responses import HttpError, error_to_dict, outcome_to_dict
+from warmcell.interfaces.serve.sandbox_registry import write_to_process
 from warmcell.interfaces.serve.server_limits import check_timeout
 from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
