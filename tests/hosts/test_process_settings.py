@@ -104,8 +104,8 @@ def test_sockets_between_processes_come_from_one_place() -> None:
     sources = {str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")}
     users = {name for name, text in sources.items() if made.search(text) and not name.startswith("guest/")}
     assert users == {
-        "cage/sockets.py",
-        "cage/linux/connections.py",
+        "cage/linux/descriptors.py",
+        "cage/linux/notify.py",
         "backends/process/live.py",
         "backends/supervisor_process.py",
         "backends/supervisor_service.py",

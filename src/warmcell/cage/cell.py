@@ -7,6 +7,7 @@ or the keeper where there are no namespaces.
 from __future__ import annotations
 
 import os
+import stat
 
 from .failure import CageError
 from .fast_imports import signal, socket
@@ -15,7 +16,7 @@ from .wire import SHORT_PACKET, receive_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Tuple
+    from typing import Dict, List, Optional, Tuple
 
     from .linux.call_list import PreparedCalls
     from .plan import LaunchPlan
@@ -72,3 +73,28 @@ def receive_locked(channel: socket.socket) -> Dict[str, int]:
         step, number, what = message.get("failed", ("lock guest", 0, "the guest's process died"))
         raise CageError(step, number, what if what or number else "unexpected message")
     return dict(zip(message["locked"], descriptors))  # noqa: B905  # `strict` came after Python 3.9
+
+
+_MOST_NAMES, _MOST_BYTES = 8, 8192
+
+
+def read_note(path: str, directory: Optional[int] = None) -> List[List[str]]:
+    """Denials for the report, from the worker's note about its program's last error: the refused paths, NUL between.
+
+    The guest can write this file too, so it is read as names only. Anything but a regular file is ignored. Path ""
+    means that there is no note.
+    """
+    if not path:
+        return []
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return []
+    try:
+        noted = os.read(descriptor, _MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+    names = [name for name in noted.split(b"\0") if name]
+    return [["path", name.decode("utf-8", "replace")] for name in names[:_MOST_NAMES]]

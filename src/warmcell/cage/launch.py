@@ -12,8 +12,8 @@ import socket
 import sys
 
 from .failure import CageError
+from .linux.descriptors import make_pair
 from .manager import start
-from .sockets import make_pair
 from .wire import GuestJob, encode_job, receive_packet, send_packet
 
 TYPE_CHECKING = False

@@ -12,9 +12,8 @@ import struct
 
 from .environment import CAGED_ENV
 from .fast_imports import read_json, read_json_at, socket, write_json
-from .linux.descriptors import close_all
+from .linux.descriptors import blocking, close_all
 from .records import NamedTuple
-from .sockets import blocking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

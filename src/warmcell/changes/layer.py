@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from warmcell.cage.linux.host_root import is_root_of_host
+from warmcell.cage.linux.kernel_files import is_root_of_host
 from warmcell.cage.overlay_server import UPPER, WORK
 from warmcell.changes.apply import recover
 from warmcell.changes.base import Bases

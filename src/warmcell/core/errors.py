@@ -245,11 +245,7 @@ class ImageNotFound(SandboxError):
     fault = "caller"
 
     def __init__(
-        self,
-        reference: str,
-        *,
-        place: str = "the store",
-        hint: str | None = "`warmcell image list` shows the images",
+        self, reference: str, *, place: str = "the store", hint: str | None = "`warmcell image list` shows the images"
     ) -> None:
         super().__init__(f"no image {reference!r} in {place}", hint=hint)
         self.reference = reference

@@ -14,6 +14,5 @@ def explain_platform(error: ImportError | AttributeError) -> BackendUnavailable 
     if os.name == "posix" and error.name not in _POSIX_MODULES:
         return None
     return BackendUnavailable(
-        f"not supported on this platform: {error}",
-        hint="run Warmcell on Linux; on Windows use WSL 2",
+        f"not supported on this platform: {error}", hint="run Warmcell on Linux; on Windows use WSL 2"
     )

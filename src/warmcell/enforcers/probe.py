@@ -7,7 +7,7 @@ import sys
 from functools import cache
 
 from warmcell.cage.failure import CageError
-from warmcell.cage.linux import host_root
+from warmcell.cage.linux import kernel_files
 from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.compile import DEVICES
@@ -66,7 +66,7 @@ def _why_no_namespaces(were_made: bool) -> Reason | None:
 
 def _would_guests_be_root() -> bool:
     """Kernel files belong to the host's root. With its id but not its capabilities, guests would have that id too."""
-    return os.stat("/proc/sys").st_uid == os.geteuid() and not host_root.is_root_of_host()
+    return os.stat("/proc/sys").st_uid == os.geteuid() and not kernel_files.is_root_of_host()
 
 
 def _try(were_made: bool) -> CageError | None:

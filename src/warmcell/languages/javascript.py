@@ -118,11 +118,7 @@ def transforms_types(version: Version) -> bool:
 
 
 def find_node(
-    config: ProcessConfig,
-    suits: Suits,
-    need: str,
-    prefer: Suits | None = None,
-    remedy: str = REMEDIES["typescript"],
+    config: ProcessConfig, suits: Suits, need: str, prefer: Suits | None = None, remedy: str = REMEDIES["typescript"]
 ) -> Node:
     """The configured Node if there is one, else the first suitable one of PATH and the wheel."""
     seen: list[Node] = []

@@ -152,8 +152,7 @@ def _interpreter(identity: FileStamp, has_site: bool) -> Interpreter:
     facts = _own_facts() if _is_base(path) else _facts(path)
     if facts.version < OLDEST:
         raise BackendUnavailable(
-            f"{path} is Python {'.'.join(map(str, facts.version))}; guests need 3.9 or newer",
-            hint=REMEDIES["python"],
+            f"{path} is Python {'.'.join(map(str, facts.version))}; guests need 3.9 or newer", hint=REMEDIES["python"]
         )
     # The interpreter's own path, because pyenv's shims are scripts.
     executable = facts.executable or path

@@ -209,6 +209,5 @@ def _load_entry(entry: EntryPoint) -> Any:
         return entry.load()
     except Exception as error:
         raise BackendUnavailable(
-            f"language {entry.name!r} ({entry.value}) could not be imported: {error}",
-            hint="reinstall its package",
+            f"language {entry.name!r} ({entry.value}) could not be imported: {error}", hint="reinstall its package"
         ) from error

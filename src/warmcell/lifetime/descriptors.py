@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 
 import warmcell.cage
-from warmcell.cage.sockets import blocking
+from warmcell.cage.linux.descriptors import blocking
 from warmcell.core.errors import BackendBusy, ExecutionFailed, SandboxError
 from warmcell.lifetime import short_calls
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
@@ -200,11 +200,7 @@ _MORE_DESCRIPTORS = (
 _EXHAUSTED = {
     errno.EMFILE: _MORE_DESCRIPTORS,
     errno.ETOOMANYREFS: _MORE_DESCRIPTORS,  # in flight: sent over a socket and not yet received
-    errno.ENFILE: (
-        "too many open files on this host",
-        "",
-        "raise it: `sudo sysctl -w fs.file-max=...`",
-    ),
+    errno.ENFILE: ("too many open files on this host", "", "raise it: `sudo sysctl -w fs.file-max=...`"),
     errno.EAGAIN: (
         "too many processes and threads for this user",
         "RLIMIT_NPROC",

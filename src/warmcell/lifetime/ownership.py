@@ -101,7 +101,5 @@ def _close_all() -> None:
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=undisturbed_by_forks.acquire,
-        after_in_parent=undisturbed_by_forks.release,
-        after_in_child=_abandon_all,
+        before=undisturbed_by_forks.acquire, after_in_parent=undisturbed_by_forks.release, after_in_child=_abandon_all
     )

@@ -71,11 +71,7 @@ class Portal:
         return self.call_visited(None, function, *args, **kwargs)
 
     def call_visited(
-        self,
-        visits: Visits | None,
-        function: Callable[P, Coroutine[Any, Any, T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, visits: Visits | None, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """The same; meanwhile this thread runs the visits, and raises what they raise."""
         host_program.check()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from warmcell.cage.sockets import blocking, make_pair
+from warmcell.cage.linux.descriptors import blocking, make_pair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

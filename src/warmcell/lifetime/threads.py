@@ -22,9 +22,7 @@ _IDLE_SECONDS = 10.0
 
 
 async def in_thread(
-    work: Callable[[], T],
-    on_cancel: Callable[[], object] | None = None,
-    discard: Callable[[T], object] | None = None,
+    work: Callable[[], T], on_cancel: Callable[[], object] | None = None, discard: Callable[[T], object] | None = None
 ) -> T:
     """Runs blocking work in a thread and returns, raises or is cancelled only after that work has ended.
 

@@ -8,7 +8,7 @@ from _socket import SOCK_SEQPACKET  # the C module, which loads faster
 
 import warmcell.cage
 from warmcell.cage.environment import CAGED_ENV, CHILD_MARK
-from warmcell.cage.sockets import make_pair
+from warmcell.cage.linux.descriptors import make_pair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

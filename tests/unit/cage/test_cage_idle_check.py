@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import open_descriptors, until
 
 from warmcell.cage.plan import Watch
-from warmcell.cage.watching import ceilings, disk_ceiling, idle_check
+from warmcell.cage.watching import ceilings, disk, idle_check
 from warmcell.cage.watching.idle_check import IdleCheck
 from warmcell.cage.watching.patience import Patience, TooLong
 
@@ -242,7 +242,7 @@ def test_an_idle_tree_is_looked_at_again_when_it_runs_and_after_its_files_were_s
         ceilings.Ceilings, "_look_at_memory_and_descriptors", lambda self, pids: looks.append(pids) or 0
     )
     # The file system does not show it: another user has freed as much.
-    monkeypatch.setattr(disk_ceiling, "filesystem_use", lambda paths: disk_ceiling.DiskUse())
+    monkeypatch.setattr(disk, "filesystem_use", lambda paths: disk.DiskUse())
     written = tmp_path_factory.mktemp("written")
     watch = Watch()._replace(memory_bytes=1 << 30, disk_bytes=1 << 20, disk_paths=(str(written),))
     tree = ceilings.Tree(str(proc.path), lambda: [2], lambda pids, patience: 0, watch.disk_paths, _network(proc))

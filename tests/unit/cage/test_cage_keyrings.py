@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell.cage.linux import keyrings
+from warmcell.cage.guest import recipe
 from warmcell.cage.linux.syscall_numbers import NUMBERS
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
@@ -51,7 +51,7 @@ def test_keys_of_the_host_and_of_other_guests_are_out_of_reach() -> None:
         BubblewrapEnforcer().probe()
     except EnforcerUnavailable as error:
         require(False, str(error))
-    if not keyrings.are_available():
+    if not recipe.has_keyrings():
         pytest.skip("no guest has keyrings here: the kernel has none, or a filter around us refuses them")
     guest = f"REQUEST_KEY, ADD_KEY = {NUMBERS['request_key']}, {NUMBERS['add_key']}{GUEST}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.cage import leftovers
-from warmcell.cage.leftovers import Leftovers
+from warmcell.cage.linux import processes
+from warmcell.cage.linux.processes import Leftovers
 
 
 class _Host:
@@ -30,8 +30,8 @@ class _Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> _Host:
     made = _Host()
-    monkeypatch.setattr(leftovers, "time", made)
-    monkeypatch.setattr(leftovers, "thread_states", lambda pid: made.states.get(pid, ""))
+    monkeypatch.setattr(processes, "time", made)
+    monkeypatch.setattr(processes, "thread_states", lambda pid: made.states.get(pid, ""))
     return made
 
 
@@ -70,6 +70,6 @@ def test_looking_at_many_takes_a_tenth_of_the_time(host: _Host, monkeypatch: pyt
         host.now += 0.001
         return "S"
 
-    monkeypatch.setattr(leftovers, "thread_states", slow)
+    monkeypatch.setattr(processes, "thread_states", slow)
     left = Leftovers()
     assert left.may_continue(range(3)) and left.next_look >= host.now + 0.03

@@ -14,7 +14,7 @@ import pytest
 from warmcell.cage.cell import receive_locked
 from warmcell.cage.failure import CageError
 from warmcell.cage.guest import recipe
-from warmcell.cage.linux import arena, list_program
+from warmcell.cage.linux import list_program, native_code
 from warmcell.cage.linux.call_list import CallList, Value
 from warmcell.cage.linux.list_program import Channels, ExecRefused, ListProgram
 from warmcell.cage.program_job import ProgramJob, encode_program_job
@@ -25,8 +25,8 @@ needs_code = pytest.mark.skipif(not list_program.is_supported(), reason="no mach
 
 
 @pytest.fixture
-def room() -> Iterator[arena.Arena]:
-    made = arena.reserve()
+def room() -> Iterator[native_code.Arena]:
+    made = native_code.reserve_arena()
     assert made is not None
     with closing(made):
         yield made
@@ -59,7 +59,7 @@ class Started:
         return self._child.returncode, output
 
 
-def _list_that_writes(room: arena.Arena) -> CallList:
+def _list_that_writes(room: native_code.Arena) -> CallList:
     calls = CallList(1, room)
     calls.begin_step("write words")
     calls.call("write", Value(0), b"words", 5, expected=5)
@@ -71,7 +71,7 @@ def _job(directory: Path, *argv: str, files: dict[str, bytes] | None = None, cwd
 
 
 @needs_code
-def test_it_runs_its_list_and_then_its_job(room: arena.Arena, tmp_path: Path) -> None:
+def test_it_runs_its_list_and_then_its_job(room: native_code.Arena, tmp_path: Path) -> None:
     reads, writes = os.pipe()
     started = Started(_list_that_writes(room), [writes], tmp_path)
     assert os.read(reads, 9) == b"words"
@@ -94,7 +94,7 @@ def test_it_runs_its_list_and_then_its_job(room: arena.Arena, tmp_path: Path) ->
 
 
 @needs_code
-def test_a_step_that_fails_is_named_with_its_errno(room: arena.Arena, tmp_path: Path) -> None:
+def test_a_step_that_fails_is_named_with_its_errno(room: native_code.Arena, tmp_path: Path) -> None:
     calls = CallList(0, room)
     calls.begin_step("first things")
     calls.call("getpid")
@@ -108,7 +108,7 @@ def test_a_step_that_fails_is_named_with_its_errno(room: arena.Arena, tmp_path: 
 
 
 @needs_code
-def test_an_unexpected_result_is_a_failure(room: arena.Arena, tmp_path: Path) -> None:
+def test_an_unexpected_result_is_a_failure(room: native_code.Arena, tmp_path: Path) -> None:
     calls = CallList(0, room)
     calls.begin_step("count")
     calls.call("getpid", expected=0)
@@ -121,7 +121,7 @@ def test_an_unexpected_result_is_a_failure(room: arena.Arena, tmp_path: Path) ->
 
 @needs_code
 @pytest.mark.parametrize("sent", [0, 10, 60])
-def test_it_exits_when_its_channel_is_closed(room: arena.Arena, tmp_path: Path, sent: int) -> None:
+def test_it_exits_when_its_channel_is_closed(room: native_code.Arena, tmp_path: Path, sent: int) -> None:
     started = Started(CallList(0, room), [], tmp_path)
     started.job.sendall(encode_program_job(_job(tmp_path, "/bin/true")).content[:sent])
     started.job.shutdown(socket.SHUT_WR)
@@ -139,7 +139,7 @@ def test_it_exits_when_its_channel_is_closed(room: arena.Arena, tmp_path: Path, 
     ],
 )
 def test_what_cannot_be_started_is_explained(
-    room: arena.Arena, tmp_path: Path, argv: tuple[str, ...], files: dict[str, bytes], cwd: str, said: str
+    room: native_code.Arena, tmp_path: Path, argv: tuple[str, ...], files: dict[str, bytes], cwd: str, said: str
 ) -> None:
     (tmp_path / "there").touch()
     here = str(tmp_path)
@@ -151,7 +151,7 @@ def test_what_cannot_be_started_is_explained(
 
 
 @needs_code
-def test_a_prelude_passes_the_channels_to_its_program(room: arena.Arena, tmp_path: Path) -> None:
+def test_a_prelude_passes_the_channels_to_its_program(room: native_code.Arena, tmp_path: Path) -> None:
     """As descriptors 3 and 4, and under no other number: the program reads the next job itself."""
     started = Started(CallList(0, room), [], tmp_path)
     script = "exec 5<&3; read word <&5; echo $word; exec 3<&- 4>&- 5<&-; cd /proc/self/fd && echo *"
@@ -185,7 +185,7 @@ def test_other_jobs_cannot_be_lists(job: GuestJob) -> None:
         encode_program_job(job)
 
 
-def test_a_list_outgrows_its_arena(room: arena.Arena) -> None:
+def test_a_list_outgrows_its_arena(room: native_code.Arena) -> None:
     calls = CallList(0, room)
     assert calls.buffer(b"small").raw == b"small\0" and calls.arena is room
     large = bytes(2_000_000)
@@ -193,7 +193,7 @@ def test_a_list_outgrows_its_arena(room: arena.Arena) -> None:
 
 
 def test_arenas_do_not_overlap() -> None:
-    made = [arena.reserve() for _ in range(3)]
+    made = [native_code.reserve_arena() for _ in range(3)]
     assert len({each.base for each in made if each is not None}) == 3
     for each in made:
         assert each is not None

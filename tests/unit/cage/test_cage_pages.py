@@ -15,19 +15,19 @@ from types import ModuleType
 package = ModuleType("cage")
 package.__path__ = [sys.argv[1]]
 sys.modules["cage"] = package
-from cage.linux import pages
+from cage.guest import job
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[2])  # pages of files
 
-places = pages.find_file_pages()
+places = job.find_file_pages()
 with open("/proc/self/maps") as file:
     maps = [line.split() for line in file]
 writable = [tuple(int(number, 16) for number in words[0].split("-")) for words in maps if "w" in words[1]]
 overlaps = [place for place in places for start, end in writable if place[0] < end and start < sum(place)]
 before = resident()
-pages.drop(places)
+job.drop_pages(places)
 after = resident()
 print(json.dumps({"places": len(places), "overlaps": overlaps, "before": before, "after": after,
                   "still works": sorted({"a": 1, "b": 2}), "library": ctypes.CDLL(None).abs(-3)}))
@@ -60,7 +60,7 @@ raise SystemExit
 
 def test_relocated_data_is_not_dropped() -> None:
     """It is in a read-only mapping of a file, and differs from the file."""
-    code = _LOOK.replace("pages.drop(places)", _CHANGED)
+    code = _LOOK.replace("job.drop_pages(places)", _CHANGED)
     command = [sys.executable, "-I", "-S", "-c", code, warmcell.cage.__path__[0]]
     facts = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert facts["changed"], "every library has some"

@@ -25,10 +25,8 @@ from warmcell.cage.failure import CageError, step
 from warmcell.cage.linux import fds, notify
 from warmcell.cage.linux.descriptors import close_all
 from warmcell.cage.plan import Watch
-from warmcell.cage.watching import disk, disk_ceiling, guest_view, patience, usage
-from warmcell.cage.watching.descriptors import DescriptorTable
-from warmcell.cage.watching.locks import Locks
-from warmcell.cage.watching.mappings import Mappings
+from warmcell.cage.watching import ceilings, disk, patience, usage
+from warmcell.cage.watching.kernel_memory import DescriptorTable, Locks, Mappings
 from warmcell.cage.watching.patience import Patience, Spent, TooLong, next_look_after
 from warmcell.cage.wire import GuestJob
 
@@ -171,7 +169,7 @@ def test_shared_memory_counts_whole_while_a_page_of_it_is_mapped() -> None:
     """In a process that has no other: which of several is alive cannot be seen, and the longest is taken to be."""
     code = """
 import mmap, os
-from warmcell.cage.watching.mappings import Mappings
+from warmcell.cage.watching.kernel_memory import Mappings
 from warmcell.cage.watching.patience import Patience
 own, patience = [os.getpid()], Patience(60, 600)
 before = Mappings().memory("/proc", own, patience)
@@ -190,7 +188,7 @@ def test_shared_memory_counts_though_a_look_came_before_its_mapping() -> None:
     """A guest that is delayed between its request and the mapping, however long, and lets go of all but a page."""
     code = """
 import mmap, os, time
-from warmcell.cage.watching import mappings as module
+from warmcell.cage.watching import kernel_memory as module
 from warmcell.cage.watching.patience import Patience
 own, patience, size = [os.getpid()], Patience(60, 600), 32 << 20
 before = module.Mappings().memory("/proc", own, patience)
@@ -353,19 +351,19 @@ class TestGuestProcesses:
 
     def test_a_process_of_our_own_user_namespace_is_not_a_guest(self) -> None:
         users = os.stat("/proc/self/ns/user").st_ino
-        assert os.getpid() not in guest_view.guest_pids("/proc", users)
-        assert os.getpid() in guest_view.guest_pids("/proc", users + 1)
+        assert os.getpid() not in ceilings.guest_pids("/proc", users)
+        assert os.getpid() in ceilings.guest_pids("/proc", users + 1)
 
     def test_a_network_that_is_shared_with_us_is_not_a_guests(self) -> None:
-        assert not guest_view.has_own_network("/proc/self")
+        assert not ceilings.has_own_network("/proc/self")
 
     def test_sockets_of_the_host_do_not_count(self, tmp_path: Path) -> None:
         """A cell on the host's network: 300 sockets of ours would be 60 MB of a guest's memory."""
         descriptors = [os.open("/proc", os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)]
         pairs = [socket.socketpair() for _ in range(150)]
         try:
-            ceilings = guest_view.make_ceilings(Watch(memory_bytes=1 << 30), 0, -1, *descriptors)
-            assert not ceilings._tree.network.is_own
+            made = ceilings.make_ceilings(Watch(memory_bytes=1 << 30), 0, -1, *descriptors)
+            assert not made._tree.network.is_own
         finally:
             close_all(descriptors)
             for pair in pairs:
@@ -388,7 +386,7 @@ class TestOnABusyHost:
     def test_disk_that_grows_fast_is_walked_through_again_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ceiling = disk_ceiling.DiskCeiling(1 << 20, [str(tmp_path)])
+        ceiling = disk.DiskCeiling(1 << 20, [str(tmp_path)])
         ceiling.measure(10)
         monkeypatch.setattr(disk.Walk, "advance", lambda *_: time.sleep(0.2) or True)
         ceiling.look("/proc", [], hides=False)

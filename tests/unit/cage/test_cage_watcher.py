@@ -250,7 +250,7 @@ def test_who_waits_for_a_measure_does_not_wait_for_what_looks_take(
 def test_one_that_is_sure_to_measure_loads_what_that_takes_at_once(
     monkeypatch: pytest.MonkeyPatch, is_sure: bool
 ) -> None:
-    name = "warmcell.cage.watching.guest_view"
+    name = "warmcell.cage.watching.ceilings"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr(name, raising=False)
     monkeypatch.setattr(Loop, "run", lambda _: os._exit(42 if name in sys.modules else 41))

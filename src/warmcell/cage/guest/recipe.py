@@ -6,27 +6,29 @@ in one place, and cells differ only in the descriptors that the list is given.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import struct
 
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, CellShape
 from ..failure import CageError, send_failure
 from ..fast_imports import socket, write_json
-from ..linux import capabilities, cgroups, fds, keyrings, landlock, namespaces, rlimits, seccomp
+from ..linux import capabilities, fds, landlock, namespaces, seccomp
 from ..linux.call_list import CallList, Field, PreparedCalls, Value
+from ..linux.descriptors import from_descriptor
 from ..linux.list_program import Channels, ListProgram
-from ..linux.syscalls import PR_SET_DUMPABLE
+from ..linux.syscalls import PR_SET_DUMPABLE, call
 from ..plan import LaunchPlan
 from ..records import NamedTuple
-from ..sockets import from_descriptor
 from . import root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, NoReturn, Optional, Sequence, Tuple
+    from typing import Iterable, List, NoReturn, Optional, Sequence, Tuple
 
-    from ..linux.arena import Arena
-    from ..linux.call_list import Buffer
+    from ..linux.call_list import Buffer, CallList
+    from ..linux.native_code import Arena
 
 _STDIN, _STDOUT, _STDERR, _HANDOFF, _INIT, _ASLEEP = (Value(place) for place in range(6))
 #: Bounds of the descriptors to close: between three that stay there are four gaps.
@@ -76,7 +78,7 @@ class Recipe:
         fds.use_as_stdio(calls, (_STDIN, _STDOUT, _STDERR))
         if is_caged:
             namespaces.join(calls, _INIT, plan.network)
-        cgroups.join(calls, _values(_GIVEN, shape.cgroups), must_hide=is_caged)
+        _join_cgroups(calls, _values(_GIVEN, shape.cgroups), must_hide=is_caged)
         if is_caged:
             namespaces.become_guest(calls, plan.uid, plan.gid)
             root.build(calls, plan, _values(_GIVEN + shape.cgroups, trees), shape.attached)
@@ -86,9 +88,9 @@ class Recipe:
             if plan.layers or names_threads:
                 root.seal_proc(calls, names_threads, namespaces.pids_of_keepers(plan.terminals))
         _new_session(calls)
-        if not plan.seccomp and keyrings.are_available():
-            keyrings.leave_session(calls)
-        rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] != "nofile"])
+        if not plan.seccomp and has_keyrings():
+            _leave_session_keyring(calls)
+        _set_limits(calls, [limit for limit in plan.rlimits if limit[0] != "nofile"])
         if plan.isolation != "none":
             capabilities.drop_all(calls)
         if is_caged:
@@ -104,7 +106,7 @@ class Recipe:
             opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
         handover.send()
         # Last: sending descriptors fails once its user has more of them in flight than this limit.
-        rlimits.apply(calls, [limit for limit in plan.rlimits if limit[0] == "nofile"])
+        _set_limits(calls, [limit for limit in plan.rlimits if limit[0] == "nofile"])
         fds.close_in_list(calls, (*opened, _HANDOFF))
 
     def prepare(self, given: GuestDescriptors) -> GuestSteps:
@@ -238,3 +240,66 @@ class _Handover:
 #: struct cmsghdr and struct msghdr of 64-bit Linux.
 _RIGHTS, _MESSAGE = struct.Struct("=Qii"), struct.Struct("=QI4xQQQQi4x")
 _MOST_HANDED = 8
+
+
+def _join_cgroups(calls: CallList, groups: Iterable[Value], must_hide: bool) -> None:
+    """Moves the process into groups whose `cgroup.procs` were opened outside, and hides their ancestors.
+
+    The classes without namespaces may not make a cgroup namespace either.
+    """
+    calls.begin_step("join cgroup")
+    for group in groups:
+        calls.call("write", group, b"0", 1, expected=1)
+    calls.call("unshare", namespaces.CLONE_NEWCGROUP, allowed_errno=0 if must_hide else errno.EPERM)
+
+
+_LIMITS = {
+    "core": resource.RLIMIT_CORE,
+    "cpu": resource.RLIMIT_CPU,
+    "fsize": resource.RLIMIT_FSIZE,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "msgqueue": getattr(resource, "RLIMIT_MSGQUEUE", 12),
+    "sigpending": getattr(resource, "RLIMIT_SIGPENDING", 11),
+    "nice": getattr(resource, "RLIMIT_NICE", 13),
+    "rtprio": getattr(resource, "RLIMIT_RTPRIO", 14),
+}
+
+
+#: Counted per user over all namespaces: each guest gets a share.
+_OF_THE_USER = ("sigpending", "msgqueue")
+_SHARES = 16
+
+
+def _set_limits(calls: CallList, limits: Iterable[Tuple[str, int]]) -> None:
+    """Sets each as soft and hard limit, but not above the hard limit of the zygote."""
+    calls.begin_step("set limits")
+    for name, value in limits:
+        number = _LIMITS[name]
+        _, hard = resource.getrlimit(number)
+        share = hard // _SHARES if name in _OF_THE_USER else hard
+        ceiling = value if hard == resource.RLIM_INFINITY else min(value, share)
+        calls.call("prlimit64", 0, number, struct.pack("=QQ", ceiling, ceiling), None)
+
+
+_GET_KEYRING_ID, _JOIN_SESSION_KEYRING, _OF_SESSION = 0, 1, -3
+
+
+def has_keyrings() -> bool:
+    """Whether the kernel has keyrings, and no filter around us refuses them: guests are under that filter too."""
+    try:
+        call("keyctl", _GET_KEYRING_ID, _OF_SESSION, 0)
+    except OSError as error:
+        return error.errno not in (errno.ENOSYS, errno.EPERM)
+    return True
+
+
+def _leave_session_keyring(calls: CallList) -> None:
+    """A new keyring for this guest alone, which ends with its last process.
+
+    No namespace covers the session keyring: a guest would inherit the keys of the login that started us. Every system
+    call filter of ours refuses keyrings; this is for the classes without one.
+    """
+    calls.begin_step("leave session keyring")
+    calls.call("keyctl", _JOIN_SESSION_KEYRING, 0)

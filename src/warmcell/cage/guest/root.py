@@ -1,7 +1,7 @@
 """The guest's root: a sealed copy of what all guests of a plan share, with mounts of the guest's own on top.
 
 `lay_out` makes the original, in the manager's workshop; `build` is the guest's part of the recipe. With an image, the
-same is built and then carried over to the image's own root (`image_root`).
+same is built and then carried over to the image's own root (`_move_into_image`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from ..linux import mounts
 from ..linux.call_list import CallList, Value
 from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
 from ..plan import LaunchPlan, is_below, is_shared
-from . import image_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, Sequence, Tuple
+    from typing import Dict, Iterator, Sequence, Tuple
 
 #: Parts of /proc that describe the host rather than the guest.
 MASKED_PROC = (
@@ -128,7 +127,7 @@ def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: S
     if plan.terminals:
         _mount_terminals(calls)
     if image:
-        image_root.move_into(calls, plan, image, attached)
+        _move_into_image(calls, plan, image, attached)
     calls.begin_step("pivot root", "/")
     mounts.pivot_into_working_directory(calls)
 
@@ -237,3 +236,89 @@ def _hide_boot_id(calls: CallList) -> None:
     target = "proc/sys/kernel/random/boot_id"
     mounts.add(calls, _BOOT_ID, target, None, MS_BIND)
     mounts.add(calls, None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+# ---- the root of an image: its layers below a writable one, with the cage's places moved on top ----
+#
+# The image is not trusted. Its links are never followed here, and nothing is mounted before the place for it was opened
+# below the image's own root.
+
+#: The directories of the overlay, on the scratch.
+_UPPER, _WORK, _IMAGE = "upper", "work", "image"
+#: Where an upper layer of the host is mounted, beside the others: it has the two directories already.
+_DISK = "disk"
+
+
+def _move_into_image(
+    calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: Sequence[Tuple[str, bool]]
+) -> None:
+    """Mounts the image and moves the cage's places into it. The image is the working directory afterwards.
+
+    The trees are the layers, and then the upper layer if the host has it.
+    """
+    _mount_image(calls, trees[: len(plan.layers)], trees[len(plan.layers) :])
+    for path, content in plan.files:
+        _write_into_image(calls, path, content)
+    for place, is_directory in _outermost(plan, attached).items():
+        _move_place(calls, place, is_directory)
+
+
+def _mount_image(calls: CallList, layers: Sequence[Value], upper: Sequence[Value]) -> None:
+    """With names relative to the scratch: the options of a mount have one page."""
+    calls.begin_step("mount image")
+    calls.call("chdir", _SCRATCH.encode())
+    names = [f"l{number}" for number in range(len(layers))]
+    for name, tree in zip(names, layers):  # noqa: B905  # `strict` came after Python 3.9
+        calls.call("mkdirat", AT_FDCWD, name.encode(), 0o700)
+        mounts.attach(calls, tree, AT_FDCWD, name)
+    for name in (_IMAGE, _DISK) if upper else (_IMAGE, _UPPER, _WORK):
+        calls.call("mkdirat", AT_FDCWD, name.encode(), 0o755)
+    for tree in upper:
+        mounts.attach(calls, tree, AT_FDCWD, _DISK)
+    place = f"{_DISK}/" if upper else ""
+    options = f"lowerdir={':'.join(reversed(names))},upperdir={place}{_UPPER},workdir={place}{_WORK},userxattr"
+    mounts.add(calls, "overlay", _IMAGE, "overlay", MS_NOSUID | MS_NODEV, options)
+    calls.call("chdir", _IMAGE.encode())
+
+
+def _outermost(plan: LaunchPlan, attached: Sequence[Tuple[str, bool]]) -> Dict[str, bool]:
+    """The places that are not inside another, which move with it, and whether each is a directory."""
+    places = {"/dev": True, "/proc": True, **{path: True for path, _ in plan.scratch_dirs}, **dict(attached)}
+    inner = {path for path in places for other in places if path != other and is_below(path, other)}
+    return {path: is_directory for path, is_directory in places.items() if path not in inner}
+
+
+def _move_place(calls: CallList, place: str, is_directory: bool) -> None:
+    calls.begin_step("move into image", place)
+    tree = mounts.copy_in_list(calls, os.fsdecode(_ROOT) + place)
+    _make_directories(calls, place if is_directory else posixpath.dirname(place))
+    parent = mounts.open_parent(calls, place)
+    if not is_directory:
+        _make_in_list(calls, parent, place, is_directory)
+    mounts.attach(calls, tree, parent, posixpath.basename(place))
+    calls.call("close", parent)
+    calls.call("close", tree)
+
+
+def _write_into_image(calls: CallList, path: str, content: str) -> None:
+    """In place of what the image has there."""
+    calls.begin_step("write files", path)
+    data, name = content.encode(), os.fsencode(posixpath.basename(path))
+    _make_directories(calls, posixpath.dirname(path))
+    parent = mounts.open_parent(calls, path)
+    calls.call("unlinkat", parent, name, 0, allowed_errno=_ENOENT)
+    file = calls.call("openat", parent, name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    if data:
+        calls.call("write", file, data, len(data), expected=len(data))
+    calls.call("close", file)
+    calls.call("close", parent)
+
+
+def _make_directories(calls: CallList, path: str) -> None:
+    """The directory and those above it, as far as the image lacks them."""
+    if path == "/":
+        return
+    _make_directories(calls, posixpath.dirname(path))
+    parent = mounts.open_parent(calls, path)
+    _make_in_list(calls, parent, path, is_directory=True)
+    calls.call("close", parent)

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
-    from .arena import Arena
+    from .native_code import Arena
 
     Buffer = fast_ctypes.Array[fast_ctypes.c_char]
     Words = fast_ctypes.Array[fast_ctypes.c_int64]

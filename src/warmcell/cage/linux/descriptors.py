@@ -1,15 +1,18 @@
-"""Open descriptors and their owner."""
+"""Open descriptors and their owner, and sockets."""
 
 from __future__ import annotations
 
 import os
 
-from ..fast_imports import socket
-from ..sockets import make_pair
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterable, List, Tuple
+    import _socket
+    import socket
+    from typing import Iterable, List, Tuple, TypeVar
+
+    S = TypeVar("S", bound=_socket.socket)
+else:
+    from ..fast_imports import socket
 
 
 def close_all(descriptors: Iterable[int]) -> None:
@@ -56,3 +59,26 @@ class OwnedDescriptors:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def blocking(made: S) -> S:
+    """Makes a socket block, whatever `socket.setdefaulttimeout` says in this process.
+
+    With a default timeout, Python makes the descriptor of every new socket object non-blocking. The flag belongs to the
+    open file, so a process that the descriptor is handed to would get EAGAIN where it expects to wait. Every socket
+    that we create or wrap comes from here, or its event loop makes it non-blocking.
+    """
+    if made.gettimeout() is not None:
+        made.setblocking(True)
+    return made
+
+
+def make_pair(kind: int) -> Tuple[socket.socket, socket.socket]:
+    """Two connected local sockets."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    return blocking(ours), blocking(theirs)
+
+
+def from_descriptor(descriptor: int) -> socket.socket:
+    """The socket that an open descriptor is. It then belongs to the returned object."""
+    return blocking(socket.socket(fileno=descriptor))

@@ -48,3 +48,21 @@ def write_in_list(calls: CallList, path: str, text: str, may_be_missing: bool = 
     )
     calls.call("write", file, encoded, len(encoded), allowed_errno=_EBADF * may_be_missing)
     calls.call("close", file, allowed_errno=_EBADF * may_be_missing)
+
+
+#: The first id for root's guests: above every range that distributions hand out, so that it owns nothing.
+UNOWNED_UID_BASE = 0x70000000
+#: CAP_CHOWN, _DAC_OVERRIDE, _SETGID, _SETUID, _SYS_ADMIN and _SETFCAP, which giving guests such an id needs.
+_ROOTS_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 6 | 1 << 7 | 1 << 21 | 1 << 31
+
+
+def is_root_of_host() -> bool:
+    """Whether we may map any user and mount: not as uid 0 of a user namespace, nor as root without its capabilities."""
+    if os.geteuid() != 0:
+        return False
+    maps = [line.split() for line in read("/proc/self/uid_map").splitlines()]
+    if not any(int(first) <= UNOWNED_UID_BASE and int(first) + int(count) >= 1 << 31 for first, _, count in maps):
+        return False
+    status = read("/proc/self/status")
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    return effective & _ROOTS_CAPABILITIES == _ROOTS_CAPABILITIES

@@ -11,16 +11,7 @@ from . import fast_ctypes
 from .syscalls import call
 
 #: Not `move_mount`: it came with `open_tree`, and checks privileges before its arguments.
-CALLS = (
-    "unshare",
-    "setns",
-    "pidfd_send_signal",
-    "open_tree",
-    "pidfd_open",
-    "openat2",
-    "close_range",
-    "mount_setattr",
-)
+CALLS = ("unshare", "setns", "pidfd_send_signal", "open_tree", "pidfd_open", "openat2", "close_range", "mount_setattr")
 #: Filters may look at flags too. The last number is never an open descriptor.
 _HARMLESS = {"close_range": (0xFFFFFFFF, 0xFFFFFFFF, 0)}
 _GONE = (errno.ENOSYS, errno.EPERM, errno.EACCES)

@@ -16,16 +16,7 @@ from ..program_job import PLACE
 from ..records import NamedTuple
 from . import call_list
 from .call_list import CallList, PreparedCalls
-from .native_code import (
-    EXECUTE,
-    LOAD_ADDRESS,
-    READ,
-    WRITE,
-    Segment,
-    elf_headers,
-    headers_size,
-    read_code,
-)
+from .native_code import EXECUTE, LOAD_ADDRESS, READ, WRITE, Segment, elf_headers, headers_size, read_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -214,15 +214,7 @@ def _tracing_rules(keepers: Tuple[int, ...]) -> Dict[str, List[Instruction]]:
 def _addressed_send_rule() -> List[Instruction]:
     """sendto() with an address names the destination of a datagram: the manager looks at it."""
     low, high = load(argument(4)), load(argument(4) + 4)
-    return [
-        low,
-        Instruction(JEQ, 1, 0, 0),
-        ret(NOTIFY),
-        high,
-        Instruction(JEQ, 1, 0, 0),
-        ret(NOTIFY),
-        ret(ALLOW),
-    ]
+    return [low, Instruction(JEQ, 1, 0, 0), ret(NOTIFY), high, Instruction(JEQ, 1, 0, 0), ret(NOTIFY), ret(ALLOW)]
 
 
 class Profile(NamedTuple):

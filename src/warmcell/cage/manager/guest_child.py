@@ -10,16 +10,15 @@ import os
 import struct
 import time
 
-from .. import refused_paths, verify
+from .. import cell, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, receive_locked
 from ..failure import CageError, send_failure
 from ..fast_imports import partial, socket
-from ..leftovers import Leftovers
-from ..linux import connections, fast_ctypes, namespaces
+from ..linux import fast_ctypes, namespaces, notify
 from ..linux.descriptors import close_all
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
-from ..linux.processes import below_init, last_pid
+from ..linux.processes import Leftovers, below_init, last_pid
 from ..linux.syscalls import NUMBERS
 from ..plan import Watch
 from ..records import NamedTuple
@@ -172,7 +171,7 @@ class GuestChild:
         scratch = self._given.get(CODE_DIRECTORY, -1)
         connect = None
         if plan.network != "host" and scratch >= 0 and any(bind.as_owner for bind in plan.binds):
-            connect = partial(connections.connect, own_device=os.fstat(scratch).st_dev)
+            connect = partial(notify.connect, own_device=os.fstat(scratch).st_dev)
         note = partial(self._note_shared_memory, watcher)
         keepers = namespaces.pids_of_keepers(plan.terminals) if plan.allow_tracing else ()
         self._listener = Listener(
@@ -322,7 +321,7 @@ class GuestChild:
         found = self._listener.denials if self._listener else []
         if status and CODE_DIRECTORY in self._given:
             name = os.path.basename(self._plan.report_path)
-            found = found + refused_paths.read_note(name, self._given[CODE_DIRECTORY])
+            found = found + cell.read_note(name, self._given[CODE_DIRECTORY])
         return found
 
     def close(self) -> None:

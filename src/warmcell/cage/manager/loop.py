@@ -15,11 +15,10 @@ import time
 
 from ..failure import CageError, send_failure
 from ..fast_imports import signal, socket
-from ..linux.descriptors import close_all
+from ..linux.descriptors import close_all, from_descriptor
 from ..linux.processes import children, kill_tree
 from ..linux.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
 from ..plan import PlanError, Watch, decode_binds
-from ..sockets import from_descriptor
 from ..watching.watcher import LOST, NO_VERDICT, Verdict, Watcher
 from ..wire import PacketTruncated, new_receive_buffer, receive_packet, send_packet
 from .cell_maker import CellMaker

@@ -12,7 +12,7 @@ import os
 
 from ..failure import step
 from ..fast_imports import signal, socket
-from ..linux import fast_ctypes, host_root, mounts, namespaces
+from ..linux import fast_ctypes, kernel_files, mounts, namespaces
 from ..linux.syscalls import call
 from ..wire import send_packet
 from .host_ids import IDS_OF_A_MANAGER
@@ -22,7 +22,7 @@ _CLONE_PARENT = 0x8000
 
 def enter(control: socket.socket, has_host_network: bool = False) -> int:
     """Returns in the new process, with the first host id for guests as that process sees it; 0 for ordinary users."""
-    is_root = host_root.is_root_of_host()
+    is_root = kernel_files.is_root_of_host()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
     pidfd = fast_ctypes.c_int(-1)
     flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID | (0 if is_root else namespaces.CLONE_NEWUSER)
@@ -50,4 +50,4 @@ def enter(control: socket.socket, has_host_network: bool = False) -> int:
         mounts.make_slave()
     with step("mount own proc"):
         mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    return host_root.UNOWNED_UID_BASE + int(number) * IDS_OF_A_MANAGER if is_root else 0
+    return kernel_files.UNOWNED_UID_BASE + int(number) * IDS_OF_A_MANAGER if is_root else 0

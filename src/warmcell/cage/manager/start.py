@@ -13,8 +13,8 @@ from ..guest import root as root
 from ..linux import call_list, kernel_support
 from ..linux import capabilities as capabilities
 from ..linux import fds as fds
+from ..linux.descriptors import from_descriptor
 from ..linux.syscalls import call
-from ..sockets import from_descriptor
 from ..wire import receive_packet, send_packet
 from . import own_namespaces
 from .zygote_handle import ZygoteHandle, is_for_one_worker

@@ -7,9 +7,8 @@ import os
 from ..failure import CageError
 from ..fast_imports import socket
 from ..linux import kernel_files
-from ..linux.descriptors import close_all
+from ..linux.descriptors import close_all, make_pair
 from ..plan import Watch, is_below, to_json
-from ..sockets import make_pair
 from ..wire import FORK_ANSWER, FORK_ORDER, descriptor_rights, receive_packet, send_packet
 
 TYPE_CHECKING = False

@@ -8,7 +8,7 @@ import time
 
 from ..linux import kernel_files
 from ..linux.descriptors import close_all
-from .descriptors import unix_sockets
+from .kernel_memory import unix_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ..fast_imports import signal, socket
 from ..linux.descriptors import close_all
 from ..plan import Watch
 from ..wire import new_receive_buffer, packet_socket, receive_packet, send_packet
-from .pauses import pause_before_look
+from .patience import pause_before_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Cell:
     @property
     def ceilings(self) -> Ceilings:
         if self._ceilings is None:
-            from .guest_view import make_ceilings
+            from .ceilings import make_ceilings
 
             self._ceilings = make_ceilings(self.watch, self._most_tasks, self.init, self.processes, self.scratch)
         return self._ceilings
@@ -118,7 +118,7 @@ class Loop:
                 return
 
     def _prepare(self) -> None:
-        from .guest_view import compile_all
+        from .ceilings import compile_all
 
         compile_all()
         self._is_prepared = True

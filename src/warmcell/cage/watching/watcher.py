@@ -16,10 +16,10 @@ import time
 from .. import bundle
 from ..cell import CODE_DIRECTORY, PROCESSES
 from ..fast_imports import socket
+from ..linux.descriptors import make_pair
 from ..linux.fds import close_all_but
 from ..plan import LaunchPlan, Watch
 from ..records import NamedTuple
-from ..sockets import make_pair
 from ..wire import receive_packet, send_packet
 
 TYPE_CHECKING = False
@@ -209,7 +209,7 @@ def _be_watcher(channel: socket.socket, is_sure: bool) -> NoReturn:
 
         send_packet(channel, {"up": True})
         if is_sure:
-            from . import guest_view  # noqa: F401  # now, while no cell waits for it
+            from . import ceilings  # noqa: F401  # now, while no cell waits for it
         Loop(channel).run()
     finally:
         os._exit(0)

@@ -16,21 +16,14 @@ from .. import plan as plans
 from ..cell import CellShape
 from ..failure import CageError
 from ..fast_imports import partial, read_json, signal, socket
-from ..guest import recipe
+from ..guest import job, recipe
 from ..guest.job import await_job, rehearse
-from ..linux import fast_ctypes, fds, namespaces, pages
+from ..linux import fast_ctypes, fds, namespaces
 from ..linux.call_list import CallList, Field, PreparedCalls
 from ..linux.syscalls import MACHINE, call, prctl
 from ..records import NamedTuple
 from ..wire import FORK_ANSWER, FORK_ORDER, new_receive_buffer, receive_order, send_packet
-from .prepare import (
-    hide_command_line,
-    hide_modules,
-    load_common_modules,
-    load_wasm_worker,
-    load_worker,
-    reset_signals,
-)
+from .prepare import hide_command_line, hide_modules, load_common_modules, load_wasm_worker, load_worker, reset_signals
 from .program_starter import ProgramStarter
 
 TYPE_CHECKING = False
@@ -116,7 +109,7 @@ class _Zygote:
             # What is done here, no guest has to do again on copied pages.
             self._rehearse()
         if not self._is_caging:
-            from ..keeper import start as keeper  # and with it all that watches a guest
+            from .. import keeper  # and with it all that watches a guest
             from ..watching.patterns import compile_all
 
             compile_all()
@@ -140,7 +133,7 @@ class _Zygote:
 
     def _tidy_memory(self) -> None:
         gc.collect()
-        self._file_pages += pages.find_file_pages()
+        self._file_pages += job.find_file_pages()
         # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
         gc.freeze()
 

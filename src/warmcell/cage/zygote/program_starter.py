@@ -6,7 +6,7 @@ import os
 
 from ..failure import CageError
 from ..guest import recipe
-from ..linux import arena, list_program, namespaces
+from ..linux import list_program, namespaces, native_code
 from ..linux.call_list import CallList, Value
 from ..linux.list_program import ExecRefused, ListProgram
 
@@ -29,9 +29,9 @@ class ProgramStarter:
         namespaces.send_children_to(calls, Value(0))
         self._send_children_to = calls.prepare([-1])
 
-    def room(self) -> Optional[arena.Arena]:
+    def room(self) -> Optional[native_code.Arena]:
         """An arena for a recipe, so that it can become an executable."""
-        return arena.reserve() if self._are_possible else None
+        return native_code.reserve_arena() if self._are_possible else None
 
     def start(self, number: int, steps: recipe.Recipe, descriptors: List[int]) -> Optional[int]:
         """The pid, or None. Afterwards our next children may still go to another namespace."""

@@ -1,4 +1,8 @@
-"""The keeper's loop: waits for the guest to exit, or kills it when a ceiling is reached."""
+"""The keeper: it forks the guest, gives up all privileges, reports when the cage is locked, and looks after the guest.
+
+For the classes without namespaces, where a process must be the parent of everything that the guest leaves running, and
+kill it at the end.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,101 @@ import os
 import select
 import time
 
-from .. import refused_paths
-from ..fast_imports import partial, signal, socket
-from ..leftovers import Leftovers
-from ..linux.guest_files import is_writable_by_rule
-from ..linux.notify import Listener
-from ..linux.processes import descendants, kill_tree
-from ..plan import LaunchPlan
-from ..watching import usage
-from ..watching.ceilings import Ceilings, Network, Tree
-from ..watching.locks import Locks
-from ..wire import receive_packet, send_packet
+from . import verify
+from .cell import NOTIFICATIONS, read_note, receive_locked
+from .failure import CageError, send_failure, step
+from .fast_imports import partial, signal, socket
+from .guest import recipe
+from .linux import capabilities
+from .linux.call_list import CallList
+from .linux.descriptors import close_all, from_descriptor, make_pair
+from .linux.guest_files import is_writable_by_rule
+from .linux.notify import Listener
+from .linux.processes import Leftovers, descendants, kill_tree
+from .linux.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
+from .plan import LaunchPlan
+from .records import NamedTuple
+from .watching import usage
+from .watching.ceilings import Ceilings, Network, Tree
+from .watching.kernel_memory import Locks
+from .wire import receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Optional, Tuple
+
+
+class KeeperDescriptors(NamedTuple):
+    """The descriptors of a keeper and its guest."""
+
+    job: int
+    go: int
+    begun: int
+    status: int
+    stdin: int
+    stdout: int
+    stderr: int
+    cgroups: Tuple[int, ...]
+
+
+def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
+    """Starts the guest, which builds its cage. Returns only in the guest's process, locked in."""
+    status = from_descriptor(given.status)
+    plan = steps.plan
+    try:
+        with step("shield keeper"):
+            # Before the fork: the guest has the same user, and must never see its keeper dumpable.
+            prctl(PR_SET_DUMPABLE, 0)
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        guest, handoff = _start_guest(steps, given)
+        if guest == 0:
+            status.detach()
+            return
+        kept = verify.identities((given.job, given.go, given.stdin, given.stdout, given.stderr))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python installs a handler for it
+        _drop_privileges(plan)
+        close_all([*given.cgroups, given.job, given.go, given.stdin, given.stdout, given.stderr])
+        notifications = receive_locked(handoff).get(NOTIFICATIONS, -1)
+        handoff.recv(1)  # until the guest closes it, which is its last call
+        handoff.close()
+        verify.check(guest, 0, verify.Expected(plan, kept, {}, os.geteuid()))
+        send_packet(status, {"ready": True, "measures": bool(plan.watch.disk_bytes)})
+    except CageError as failure:
+        send_failure(status, failure)
+        os._exit(1)
+    except BaseException as error:
+        send_failure(status, CageError("start guest", getattr(error, "errno", 0) or 0, repr(error)))
+        os._exit(1)
+    Keeper(plan, status, given.begun, guest, notifications, may_exec).watch()
+
+
+def _start_guest(steps: recipe.Recipe, given: KeeperDescriptors) -> Tuple[int, socket.socket]:
+    """Forks. The child builds and locks the cage, and reports on the other end of the returned socket."""
+    ours, theirs = make_pair(socket.SOCK_SEQPACKET)
+    handoff = theirs.fileno()
+    descriptors = recipe.GuestDescriptors(
+        given.job, given.go, given.stdin, given.stdout, given.stderr, handoff, rest=given.cgroups
+    )
+    prepared = steps.prepare(descriptors)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    theirs.detach()
+    ours.detach()
+    recipe.lock_in(prepared, handoff)
+    return 0, ours
+
+
+def _drop_privileges(plan: LaunchPlan) -> None:
+    if plan.isolation != "none":
+        calls = CallList()
+        capabilities.drop_all(calls)
+        calls.prepare(()).run()
 
 
 class Keeper:
-    """Looks after one cell, from the moment that its cage is locked."""
+    """Looks after one cell, from the moment that its cage is locked: waits for the guest to exit, or kills it."""
 
     def __init__(
         self, plan: LaunchPlan, status: socket.socket, begun: int, guest: int, notifications: int, may_exec: bool
@@ -142,8 +222,7 @@ class Keeper:
             "cpu": round(self._cpu, 6),
             "peak": max(self._peak, self._ceilings.peak),
             "limits": sorted(self._ceilings.met),
-            "denials": (self._listener.denials if self._listener else [])
-            + refused_paths.read_note(self._plan.report_path),
+            "denials": (self._listener.denials if self._listener else []) + read_note(self._plan.report_path),
         }
         if 0 < self._plan.watch.memory_bytes < self._peak:
             files = self._ceilings.mapped_files

@@ -1,0 +1,227 @@
+"""What the kernel keeps for a tree besides its pages: memory and per-user quotas of descriptors, mappings and locks."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import stat
+import time
+
+from ..linux import kernel_files
+from ..linux.processes import must_be_expected
+from ..linux.shared_resources import SMALL_SHARED_MEMORY
+from ..records import NamedTuple
+from .patience import Patience, Spent, next_look_after
+from .patterns import Pattern
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterator, List, Sequence, Set, Tuple
+
+#: Up to so many in all processes together are not looked at, unless descriptors can be in flight.
+_FREE = 512
+#: A pipe is taken to be full. The seccomp filter refuses to enlarge one.
+_PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
+#: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
+_MOST_IN_FLIGHT = 256
+_IN_FLIGHT = Pattern(rb"^scm_fds: (\d+)$")
+
+
+class DescriptorUse(NamedTuple):
+    """Of a tree of processes, including descriptors in flight between them."""
+
+    memory: int = 0
+    in_flight: int = 0
+    pipes: int = 0
+    epoll_items: int = 0
+
+    def exceeds(self, share: DescriptorUse) -> bool:
+        return self.in_flight > share.in_flight or self.pipes > share.pipes or self.epoll_items > share.epoll_items
+
+
+def share_of_one_guest() -> DescriptorUse:
+    """Half of what its user may have of each kind, so that one guest never uses up another's."""
+    pages = int(kernel_files.read("/proc/sys/fs/pipe-user-pages-soft")) or 1 << 30
+    items = int(kernel_files.read("/proc/sys/fs/epoll/max_user_watches"))
+    return DescriptorUse(in_flight=_MOST_IN_FLIGHT, pipes=pages // _PIPE_PAGES // 2, epoll_items=items // 2)
+
+
+def unix_sockets(network: str) -> List[int]:
+    """Inodes of all in the network namespace. 0 is a connection that has not been accepted yet."""
+    try:
+        lines = kernel_files.read(f"{network}/unix").splitlines()[1:]
+    except OSError as error:
+        must_be_expected(error)
+        return []
+    return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
+
+
+class DescriptorTable:
+    """Pipes, epoll sets and descriptors in flight.
+
+    Looks rarely enough to cost at most a tenth of the time. In between, the last look counts.
+    """
+
+    def __init__(self, proc: str, network: str, has_own_network: bool) -> None:
+        self._proc = proc
+        self._network = network
+        self._has_own_network = has_own_network
+        #: As of the last look.
+        self.last = DescriptorUse()
+        self._next_look = 0.0
+
+    def look(self, pids: Sequence[int], patience: Patience) -> DescriptorUse:
+        if time.monotonic() >= self._next_look:
+            spent = Spent()
+            sockets = unix_sockets(self._network)
+            is_crowded = sum(self._count(pid) for pid in pids) > _FREE
+            self.last = self._look(pids, sockets, patience) if is_crowded or sockets else DescriptorUse()
+            self._next_look = next_look_after(spent)
+        return self.last
+
+    def _count(self, pid: int) -> int:
+        """Since Linux 6.2 the size of the directory is the number of descriptors; before, it was 0."""
+        directory = f"{self._proc}/{pid}/fd"
+        try:
+            return os.stat(directory).st_size or len(os.listdir(directory))
+        except OSError as error:
+            must_be_expected(error)
+            return 0
+
+    def _look(self, pids: Sequence[int], sockets: List[int], patience: Patience) -> DescriptorUse:
+        known = set(sockets)
+        pipes: Set[int] = set()
+        seen: Set[int] = set()
+        items = in_flight = 0
+        for pid in pids:
+            base = f"{self._proc}/{pid}"
+            for name in _names(f"{base}/fd"):
+                patience.check()
+                path = f"{base}/fd/{name}"
+                try:
+                    status = os.stat(path)
+                    if stat.S_ISFIFO(status.st_mode):
+                        pipes.add(status.st_ino)
+                    elif stat.S_ISSOCK(status.st_mode) and status.st_ino in known and status.st_ino not in seen:
+                        seen.add(status.st_ino)
+                        in_flight += _count_in_flight(f"{base}/fdinfo/{name}", patience)
+                    elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
+                        items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
+                except OSError as error:
+                    must_be_expected(error)
+        if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
+            in_flight += sum(inode not in seen for inode in sockets)
+        return DescriptorUse(len(pipes) * _PIPE + items * _EPOLL_ITEM, in_flight, len(pipes), items)
+
+
+def _count_in_flight(path: str, patience: Patience) -> int:
+    return sum(int(number) for lines in patience.read(path) for number in _IN_FLIGHT.findall(lines))
+
+
+def _names(directory: str) -> Iterator[str]:
+    try:
+        yield from os.listdir(directory)
+    except OSError as error:
+        must_be_expected(error)
+
+
+#: What the kernel keeps for one touched mapping.
+_MAPPING = 400
+_MOST_LENGTHS = 4096
+#: A process may be delayed so long between its request and the mapping.
+_NOTED_SECONDS = 0.25
+_SHARED_MEMORY = Pattern(rb"^(\w+)-(\w+) \S+ (\w+) (\S+ \d+) +/dev/zero \(deleted\)$")
+
+
+class Mappings:
+    """How many mappings processes have, and shared anonymous memory, which need not be resident in any of them.
+
+    Looks rarely enough to cost at most a tenth of the time. In between, the last look counts.
+
+    Shared anonymous memory lives for as long as any page of it is mapped anywhere, and its size shows nowhere: touched
+    pages stay when they are unmapped (MADV_DONTNEED, munmap of all but one). So every living segment counts whole.
+    Which of the requested lengths is still alive is unknown; the longest are taken to be. A segment that was seen
+    mapped counts at least as much as was mapped: a request that was noted long before its mapping may be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: List[int] = []
+        self._noted = 0.0
+        #: Living segments, with as much of each as was ever seen mapped.
+        self._sizes: Dict[bytes, int] = {}
+        self._count = 0
+        self._next_look = 0.0
+
+    def note_shared_memory(self, length: int) -> None:
+        """Shared anonymous memory of this length is about to be mapped."""
+        bisect.insort(self._lengths, length)
+        del self._lengths[:-_MOST_LENGTHS]
+        self._noted = time.monotonic()
+        self._next_look = 0.0
+
+    def memory(self, proc: str, pids: Sequence[int], patience: Patience) -> int:
+        """Bytes of shared anonymous memory, and of what the kernel keeps for all mappings."""
+        if time.monotonic() >= self._next_look:
+            spent = Spent()
+            self._look(proc, pids, patience)
+            self._next_look = next_look_after(spent)
+        return self._shared_memory() + self._count * _MAPPING
+
+    def _shared_memory(self) -> int:
+        sizes = sorted(self._sizes.values(), reverse=True)
+        lengths = self._lengths[: -len(sizes) - 1 : -1] + [SMALL_SHARED_MEMORY] * len(sizes)
+        return sum(map(max, sizes, lengths))
+
+    def _look(self, proc: str, pids: Sequence[int], patience: Patience) -> None:
+        count = 0
+        sizes: Dict[bytes, int] = {}
+        for pid in pids:
+            for lines in patience.read(f"{proc}/{pid}/maps"):
+                count += lines.count(b"\n")
+                if b"/dev/zero" in lines:
+                    self._note_sizes(sizes, lines)
+        if not sizes and not self._sizes and time.monotonic() - self._noted > _NOTED_SECONDS:
+            self._lengths.clear()
+        self._count, self._sizes = count, sizes
+
+    def _note_sizes(self, sizes: Dict[bytes, int], lines: bytes) -> None:
+        for start, end, offset, segment in _SHARED_MEMORY.findall(lines):
+            size = int(offset, 16) + int(end, 16) - int(start, 16)
+            sizes[segment] = max(size, sizes.get(segment, 0), self._sizes.get(segment, 0))
+
+
+_LOCK = 256
+#: Up to so many on the whole host are not looked at.
+_FREE_LOCKS = 4096
+_OWNER_AND_DEVICE = Pattern(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
+
+
+class Locks:
+    """File locks: the kernel allows any number of locked ranges and charges them to no account.
+
+    Counted are those of the pids that `is_ours` accepts, and all on `device`: some locks have no owner.
+    """
+
+    def __init__(self, is_ours: Callable[[int, List[int]], bool], device: int = 0) -> None:
+        self._is_ours = is_ours
+        self._device = b"%02x:%02x" % (os.major(device), os.minor(device)) if device else b""
+        self._memory = 0
+        self._next_look = 0.0
+
+    def memory(self, pids: List[int], patience: Patience) -> int:
+        if time.monotonic() >= self._next_look:
+            spent = Spent()
+            self._memory = self._look(pids, patience)
+            self._next_look = next_look_after(spent)
+        return self._memory
+
+    def _look(self, pids: List[int], patience: Patience) -> int:
+        found: Dict[Tuple[bytes, bytes], int] = {}
+        for lines in patience.read("/proc/locks"):
+            for lock in _OWNER_AND_DEVICE.findall(lines):
+                found[lock] = found.get(lock, 0) + 1
+        if sum(found.values()) <= _FREE_LOCKS:
+            return 0
+        owners = {pid for pid, _ in found}
+        ours = {pid for pid in owners if int(pid) > 0 and self._is_ours(int(pid), pids)}
+        return _LOCK * sum(number for (pid, where), number in found.items() if pid in ours or where == self._device)
