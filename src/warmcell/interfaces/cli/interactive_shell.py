@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,17 @@ _ANSWER_SECONDS = 0.5
 _LONGEST_SCRIPT = 24 * 3600.0
 
 
+#: Bytes of keys that the shell has not read.
+_MOST_UNSENT = 64 << 10
 _SHELL_OF_IMAGE = "command -v bash >/dev/null && exec bash; exec sh"
+
+
+class _Stopped(Exception):
+    """By a signal, which is SIGHUP if the terminal is gone. Changes that were kept apart stay for the next time."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def shell(arguments: argparse.Namespace) -> int:
@@ -87,13 +97,16 @@ async def run_shell(settings: dict[str, Any], ending: Review | None = None) -> i
 
     size = os.get_terminal_size(sys.stdin.fileno())
     env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"\u@\h:\w\$ "}
-    async with AsyncSandbox(**settings) as sandbox:
-        pty = PtySize(size.columns or 80, size.lines or 24)
-        command = [find_shell()] if settings["image"] is None else _SHELL_OF_IMAGE
-        process = await sandbox.spawn(command, env=env, pty=pty)
-        with _raw_mode(sys.stdin.fileno()):
-            await _carry(process)
-        return await _end(sandbox, ending, _status(process))
+    try:
+        async with AsyncSandbox(**settings) as sandbox:
+            pty = PtySize(size.columns or 80, size.lines or 24)
+            command = [find_shell()] if settings["image"] is None else _SHELL_OF_IMAGE
+            process = await sandbox.spawn(command, env=env, pty=pty)
+            with _signals() as stop, _raw_mode(sys.stdin.fileno()):
+                await _carry(process, stop)
+            return await _end(sandbox, ending, _status(process))
+    except _Stopped as stopped:
+        return 128 + stopped.number
 
 
 async def _run_script(settings: dict[str, Any], ending: Review | None) -> int:
@@ -116,43 +129,103 @@ async def _end(sandbox: AsyncSandbox, ending: Review | None, status: int) -> int
     return status or left
 
 
-async def _carry(process: AsyncProcess) -> None:
-    """Relay keys to the shell and its output to the screen until it ends."""
-    loop = asyncio.get_running_loop()
-    typed: asyncio.Queue[bytes] = asyncio.Queue()
-    keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
-    loop.add_reader(keyboard, lambda: typed.put_nowait(_read(keyboard)))
-    loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(_resize(process, keyboard)))
-    typing = loop.create_task(_type(process, typed))
+async def _carry(process: AsyncProcess, stop: asyncio.Future[int]) -> None:
+    """Relay keys to the shell and its output to the screen until it ends. `_Stopped` by a signal."""
+    loop, screen = asyncio.get_running_loop(), sys.stdout.fileno()
+    keyboard = _Keyboard(sys.stdin.fileno(), process, stop)
+    loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(keyboard.resize()))
+    typing, showing = loop.create_task(keyboard.type()), loop.create_task(_show(process, screen, stop))
+    awaited: list[asyncio.Future[Any]] = [showing, stop]
     try:
-        async for event in process.output():
-            _write(screen, event.data)
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        loop.remove_reader(keyboard)
         loop.remove_signal_handler(signal.SIGWINCH)
-        typing.cancel()
+        keyboard.close()
+        for task in (typing, showing):
+            task.cancel()
+        await asyncio.gather(typing, showing, return_exceptions=True)
+    if stop.done():
+        raise _Stopped(stop.result())
+    showing.result()
+
+
+async def _show(process: AsyncProcess, screen: int, stop: asyncio.Future[int]) -> None:
+    async for event in process.output():
+        try:
+            _write(screen, event.data)
+        except OSError:
+            _stop(stop, signal.SIGHUP)
+        await asyncio.sleep(0)  # signals and keys, also while output never pauses
+
+
+class _Keyboard:
+    """Reads keys and types them into the shell. Not read while much is unsent: the terminal keeps what follows."""
+
+    def __init__(self, descriptor: int, process: AsyncProcess, stop: asyncio.Future[int]) -> None:
+        self._descriptor, self._process, self._stop = descriptor, process, stop
+        self._loop = asyncio.get_running_loop()
+        self._typed: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unsent = 0
+        self._loop.add_reader(descriptor, self._read)
+
+    def _read(self) -> None:
+        data = _read(self._descriptor)
+        if not data:
+            self.close()
+            _stop(self._stop, signal.SIGHUP)
+            return
+        self._unsent += len(data)
+        self._typed.put_nowait(data)
+        if self._unsent >= _MOST_UNSENT:
+            self.close()
+
+    async def type(self) -> None:
+        while True:
+            data = await self._typed.get()
+            try:
+                await self._process.write(data)
+            except SandboxError:
+                return  # the shell has ended; _status reports how
+            was_full = self._unsent >= _MOST_UNSENT
+            self._unsent -= len(data)
+            if was_full and self._unsent < _MOST_UNSENT:
+                self._loop.add_reader(self._descriptor, self._read)
+
+    async def resize(self) -> None:
+        with suppress(OSError, SandboxError):  # the terminal is gone, or the shell has ended
+            size = os.get_terminal_size(self._descriptor)
+            if self._process.is_running and size.columns and size.lines:
+                await self._process.resize(size.columns, size.lines)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Future[int]]:
+    """The first of SIGTERM and SIGHUP."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, _stop, stop, number)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+def _stop(stop: asyncio.Future[int], number: int) -> None:
+    if not stop.done():
+        stop.set_result(number)
 
 
 def _read(keyboard: int) -> bytes:
+    """Empty if the terminal is gone."""
     try:
         return os.read(keyboard, 65536)
-    except OSError:  # the terminal is gone
+    except OSError:
         return b""
-
-
-async def _type(process: AsyncProcess, typed: asyncio.Queue[bytes]) -> None:
-    while data := await typed.get():
-        try:
-            await process.write(data)
-        except SandboxError:
-            return  # the shell has ended; _status reports how
-    await process.kill()
-
-
-async def _resize(process: AsyncProcess, keyboard: int) -> None:
-    size = os.get_terminal_size(keyboard)
-    if process.is_running and size.columns and size.lines:
-        await process.resize(size.columns, size.lines)
 
 
 def _write(screen: int, data: bytes) -> None:
@@ -175,9 +248,10 @@ def _raw_mode(keyboard: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _write(sys.stdout.fileno(), _RESET)
-        _drop_answers(keyboard)
-        termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
+        with suppress(OSError, termios.error):  # the terminal is gone
+            _write(sys.stdout.fileno(), _RESET)
+            _drop_answers(keyboard)
+            termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
 
 
 def _drop_answers(keyboard: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import termios
 import tty
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -30,6 +32,7 @@ def run_screen(lines: Callable[[str], list[str]], key: str, keys: Container[str]
 @contextmanager
 def _cbreak_mode() -> Iterator[None]:
     before = termios.tcgetattr(0)
+    handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         tty.setcbreak(0)
         _write(_ENTER)
@@ -37,8 +40,15 @@ def _cbreak_mode() -> Iterator[None]:
     except KeyboardInterrupt:
         return
     finally:
-        _write(_LEAVE)
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        with suppress(OSError, termios.error):  # the terminal is gone
+            _write(_LEAVE)
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _draw(lines: list[str]) -> None:

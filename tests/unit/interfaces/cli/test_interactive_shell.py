@@ -69,3 +69,41 @@ def test_without_a_terminal_it_says_so(warmcell: Any, stdin: Any) -> None:
     stdin(b"")
     ended = warmcell("shell")
     assert ended.status == 2 and "needs a terminal" in ended.stderr and "warmcell run command" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["sleep 1000", "yes"])
+def test_a_signal_restores_the_terminal(terminal: Terminal, number: int, command: str) -> None:
+    """Also while output never pauses."""
+    terminal.until("$ ")
+    terminal.type(f"echo go''es; {command}\n")
+    terminal.until("goes")
+    terminal.process.send_signal(number)
+    assert terminal.wait() == 128 + number
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_keys_that_are_not_read_stay_in_the_terminal(terminal: Terminal) -> None:
+    terminal.until("$ ")
+    terminal.type("stty raw -echo; echo go''es; sleep 1000\n")
+    terminal.until("goes")
+    os.set_blocking(terminal.screen, False)
+    sent, deadline = 0, time.monotonic() + 10
+    while time.monotonic() < deadline and sent < 8 << 20:
+        try:
+            sent += os.write(terminal.screen, b"x" * 4096)
+            deadline = time.monotonic() + 1
+        except BlockingIOError:
+            time.sleep(0.01)
+    assert sent < 1 << 20
+    terminal.process.terminate()
+    terminal.process.wait(30)
+
+
+def test_without_its_terminal_the_shell_ends(terminal: Terminal) -> None:
+    terminal.until("$ ")
+    terminal.type("trap '' HUP; echo go''es; sleep 1000\n")
+    terminal.until("goes")
+    os.close(terminal.screen)
+    assert terminal.process.wait(30) == 128 + signal.SIGHUP
+    terminal.screen = os.open("/dev/null", os.O_RDONLY)

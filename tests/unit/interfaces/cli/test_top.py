@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import termios
@@ -61,6 +62,19 @@ def test_a_sandbox_is_seen_in_a_pipe_and_on_a_terminal() -> None:
             assert termios.tcgetattr(terminal.theirs) == terminal.before
         finally:
             terminal.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_restores_the_terminal(number: int) -> None:
+    terminal = Terminal("top", "--every", "60")
+    try:
+        terminal.until("q quits")
+        terminal.process.send_signal(number)
+        terminal.until("\x1b[?1049l")
+        assert terminal.process.wait(30) == 128 + number
+        assert termios.tcgetattr(terminal.theirs) == terminal.before
+    finally:
+        terminal.close()
 
 
 class Answers(BaseHTTPRequestHandler):
