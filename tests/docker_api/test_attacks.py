@@ -293,3 +293,21 @@ def test_heads_and_bodies_are_bounded(server: DockerServer, client: Client) -> N
 
 def test_only_the_user_reaches_the_socket(server: DockerServer) -> None:
     assert os.stat(server.socket).st_mode & 0o777 == 0o600
+
+
+def test_file_times_that_no_tar_header_has(client: Client, server: DockerServer) -> None:
+    """Before 1970, after 2242, and not a number: each is answered with the nearest time."""
+    times = {"early": -(10.0**9), "late": 13e9}
+    for name, moment in times.items():
+        (server.binds / name).write_text("x")
+        os.utime(server.binds / name, (moment, moment))
+    running = client.containers.run("busybox:1", "tail -f /dev/null", detach=True, volumes=[f"{server.binds}:/b"])
+    for name, year in {"early": "1938-", "late": "2381-"}.items():
+        chunks, found = running.get_archive(f"/b/{name}")
+        assert found["mtime"].startswith(year)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as read:
+            assert 0 <= read.getmembers()[0].mtime < 8**11
+    for number, text in enumerate(("1e300", "-1e300", "inf", "nan")):
+        info = tarfile.TarInfo(str(number))
+        info.pax_headers = {"mtime": text}
+        assert running.put_archive("/", info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))

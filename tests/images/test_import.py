@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.images.image_files import Layout, directory, docker_archive, entry, hardlink, layer, symlink
@@ -180,3 +181,22 @@ def test_a_tree_deeper_than_the_stack_is_written(tmp_path: Path) -> None:
     written.seek(0)
     with tarfile.open(fileobj=written) as archive:
         assert max(map(len, archive.getnames())) == 2 * 1200 - 1
+
+
+@pytest.mark.parametrize("moment", [2**62, -(2**62)])
+def test_a_root_directory_with_times_of_any_year(moment: int, store: ImageStore) -> None:
+    """A file system in memory keeps such times, and a guest sets them."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        Path(directory, "x").write_text("x")
+        for path in (f"{directory}/x", directory):
+            os.utime(path, (moment, moment))
+        image = store.import_(directory, "r")
+    assert image.created is not None and 1970 <= image.created.year <= 2242
+
+
+def test_an_image_made_in_the_first_year_has_a_time(store: ImageStore, tmp_path: Path) -> None:
+    layout = Layout([layer(entry("x", b"x"))])
+    kind = layout.manifest["config"]["mediaType"]
+    layout.manifest["config"] = layout.add_json({**layout.config, "created": "0001-01-01T00:00:00"}, kind)
+    image = store.import_(layout.write(tmp_path / "l"), "first")
+    assert image.created is not None and image.created.timestamp() == -62_135_596_800

@@ -126,3 +126,17 @@ def test_cells_come_one_after_the_other_and_a_context_ends_once(server: Server, 
     assert not ending.is_alive()
     assert box.client.delete(f"/contexts/{context}", headers=box.headers).status_code == 404
     assert cell(box, code="1", context_id=context).status_code == 404
+
+
+def test_file_times_of_any_year(server: Server, box: Box) -> None:
+    """On a file system in memory a file may be of the year 292,277,026,596. RFC 3339 ends with 9999."""
+    times = (2**62, 253_402_300_800, -62_135_596_801, -(2**62))
+    code = f"import os\nos.mkdir('/dev/shm/t')\nfor n, at in enumerate({times}):\n"
+    code += " open(f'/dev/shm/t/{n}', 'w').close(); os.utime(f'/dev/shm/t/{n}', (at, at))"
+    assert box.run(f'python3 -c "{code}"') == (0, "", "")
+    listed = box.call("filesystem.Filesystem/ListDir", path="/dev/shm/t")
+    assert listed.status_code == 200, listed.text
+    years = [item["modifiedTime"][:5] for item in listed.json()["entries"]]
+    assert sorted(years) == ["0001-", "0001-", "9999-", "9999-"]
+    found = box.call("filesystem.Filesystem/Stat", path="/dev/shm/t/0")
+    assert found.json()["entry"]["modifiedTime"] == "9999-12-31T23:59:59.000000000Z"

@@ -8,7 +8,9 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.helpers import is_root
@@ -318,3 +320,18 @@ def test_a_file_that_is_written_keeps_its_mode(workspace: Workspace, mode: int) 
     workspace.apply_patch("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-new\n\\ No newline\n+newer\n")
     assert stat.S_IMODE(path.stat().st_mode) == mode & 0o777
     assert path.read_text() == "newer\n"
+
+
+@pytest.mark.parametrize("moment", [2**62, -(2**62)])
+def test_times_of_any_year_are_reported_within_bounds(moment: int) -> None:
+    """A file system in memory keeps such times, and a guest sets them."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        workspace = Workspace(directory, disk_mb=64)
+        Path(directory, "x").write_text("x")
+        os.utime(f"{directory}/x", (moment, moment))
+        year = datetime.fromtimestamp(workspace.stat("x").modified, UTC).year
+        packed = workspace.download()
+        workspace.close()
+    assert year in (1, 9999) and b"e+" not in packed
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        assert 0 <= archive.getmembers()[0].mtime < 8**11

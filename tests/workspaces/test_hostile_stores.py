@@ -140,3 +140,10 @@ def _write(directory: Path, entries: list[Entry]) -> None:
         TreeWriter(read, root).write(Entry("directory", "", 0o755, 0, 0, tuple(chunks)))
     finally:
         root.close()
+
+
+@pytest.mark.parametrize("time", [2**63 * 10**9, -(2**63) * 10**9 - 1, 10**400])
+def test_a_time_that_no_file_has_is_refused(time: int) -> None:
+    assert from_plain(["d", "a", 0o755, 2**63 * 10**9 - 1, 0, [], ""]).mtime_ns
+    with pytest.raises(SnapshotInvalid, match="out of range"):
+        from_plain(["d", "a", 0o755, time, 0, [], ""])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from warmcell.core.errors import ImageInvalid
@@ -89,6 +89,12 @@ def parse_time(text: object) -> datetime | None:
         return datetime.fromisoformat(_FRACTION.sub("", text, count=1))
     except ValueError:
         return None
+
+
+def parse_created(text: object) -> datetime | None:
+    """When an image was made. Without a zone it is UTC: some local times before the year 2 have no Unix time."""
+    found = parse_time(text)
+    return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

@@ -28,7 +28,7 @@ from warmcell.images.full_disk import explain_full_disk
 from warmcell.images.layers import LayerSource, LayerStore, distinct_layers
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.manifests import Manifest, check_platform, diff_ids, parse_manifest, require_object
-from warmcell.images.model import Image, parse_config, parse_time
+from warmcell.images.model import Image, parse_config, parse_created
 from warmcell.images.progress import OnProgress
 from warmcell.images.prune import collect_garbage
 from warmcell.images.records import Records
@@ -289,7 +289,7 @@ class ImageStore:
             name=name,
             digest=digest,
             size=record["size"],
-            created=parse_time(record["created"]),
+            created=parse_created(record["created"]),
             config=parse_config(record["config"]),
             layer_paths=tuple(map(self._layers.tree, distinct_layers(record["layers"]))),
             architecture=record["architecture"],

@@ -24,6 +24,8 @@ _KINDS = {
     stat.S_IFIFO: 1 << 25,
     stat.S_IFSOCK: 1 << 24,
 }
+#: A tar header has eleven octal digits, up to the year 2242. Files have other times too, and so have extended headers.
+_LATEST = 8**11 - 1
 _SPECIAL_BITS = {stat.S_ISUID: 1 << 23, stat.S_ISGID: 1 << 22, stat.S_ISVTX: 1 << 20}
 
 
@@ -77,6 +79,7 @@ def op_get(request, source):
             info = archive.gettarinfo(path, name)
             if info is None:
                 continue
+            info.mtime = _bound(info.mtime)
             if info.isreg():
                 with open(path, "rb") as file:
                     archive.addfile(info, file)
@@ -121,7 +124,13 @@ def _extract(archive, member, root, keeps_kinds):
     else:
         raise Refused("EPERM", f"{member.name}: device nodes cannot be made in a container")
     os.chmod(target, member.mode & 0o7777)
-    os.utime(target, (member.mtime, member.mtime))
+    moment = _bound(member.mtime)
+    os.utime(target, (moment, moment))
+
+
+def _bound(moment):
+    """The nearest time of a tar header; 0 for what is not a number."""
+    return min(moment, _LATEST) if moment >= 1 else 0
 
 
 def _inside(root, name):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from warmcell.core.timestamps import rfc3339
 from warmcell.core.types import MIB
 from warmcell.images.model import config_document
 from warmcell.interfaces.docker.container import Container
 from warmcell.interfaces.docker.exec_process import ExecProcess
-from warmcell.interfaces.docker.output_log import timestamp
 
 #: Where published ports are.
 _PORTS_ADDRESS = "127.0.0.1"
@@ -19,14 +19,14 @@ TOP_TITLES = ("UID", "PID", "PPID", "C", "STIME", "TTY", "TIME", "CMD")
 
 
 def _moment(value: float) -> str:
-    return timestamp(value) if value else _NEVER
+    return rfc3339(value) if value else _NEVER
 
 
 def inspect_container(container: Container) -> dict[str, Any]:
     spec = container.spec
     return {
         "Id": container.id,
-        "Created": timestamp(container.created),
+        "Created": rfc3339(container.created),
         "Path": spec.argv[0],
         "Args": list(spec.argv[1:]),
         "State": _state(container),
@@ -193,7 +193,7 @@ def inspect_exec(container: Container, process: ExecProcess) -> dict[str, Any]:
 
 def stats_document(container: Container, usage: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """`usage` is what the cage answered: a guest can forge it, and misleads only its own client."""
-    now = timestamp(time.time())
+    now = rfc3339(time.time())
     return {
         "read": now,
         "preread": now if before else _NEVER,

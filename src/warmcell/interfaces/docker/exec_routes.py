@@ -8,13 +8,13 @@ from base64 import b64encode
 from typing import Any
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.docker.container import Container
 from warmcell.interfaces.docker.container_routes import read_size
 from warmcell.interfaces.docker.container_views import inspect_exec
 from warmcell.interfaces.docker.engine import Engine
 from warmcell.interfaces.docker.exec_process import ExecProcess, read_exec_spec
 from warmcell.interfaces.docker.messages import Answer, DockerError, Hijack, RawStream, Request, Response, json_response
-from warmcell.interfaces.docker.output_log import timestamp
 from warmcell.interfaces.docker.raw_streams import content_type, copy_streams
 from warmcell.interfaces.docker.routing import Route
 
@@ -141,6 +141,6 @@ def _check_stat(found: dict[str, Any]) -> dict[str, Any]:
     """The answer is the guest's word, so its types are checked."""
     size, mode, moment, target = (found.get(name) for name in ("size", "mode", "mtime", "linkTarget"))
     is_sound = isinstance(size, int) and isinstance(mode, int) and 0 <= mode < _MAX_FILE_MODE
-    if not is_sound or not isinstance(moment, int | float) or not isinstance(target, str) or not 0 <= moment < 1e11:
+    if not is_sound or not isinstance(moment, int | float) or not isinstance(target, str):
         raise DockerError(500, "unexpected answer from the file service in the container")
-    return {"size": size, "mode": mode, "mtime": timestamp(moment), "linkTarget": target[:4096]}
+    return {"size": size, "mode": mode, "mtime": rfc3339(moment), "linkTarget": target[:4096]}

@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+
+from warmcell.core.timestamps import rfc3339
 
 #: What is kept for each container.
 MAX_LOG_BYTES = 4 << 20
@@ -20,12 +21,6 @@ _OVERHEAD = 200
 def frame(stream: str, data: bytes) -> bytes:
     """One piece of output as in Docker's multiplexed stream."""
     return struct.pack(">BxxxL", _STREAM_NUMBERS[stream], len(data)) + data
-
-
-def timestamp(moment: float) -> str:
-    """RFC 3339 with nanoseconds, as Docker writes it."""
-    whole = datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{whole}.{int(moment % 1 * 1e9):09d}Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class LogQuery:
         return is_wanted and entry.time >= self.since and (not self.until or entry.time <= self.until)
 
     def render(self, entry: LogEntry) -> bytes:
-        return timestamp(entry.time).encode() + b" " + entry.data if self.has_timestamps else entry.data
+        return rfc3339(entry.time).encode() + b" " + entry.data if self.has_timestamps else entry.data
 
 
 class OutputLog:

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from warmcell.core.timestamps import rfc3339
 from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.engine import Engine
 from warmcell.interfaces.docker.json_fields import labels_field, object_field, text_field
@@ -22,7 +23,6 @@ from warmcell.interfaces.docker.messages import (
     json_response,
     no_content,
 )
-from warmcell.interfaces.docker.output_log import timestamp
 from warmcell.interfaces.docker.routing import NEWEST, OLDEST, Route
 from warmcell.lifetime.threads import in_thread
 
@@ -111,7 +111,7 @@ class SystemRoutes:
                 "Swarm": {"LocalNodeState": "inactive"},
                 "DefaultRuntime": "warmcell",
                 "Runtimes": {"warmcell": {"path": "warmcell"}},
-                "SystemTime": timestamp(engine.started),
+                "SystemTime": rfc3339(engine.started),
                 "RegistryConfig": {"IndexConfigs": {}, "InsecureRegistryCIDRs": [], "Mirrors": []},
                 "Labels": [],
                 "Warnings": None,
@@ -207,7 +207,7 @@ class SystemRoutes:
         return {
             "Name": name,
             "Id": name,
-            "Created": timestamp(self._engine.started),
+            "Created": rfc3339(self._engine.started),
             "Scope": "local",
             "Driver": "bridge" if name == "bridge" else "null",
             "EnableIPv6": False,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.docker.messages import DockerError
-from warmcell.interfaces.docker.output_log import timestamp
 from warmcell.workspace.remove import remove_directory
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
@@ -33,7 +33,7 @@ class Volume:
             "Labels": dict(self.labels),
             "Options": None,
             "Scope": "local",
-            "CreatedAt": timestamp(self.created),
+            "CreatedAt": rfc3339(self.created),
         }
 
 

@@ -24,6 +24,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _SPLIT_ONE_IN, _MOST_IN_PIECE = 64, 512
 MAX_SIZE = 1 << 46
 _MAX_NAME, _MAX_TARGET = 255, 4096
+#: Nanoseconds: the kernel counts seconds in 64 bits with a sign.
+_MAX_TIME = 2**63 * 10**9
 
 
 class Entry(NamedTuple):
@@ -89,7 +91,8 @@ def from_plain(plain: Any) -> Entry:
     _, name, mode, mtime_ns, size, blocks, target = plain
     if not _is_text(name) or not _is_text(target):
         raise _invalid("a name is not text")
-    if not all(type(number) is int for number in (mode, mtime_ns, size)) or not 0 <= size <= MAX_SIZE:
+    are_whole = all(type(number) is int for number in (mode, mtime_ns, size))
+    if not are_whole or not 0 <= size <= MAX_SIZE or not -_MAX_TIME <= mtime_ns < _MAX_TIME:
         raise _invalid(f"{name[:80]!r} has a size, mode or time that is out of range")
     entry = Entry(_KINDS[plain[0]], name, mode & 0o777, mtime_ns, size, _blocks(name, blocks), target)
     _check(entry)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -154,8 +153,3 @@ class Box:
 
 def find_box(entry: SandboxEntry | None) -> Box | None:
     return None if entry is None else entry.state.find(Box)
-
-
-def rfc3339(seconds: float, nanoseconds: int = 0) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(seconds)))
-    return f"{whole}.{nanoseconds or int(seconds % 1 * 10**9):09d}Z"

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.serve.e2b import templates
-from warmcell.interfaces.serve.e2b.box import Box, find_box, rfc3339
+from warmcell.interfaces.serve.e2b.box import Box, find_box
 from warmcell.interfaces.serve.e2b.creation import (
     Create,
     Network,

@@ -261,7 +261,7 @@ def with_refusals(handler: Callable[[Request, Tenant], Awaitable[Response]], ren
             return error_response(error)
         except (RpcError, SandboxError, HttpError) as error:
             return render(error)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             # Messages are read field by field, without a schema.
             _log.info("malformed message: %s", error)
             return render(RpcError("invalid_argument", "the message is malformed"))

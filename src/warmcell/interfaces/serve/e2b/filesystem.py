@@ -7,7 +7,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from warmcell.interfaces.serve.e2b.box import Box, rfc3339
+from warmcell.core.timestamps import rfc3339
+from warmcell.interfaces.serve.e2b.box import Box
 from warmcell.interfaces.serve.e2b.connect import RpcError
 from warmcell.interfaces.serve.e2b.guest_files import FileError
 

@@ -7,7 +7,8 @@ import time
 from collections import deque
 from typing import Any
 
-from warmcell.interfaces.serve.e2b.box import Box, rfc3339
+from warmcell.core.timestamps import rfc3339
+from warmcell.interfaces.serve.e2b.box import Box
 
 KEPT = 500
 #: Clients ask in whole seconds.

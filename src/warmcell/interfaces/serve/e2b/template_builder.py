@@ -15,8 +15,8 @@ from typing import Any
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
+from warmcell.core.timestamps import rfc3339
 from warmcell.images import Image
-from warmcell.interfaces.serve.e2b.box import rfc3339
 from warmcell.interfaces.serve.e2b.template_build import (
     BASE,
     BuildCancelled,

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warmcell.core.timestamps import rfc3339
 from warmcell.core.types import MIB
-from warmcell.interfaces.serve.e2b.box import rfc3339
 from warmcell.interfaces.serve.e2b.snapshots import Snapshot, snapshots_of
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import (

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import PathTraversal
-from warmcell.interfaces.serve.e2b.box import rfc3339
+from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
 from warmcell.interfaces.serve.e2b.volumes import Volume, volumes_of
 from warmcell.interfaces.serve.requests import parse_model, read_body
