@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
@@ -18,6 +18,8 @@ import httpx
 import pytest
 from tests.helpers import until
 from tests.serve.conftest import ROOT, Server, make_token, worker_pids
+
+from warmcell.interfaces.serve.v1.history import MAX_STREAMS
 
 Start = Callable[..., AbstractContextManager[Server]]
 
@@ -174,6 +176,31 @@ def test_a_client_cannot_choose_its_worker(start_server: Start, tmp_path: Path) 
 def test_head_of_a_stream_ends(server: Server, path: str) -> None:
     answer = server.client.head(path, headers={"accept": "text/event-stream"}, timeout=20)
     assert answer.status_code in (200, 405)
+
+
+@pytest.mark.attack("S3-25")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_streams_of_history_are_bounded(start_server: Start, tmp_path: Path, workers: str) -> None:
+    tokens = tmp_path / "tokens.json"
+    made = [make_token(tokens, name, "--scope", "metrics") for name in ("one", "two")]
+    one, two = ({"x-api-key": token, "accept": "text/event-stream"} for token in made)
+    with start_server("--tokens", str(tokens), "--workers", workers) as server:
+        with ExitStack() as streams:
+            for number in range(MAX_STREAMS):
+                opened = streams.enter_context(server.client.stream("GET", "/v1/history", headers=one))
+                assert opened.status_code == 200, number
+            refused = server.client.get("/v1/history", headers=one)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+            assert "64 open streams" in refused.json()["error"]["message"]
+            with server.client.stream("GET", "/v1/history", headers=two) as other:
+                assert other.status_code == 200
+            assert server.client.get("/v1/history", headers={"x-api-key": made[0]}).status_code == 200
+
+        def is_opened() -> bool:
+            with server.client.stream("GET", "/v1/history", headers=one) as again:
+                return again.status_code == 200
+
+        until(is_opened)
 
 
 @pytest.mark.attack("S3-25")

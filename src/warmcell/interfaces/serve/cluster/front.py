@@ -31,7 +31,13 @@ from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
 from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, needs_of
 from warmcell.interfaces.serve.e2b.envd import missing_sandbox
 from warmcell.interfaces.serve.front.admission import Admission
-from warmcell.interfaces.serve.front.ask_peers import ask_until_found, choose_for_link, merge_figures, merge_lists
+from warmcell.interfaces.serve.front.ask_peers import (
+    HistoryStreams,
+    ask_until_found,
+    choose_for_link,
+    merge_figures,
+    merge_lists,
+)
 from warmcell.interfaces.serve.front.fan_out import replay
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.front.relay import Receive, relay
@@ -111,6 +117,7 @@ class ClusterFront:
         self._settings, self._rules = settings, read_rules(settings)
         self._routes = Placement(settings)
         self._admission = Admission(settings)
+        self._streams = HistoryStreams(self._admission, self.draining)
         self._local_tenant = local_tenant(settings)
         self._config = ProcessConfig(python_path=settings.python)
         self._queue = FairSemaphore(1, settings.max_waiting)
@@ -206,7 +213,7 @@ class ClusterFront:
 
     async def _ask_nodes(self, request: Request, kind: Kind) -> Response:
         if kind is Kind.FIGURES:
-            return await merge_figures(self.nodes.ready, request, self.draining)
+            return await merge_figures(self.nodes.ready, request, self._streams)
         return await (merge_lists if kind is Kind.LIST else ask_until_found)(self.nodes.ready, request)
 
     async def _choose(self, request: Request, place: Place, send: Any) -> NodePeer | None:

@@ -14,23 +14,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import BackendUnavailable, NodeLost
+from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.control import PAGE, page_of
-from warmcell.interfaces.serve.event_streams import event_stream, wants_events
+from warmcell.interfaces.serve.event_streams import wants_events
+from warmcell.interfaces.serve.front.admission import Admission
 from warmcell.interfaces.serve.front.fan_out import ask, no_client
 from warmcell.interfaces.serve.front.relay import Peer
 from warmcell.interfaces.serve.metrics import METRICS_HEADERS, merge_metrics
+from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.v1.activity import merge_activity
 from warmcell.interfaces.serve.v1.history import PATH as HISTORY
-from warmcell.interfaces.serve.v1.history import merge_history, stream_history
+from warmcell.interfaces.serve.v1.history import merge_history, open_stream
 
 P = TypeVar("P", bound=Peer)
 
 _NEXT = "x-next-token"
 
 
-async def merge_figures(peers: Sequence[Peer], request: Request, draining: asyncio.Event) -> Response:
+class HistoryStreams:
+    """Streams that the front makes, by tenant."""
+
+    def __init__(self, admission: Admission, draining: asyncio.Event) -> None:
+        self._admission, self.draining, self.quota = admission, draining, TenantQuota()
+
+    def owner_of(self, request: Request) -> str:
+        """Without a file of tokens there is one tenant."""
+        tenant = self._admission.find_tenant(find_token(request) or "")
+        return "" if tenant is None else tenant.id
+
+
+async def merge_figures(peers: Sequence[Peer], request: Request, streams: HistoryStreams) -> Response:
     """Metrics, activity or history; a stream of history is made here."""
     headers = [pair for pair in request.scope["headers"] if pair[0] != b"accept"]
     scope = {**request.scope, "headers": headers}
@@ -46,7 +61,7 @@ async def merge_figures(peers: Sequence[Peer], request: Request, draining: async
     first = await _merge(peers, request, scope)
     if scope["path"] != HISTORY or not wants_events(request) or first.status_code != 200:
         return first
-    return event_stream(stream_history(read_history, draining))
+    return open_stream(streams.quota, streams.owner_of(request), read_history, streams.draining)
 
 
 async def _merge(peers: Sequence[Peer], request: Request, scope: Any) -> Response:

@@ -26,7 +26,12 @@ from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.front.admission import Admission, read_limited_tenants
-from warmcell.interfaces.serve.front.ask_peers import ask_until_found, choose_for_link, merge_figures
+from warmcell.interfaces.serve.front.ask_peers import (
+    HistoryStreams,
+    ask_until_found,
+    choose_for_link,
+    merge_figures,
+)
 from warmcell.interfaces.serve.front.client_connections import ClientConnections
 from warmcell.interfaces.serve.front.client_sockets import ClientSocket, RelayedProtocol
 from warmcell.interfaces.serve.front.placement import ANY_WORKER, THE_FRONT, Placement, is_signed_link
@@ -105,6 +110,7 @@ class Front:
         self._settings, self._listening = settings, listening
         self._placement = Placement(settings)
         self._admission = Admission(settings)
+        self._streams = HistoryStreams(self._admission, self.draining)
         self._connections = ClientConnections(
             settings.max_connections, self._placement.routes, self._serve_here, settings.trusted_proxies
         )
@@ -208,7 +214,7 @@ class Front:
 
     async def _ask_workers(self, request: Request, scope: str) -> Response:
         if scope == "metrics":
-            return await merge_figures(self.workers.all, request, self.draining)
+            return await merge_figures(self.workers.all, request, self._streams)
         return await ask_until_found(self.workers.all, request)
 
     def _worker_at(self, place: int) -> Worker:

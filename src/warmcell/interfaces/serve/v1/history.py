@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.interfaces.serve.event_streams import event_stream, format_event, wants_events
-from warmcell.interfaces.serve.responses import json_response
+from warmcell.interfaces.serve.quotas import TenantQuota
+from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -23,6 +24,8 @@ from warmcell.observe.history import STEP_SECONDS, History
 PATH = "/v1/history"
 #: Interval of the live stream.
 LIVE_SECONDS = 1.0
+#: Open streams per tenant, as of WebSockets.
+MAX_STREAMS = 64
 #: Reads the history since a Unix time.
 ReadHistory = Callable[[float], Awaitable[dict[str, Any]]]
 
@@ -33,6 +36,7 @@ class HistoryRoute:
     def __init__(self) -> None:
         self._history = History()
         self._began = time.time()
+        self._streams = TenantQuota()
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
         """Runs, latency and memory in the last half hour, in steps of five seconds (`?since=`); as events, live."""
@@ -43,7 +47,7 @@ class HistoryRoute:
         async def read(since: float) -> dict[str, Any]:
             return self._read(service, since)
 
-        return event_stream(stream_history(read, service.draining))
+        return open_stream(self._streams, tenant.id, read, service.draining)
 
     def _read(self, service: Service, since: float) -> dict[str, Any]:
         return {
@@ -61,7 +65,19 @@ class HistoryRoute:
         self._history.close()
 
 
-async def stream_history(read: ReadHistory, ending: asyncio.Event) -> AsyncIterator[str]:
+def open_stream(streams: TenantQuota, owner: str, read: ReadHistory, ending: asyncio.Event) -> Response:
+    """Raises `HttpError` 429 if the owner has all streams that it may have."""
+    if not streams.take(owner, MAX_STREAMS):
+        message = f"this token already has {MAX_STREAMS} open streams of history"
+        raise HttpError(429, message, headers={"Retry-After": "5"})
+
+    async def release() -> None:
+        streams.release(owner)
+
+    return event_stream(_stream_history(read, ending), release)
+
+
+async def _stream_history(read: ReadHistory, ending: asyncio.Event) -> AsyncIterator[str]:
     """Yield the whole history, then every second the steps that have changed, until the server drains."""
     since = 0.0
     while not ending.is_set():
