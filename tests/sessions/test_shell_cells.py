@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, until
 from tests.sessions.bare import Cells, shell_worker
 
 from warmcell import errors
@@ -19,6 +20,12 @@ from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.exchange import Listeners
 
 pytestmark = pytest.mark.needs("linux")
+
+
+def _waits_for_input(pid: int) -> bool:
+    """Whether this shell sleeps and has no child."""
+    stat, children = Path(f"/proc/{pid}/stat"), Path(f"/proc/{pid}/task/{pid}/children")
+    return stat.read_text().rpartition(") ")[2].startswith("S") and not children.read_text()
 
 
 @pytest.fixture
@@ -138,9 +145,43 @@ def test_an_interrupt_at_any_moment_of_a_cell_keeps_the_session(cells: Cells) ->
         assert cells("echo $kept").stdout == "42\n"
 
 
+def test_an_interrupt_runs_the_exit_trap_of_the_same_cell(cells: Cells) -> None:
+    result = cells("n=5; trap 'echo bye' EXIT; kill -INT $$; sleep 60")
+    assert (result.stdout, result.value) == ("bye\n", "130")
+    assert cells("echo $n").stdout == "5\n"
+
+
+@pytest.mark.parametrize("command", ["__warmcell_last", "builtin trap -p", "builtin printf"])
+def test_an_interrupt_during_the_report_of_a_cell_keeps_the_session(cells: Cells, command: str) -> None:
+    first = cells(f"""trap 'case $BASH_COMMAND in "{command}"*) trap - DEBUG; kill -INT $$;; esac' DEBUG
+        trap 'echo bye' EXIT""")
+    assert cells("echo next").stdout == "next\n"
+    assert first.stdout + cells("exit").stdout == "bye\n"
+
+
+@pytest.mark.parametrize(("trap", "printed"), [("EXIT", ""), ("INT", "caught\n"), ("INT, with exit", "caught\n")])
+def test_a_late_interrupt_prints_nothing_into_the_next_cell(cells: Cells, trap: str, printed: str) -> None:
+    """The worker, stopped while the cell ends, finds the interrupt and the report of the cell together."""
+    action = "echo caught; exit 3" if "exit" in trap else "echo caught"
+    pid = int(cells(f"n=5; trap '{action}' {trap.partition(',')[0]}; echo $$").stdout)
+
+    def stop_and_interrupt(text: str) -> None:
+        if text != "first\n":
+            return
+        worker = cells.worker.process.pid
+        os.kill(worker, signal.SIGSTOP)
+        until(lambda: _waits_for_input(pid))
+        cells.talk.interrupt()
+        os.kill(worker, signal.SIGCONT)
+
+    first = cells("echo first; sleep 0.3", on_stdout=stop_and_interrupt)
+    assert first.stdout == f"first\n{printed}"
+    assert cells("echo $n next").stdout == "5 next\n"
+
+
 def test_a_shell_that_ended_between_two_cells_runs_the_next_one(cells: Cells) -> None:
     pid = int(cells("kept=42; echo $$").stdout)
-    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
     result = cells("echo $kept; echo $$")
     assert result.stdout.startswith("42\n") and result.value == "0"
     assert result.stdout != f"42\n{pid}\n"

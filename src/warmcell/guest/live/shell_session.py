@@ -29,8 +29,10 @@ _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
 #: Reports once. The trap runs between two commands, perhaps of the report itself, which then goes on.
 #: A cell's own EXIT trap takes the place of ours: `exit` and the end of the cell make it part of ours again.
 _TRAP = "__warmcell_leave $?"
+#: An interrupt between two cells, or while one of them exits, is ignored.
 _SET_UP = f"""\
 __warmcell_cell=0
+__warmcell_idle=1
 __warmcell_left=
 __warmcell_reported=
 __warmcell_exit=
@@ -39,7 +41,7 @@ __warmcell_report() {{
     [ -z "$__warmcell_reported" ] || return 0
     [ "$1" = leaving ] || __warmcell_reported=1
     {{
-        builtin printf '%s %d %d\\n' "$1" "$2" "$__warmcell_cell"
+        builtin printf '\\0%s %d %d\\n' "$1" "$2" "$__warmcell_cell"
         declare -p; declare -f; alias -p; shopt -p; set +o
         builtin printf 'cd -- %q\\n' "$PWD"
         builtin printf '\\0'
@@ -60,13 +62,18 @@ __warmcell_leave() {{
     builtin exit "$1"
 }}
 __warmcell_adopt() {{
-    local __warmcell_found IFS=$'\\n'
+    local __warmcell_idle=1 __warmcell_found IFS=$'\\n'
     {{ builtin trap -p EXIT; builtin printf '\\0'; }} >&{_NOTE}
     builtin read -r -d '' __warmcell_found <&{_NOTED}
     [ "$__warmcell_found" != "trap -- "\\''{_TRAP}'\\'" EXIT" ] || return 0
     builtin eval "builtin set -- $__warmcell_found"
     __warmcell_exit=${{3-}}
     builtin trap '{_TRAP}' EXIT
+}}
+__warmcell_interrupt() {{
+    [ -z "$__warmcell_idle$__warmcell_left" ] || return 0
+    __warmcell_adopt
+    __warmcell_leave {128 + signal.SIGINT}
 }}
 exit() {{
     builtin set -- "$?" "$@"
@@ -76,14 +83,16 @@ exit() {{
     builtin exit "${{@:$(($# > 1 ? 2 : 1))}}"
 }}
 builtin trap '{_TRAP}' EXIT
-builtin trap '__warmcell_leave {128 + signal.SIGINT}' INT
+builtin trap __warmcell_interrupt INT
 builtin printf 'ready\\n\\0' >&{_REPORT}
 """
 _OWN_TRAP = f"trap -- '{_TRAP}' EXIT\n".encode()
 #: Sets `$?` to the status of the previous cell, without triggering `set -e`. Two lines: an error that makes bash skip
-#: the rest of a line (`exit 1 2`) does not skip the report.
-_RUN = "__warmcell_cell={cell} LINENO=0; {status}eval {code} </dev/null\n\
-{{ builtin printf 'done %d\\n' $?; builtin trap -p EXIT; builtin printf '\\0'; }} >&{report}\n"
+#: the rest of a line (`exit 1 2`) does not skip the report. Each command has its own redirection: a cell's own INT trap
+#: that runs between two of them does not print into the report.
+_RUN = "__warmcell_cell={cell} __warmcell_idle= LINENO=0; {status}eval {code} </dev/null\n\
+__warmcell_last=$? __warmcell_idle=1; builtin trap -p EXIT >&{report}; \
+builtin printf '\\0done %d\\0' $__warmcell_last >&{report}\n"
 _LIST = "for __name in $(compgen -v); do declare -p \"$__name\"; builtin printf '\\0'; done >&{report} 2>/dev/null; \
 unset __name; builtin printf 'listed\\n\\0' >&{report}\n"
 _SYNCHRONISE = f":; builtin printf 'synchronised\\n\\0' >&{_REPORT}\n"
@@ -106,6 +115,8 @@ class ShellSession:
         self._is_interrupted = False
         #: The state of a bash that exited; of one that exits when the EXIT trap of a cell has run, however that ends.
         self._left = self._leaving = None
+        #: The EXIT trap that the last cell left behind, as `trap -p` prints it.
+        self._exit_trap = b""
         channel.interrupts.install()
         self._start(b"")
         self._own_names = set(self._declarations())
@@ -170,8 +181,10 @@ class ShellSession:
             said = self._next_report(cell)
             if said is None and self._leaving is None:
                 self._end()
-            word, _, rest = (said or self._leaving).partition(b"\n")
+            word, _, rest = (self._leaving if said is None else said).partition(b"\n")
             kind, *numbers = word.split(b" ")
+            if kind == b"trap":
+                self._exit_trap = said
             if kind == b"leaving":
                 self._leaving, kind = said, b"left" if said is None else kind
             if kind in kinds and all(number.isdigit() for number in numbers):
@@ -180,10 +193,11 @@ class ShellSession:
     def _next_report(self, cell=None):
         """None if bash exited without one. Interrupts `cell` when the host says so."""
         ready = select.poll()
-        for descriptor in (self._report, self._gone, *([self._channel.descriptor] if cell else [])):
+        # In this order: a bash that is seen to have exited has written its last report before.
+        for descriptor in (self._gone, self._report, *([self._channel.descriptor] if cell else [])):
             ready.register(descriptor, select.POLLIN)
         while b"\0" not in self._pending:
-            pause = _RESEND_MS if cell and self._is_interrupted else None
+            pause = _RESEND_MS if self._is_interrupted else None
             found = [descriptor for descriptor, _ in ready.poll(pause)]
             if self._channel.descriptor in found and self._channel.was_interrupted(cell):
                 self._interrupt()
@@ -213,13 +227,14 @@ class ShellSession:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._count += 1
         self._status = self._carry_out(request["cell"], request["code"])
+        self._await_interrupt()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         self._channel.send(
             event="done", cell=request["cell"], error=_error(self._status), count=self._count, value=str(self._status),
             cpu=cpu, peak=after.ru_maxrss * 1024,
         )  # fmt: skip
-        self._settle()
+        self._replace_bash()
 
     def _carry_out(self, cell, code):
         """Runs the cell and returns its exit status."""
@@ -229,23 +244,28 @@ class ShellSession:
         status = f"__warmcell_status {self._status} || " if self._status else ""
         script = _RUN.format(cell=cell, status=status, code=shlex.quote(code), report=_REPORT)
         while True:
+            self._exit_trap = b""
             self._write(script.encode("utf-8", "surrogateescape"))
             kind, numbers, rest = self._answer(b"done", b"left", cell=cell)
             if kind == b"left":
                 self._bash.wait()
                 self._left = rest
-            elif rest != _OWN_TRAP:
+            elif self._exit_trap != _OWN_TRAP:
                 self._write(b"__warmcell_adopt\n")
             if kind == b"done" or self._is_interrupted or numbers[1:] == [cell]:
                 return numbers[0] & 0xFF if numbers else 1
-            self._settle()  # bash exited before it read this cell, for example by a signal between two cells
+            self._replace_bash()  # it exited before it read this cell, for example by a signal between two cells
 
-    def _settle(self):
-        """Has a bash ready again. An interrupt of a cell that was done may still end it: waits for that."""
+    def _await_interrupt(self):
+        """Waits until bash has handled the signal: what a trap prints belongs to the interrupted cell."""
         if self._is_interrupted and self._left is None:
             self._write(_SYNCHRONISE.encode())
             kind, _, rest = self._answer(b"synchronised", b"left")
             self._left = rest if kind == b"left" else None
+        self._is_interrupted = False
+
+    def _replace_bash(self):
+        """Starts a new bash with the state of one that exited."""
         if self._left is not None:
             self._close()
             self._start(self._left)
