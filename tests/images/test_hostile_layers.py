@@ -515,9 +515,21 @@ def test_compressed_members_without_content_are_few(store: ImageStore, tmp_path:
     path = tmp_path / "root.tar.gz"
     path.write_bytes(gzip.compress(b"") * 500 + whole)
     assert store.import_(path, "some").layer_paths
-    path.write_bytes(gzip.compress(b"") * 2000 + whole)
-    with pytest.raises(ImageInvalid, match="more than 1000 empty"):
-        store.import_(path, "many")
+    for content in (b"", b"x", b"x" * 400):
+        path.write_bytes(whole + gzip.compress(content) * 20_000)
+        with pytest.raises(ImageInvalid, match="more than 1000 small"):
+            store.import_(path, "many")
+
+
+def test_zstd_frames_without_content_are_few(store: ImageStore, tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    whole, path = zstandard.compress(layer(entry("x"))), tmp_path / "root.tar.zst"
+    path.write_bytes(whole + zstandard.compress(b"") * 200)
+    assert store.import_(path, "some").layer_paths
+    for frame in (zstandard.compress(b""), b"\x50\x2a\x4d\x18" + bytes(4)):
+        path.write_bytes(whole + frame * 200_000)
+        with pytest.raises(ImageInvalid, match="next to no content"):
+            store.import_(path, "many")
 
 
 @pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
@@ -530,7 +542,7 @@ def test_archives_in_several_members_are_read_whole(tmp_path: Path, compress: Ca
     with path.open("rb") as stream:
         assert b"".join(archive_files._decompress(stream)) == archive
     path.write_bytes(compress(b"") * 2000)
-    with path.open("rb") as stream, pytest.raises(ImageInvalid, match="more than 1000 empty"):
+    with path.open("rb") as stream, pytest.raises(ImageInvalid, match="more than 1000 small"):
         list(archive_files._decompress(stream))
     path.write_bytes(compress(archive)[:-3])
     with path.open("rb") as stream, pytest.raises(ImageInvalid, match="truncated"):

@@ -139,3 +139,11 @@ def test_an_empty_body_needs_no_stream() -> None:
 
 def test_what_is_offered_is_what_can_be_decoded() -> None:
     assert accepted_codings() == "gzip, deflate, br, zstd"
+
+
+def test_small_gzip_members_are_few() -> None:
+    member = gzip.compress(b"one record of a log, in about sixty-four bytes of text, not more\n")
+    assert decode("gzip", member * 5000).count(b"\n") == 5000
+    for content in (b"", b"x"):
+        with pytest.raises(FetchFailed, match="more than 1000 small"):
+            decode("gzip", gzip.compress(content) * 5000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -49,3 +50,15 @@ def test_links_names_that_lead_out_and_devices_are_left_out(tmp_path: Path) -> N
         map(Path.is_symlink, target.rglob("*"))
     )
     assert found["logs/a.txt"].read_bytes() == b"kept" and list(outside.iterdir()) == []
+
+
+def test_a_small_archive_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """A sparse file of 64 TiB has a header, and no more."""
+    sparse = tarfile.TarInfo("hole")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 46)}
+    sparse.size = 512
+    data = sparse.tobuf(tarfile.PAX_FORMAT) + b"0\n".ljust(512, b"\0")
+    unpack_guest_tar(data + pack(member("kept", data=b"kept")), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    with pytest.raises(tarfile.ReadError):
+        unpack_guest_tar(gzip.compress(pack(member("a", data=bytes(1 << 20)))), tmp_path)

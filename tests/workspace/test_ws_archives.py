@@ -350,3 +350,11 @@ def test_whatever_the_names_nothing_is_written_outside(names: list[str]) -> None
         finally:
             workspace.close()
         assert os.listdir(outer) == ["ws"]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_small_compressed_members_are_few(pack: Callable[[bytes], bytes], content: bytes) -> None:
+    """Each costs the time of a megabyte."""
+    with pytest.raises(ArchiveRejected, match="more than 1000 small"):
+        read_archive(pack(tar_of(*GOOD)) + pack(content) * 3000)

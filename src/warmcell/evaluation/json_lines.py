@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, cast
+from typing import IO, Any
 
+from warmcell.core.compressed_members import TooManyMembers, gunzip
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.types import MIB
 from warmcell.workspace.untrusted_files import parse_json
 
 LONGEST_LINE = 256 * MIB
+#: Bytes in a gzip member, on average: some tools write one for each record.
+_LEAST_RECORD = 16
 Record = dict[str, Any]
 Source = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 
@@ -34,9 +37,34 @@ def read_records(source: Source, field: str) -> Iterator[tuple[str, Record]]:
 
 def open_lines(path: str, field: str) -> IO[bytes]:
     try:
-        return cast("IO[bytes]", gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
+        return io.BufferedReader(_Unzipped(path), MIB) if path.endswith(".gz") else open(path, "rb")
     except OSError as error:
         raise InvalidRequest(f"{path}: {(error.strerror or str(error)).lower()}", field=field) from None
+
+
+class _Unzipped(io.RawIOBase):
+    """The content of a gzip file, from its start to its end."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115  # `close` closes it
+        self._pieces = gunzip(iter(lambda: self._file.read(MIB), b""), is_strict=True, least_average=_LEAST_RECORD)
+        self._piece = memoryview(b"")
+        self._is_empty = not self._file.peek(1)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        target = memoryview(buffer).cast("B")
+        if not self._piece and not self._is_empty:
+            self._piece = memoryview(next(self._pieces, b""))
+        size = min(len(target), len(self._piece))
+        target[:size], self._piece = self._piece[:size], self._piece[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_lines(file: IO[bytes], name: str, field: str) -> Iterator[tuple[str, bytes, int]]:
@@ -50,7 +78,7 @@ def read_lines(file: IO[bytes], name: str, field: str) -> Iterator[tuple[str, by
             if line.strip():
                 yield f"{name}:{number}", line, offset
             offset += len(line)
-    except (OSError, EOFError, zlib.error) as error:  # a damaged gzip file, a disk that fails
+    except (OSError, EOFError, zlib.error, TooManyMembers) as error:  # a damaged gzip file, a disk that fails
         raise InvalidRequest(f"{name}:{number + 1}: cannot be read: {error}", field=field) from None
 
 

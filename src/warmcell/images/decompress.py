@@ -7,17 +7,15 @@ import zlib
 from collections.abc import Iterator
 from typing import IO
 
+from warmcell.core.compressed_members import TooManyMembers, gunzip
 from warmcell.core.errors import BackendUnavailable, ImageInvalid
 from warmcell.images.blobs import CHUNK, read_chunks
 from warmcell.images.limits import Budget
 from warmcell.net.optional_packages import optional
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_GZIP_WINDOW = 31
-#: Each member copies the rest of its slice, so that many small ones in a large slice would take quadratic time.
-SLICE = 32 * 1024
-#: Writers leave one or two members without content; thousands only cost time, and no limit on bytes sees them.
-_MOST_EMPTY_MEMBERS = 1000
+#: Compressed bytes beyond twice the content.
+_MOST_WITHOUT_CONTENT = 1 << 20
 #: Layers are compressed with windows of up to 8 MiB, or 128 MiB with `--long`.
 _ZSTD_WINDOW = 128 << 20
 
@@ -43,48 +41,27 @@ def decompress(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _gunzip(stream: IO[bytes]) -> Iterator[bytes]:
-    """All members: tools that compress in parallel write several."""
-    inner, is_fresh, empty = zlib.decompressobj(_GZIP_WINDOW), True, EmptyMembers()
     try:
-        for data in read_slices(stream):
-            while data:
-                if inner.eof:
-                    if not data.startswith(_GZIP_MAGIC[:1]):
-                        return  # padding after the last member
-                    inner = zlib.decompressobj(_GZIP_WINDOW)
-                piece = inner.decompress(data, CHUNK)
-                empty.count(piece, inner.eof)
-                if piece:
-                    yield piece
-                is_fresh = False
-                data = inner.unused_data if inner.eof else inner.unconsumed_tail
-    except zlib.error as error:
+        yield from gunzip(read_chunks(stream), is_strict=False)
+    except EOFError:
+        raise ImageInvalid("a layer is truncated: its gzip stream ends early") from None
+    except (zlib.error, TooManyMembers) as error:
         raise ImageInvalid(f"a layer is damaged: {error}") from None
-    if is_fresh or not inner.eof:
-        raise ImageInvalid("a layer is truncated: its gzip stream ends early")
 
 
-def read_slices(stream: IO[bytes]) -> Iterator[bytes]:
-    for chunk in read_chunks(stream):
-        for start in range(0, len(chunk), SLICE):
-            yield chunk[start : start + SLICE]
+class _Metered:
+    """A compressed stream. Refuses to be read on when hardly anything comes out: empty frames only cost time."""
 
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._taken = self.produced = 0
 
-class EmptyMembers:
-    """Refuses a compressed stream with too many members that have no content."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._has_content = False
-
-    def count(self, piece: bytes, is_end: bool) -> None:
-        self._has_content |= bool(piece)
-        if not is_end:
-            return
-        self._number += not self._has_content
-        self._has_content = False
-        if self._number > _MOST_EMPTY_MEMBERS:
-            raise ImageInvalid(f"a layer or archive has more than {_MOST_EMPTY_MEMBERS} empty compressed members")
+    def read(self, size: int) -> bytes:
+        if self._taken > _MOST_WITHOUT_CONTENT + 2 * self.produced:
+            raise ImageInvalid("a layer is damaged: its zstd stream has next to no content")
+        data = self._stream.read(size)
+        self._taken += len(data)
+        return data
 
 
 def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
@@ -94,9 +71,11 @@ def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
             "a layer is compressed with zstd, which needs the package 'zstandard'", hint="pip install 'warmcell[net]'"
         )
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    metered = _Metered(stream)
     try:
-        with decompressor.stream_reader(stream, read_across_frames=True, closefd=False) as reader:
+        with decompressor.stream_reader(metered, read_across_frames=True, closefd=False) as reader:
             while piece := reader.read(CHUNK):
+                metered.produced += len(piece)
                 yield piece
     except zstandard.ZstdError as error:
         raise ImageInvalid(f"a layer is damaged: {error}") from None

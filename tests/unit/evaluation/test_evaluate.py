@@ -23,6 +23,7 @@ from warmcell import (
     evaluate,
 )
 from warmcell.evaluation.evaluate import Progress
+from warmcell.evaluation.json_lines import read_records
 
 
 def task(name: str, **others: Any) -> dict[str, Any]:
@@ -168,6 +169,19 @@ def test_a_damaged_compressed_file_is_refused(out: Path, tmp_path: Path) -> None
     (tmp_path / "tasks.jsonl.gz").write_bytes(packed)
     with pytest.raises(InvalidRequest, match=r"tasks.jsonl.gz:1: cannot be read"):
         evaluate(tmp_path / "tasks.jsonl.gz", [sample("a")], out=out, backend=FakeBackend(print_code))
+
+
+def test_compressed_records_in_members_of_their_own(tmp_path: Path) -> None:
+    import gzip
+
+    lines = [json.dumps(task(f"t{number}")).encode() + b"\n" for number in range(2000)]
+    (tmp_path / "tasks.jsonl.gz").write_bytes(b"".join(map(gzip.compress, lines)))
+    assert len(list(read_records(tmp_path / "tasks.jsonl.gz", "tasks"))) == 2000
+    (tmp_path / "tasks.jsonl.gz").write_bytes(b"")
+    assert list(read_records(tmp_path / "tasks.jsonl.gz", "tasks")) == []
+    (tmp_path / "tasks.jsonl.gz").write_bytes(gzip.compress(b"\n") * 100_000)
+    with pytest.raises(InvalidRequest, match="more than 1000 small"):
+        list(read_records(tmp_path / "tasks.jsonl.gz", "tasks"))
 
 
 @pytest.mark.attack("S3-15")

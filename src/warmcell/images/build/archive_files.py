@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from warmcell.core.compressed_members import TooManyMembers, expand
 from warmcell.core.errors import ImageInvalid
-from warmcell.images.blobs import CHUNK
+from warmcell.images.blobs import read_chunks
 from warmcell.images.build.layer_writer import Attributes, LayerWriter
-from warmcell.images.decompress import EmptyMembers, LayerReader, decompress, read_slices
+from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.tar_reader import TarEntry, read_entries, read_header, split_path
 
@@ -77,21 +78,9 @@ def _decompress(stream: IO[bytes]) -> Iterator[bytes]:
 def _expand(
     stream: IO[bytes], make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], magic: bytes
 ) -> Iterator[bytes]:
-    """All members, in pieces of at most 1 MiB: tools that compress in parallel write several."""
-    inner, empty = make(), EmptyMembers()
     try:
-        for data in read_slices(stream):
-            while data or not (inner.eof or inner.needs_input):
-                if inner.eof:
-                    if not data.startswith(magic[:1]):
-                        return  # padding after the last member
-                    inner = make()
-                piece = inner.decompress(data, CHUNK)
-                empty.count(piece, inner.eof)
-                if piece:
-                    yield piece
-                data = inner.unused_data if inner.eof else b""
-    except (lzma.LZMAError, OSError, EOFError) as error:
+        yield from expand(read_chunks(stream), make, magic, is_strict=False)
+    except EOFError:
+        raise ImageInvalid("the archive is truncated") from None
+    except (lzma.LZMAError, OSError, TooManyMembers) as error:
         raise ImageInvalid(f"the archive is damaged: {error}") from None
-    if not inner.eof:
-        raise ImageInvalid("the archive is truncated")

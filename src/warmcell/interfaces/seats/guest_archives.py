@@ -15,10 +15,11 @@ _IN_THE_WAY = (FileExistsError, NotADirectoryError, IsADirectoryError)
 def unpack_guest_tar(archive: bytes, target: Path) -> None:
     """Files and directories below `target`. Names that lead out of it are left out, and so are links and devices.
 
+    So are sparse files, and the archive is not decompressed: a kilobyte could claim terabytes.
     The filters of `tarfile` keep links, and in many releases of Python a link leads out of the directory past them.
     """
     target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
         for member in opened:
             path = _place_in(target, member.name)
             if path is None:
@@ -26,7 +27,7 @@ def unpack_guest_tar(archive: bytes, target: Path) -> None:
             try:
                 if member.isdir():
                     path.mkdir(parents=True, exist_ok=True)
-                elif member.isreg():
+                elif member.isreg() and not member.issparse():
                     _write(opened, member, path)
             except _IN_THE_WAY:
                 continue

@@ -10,11 +10,16 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Protocol
 
+from warmcell.core.compressed_members import MemberCount
 from warmcell.core.errors import FetchFailed
 from warmcell.net.optional_packages import optional
 
 MAX_LAYERS = 2
 PIECE = 64 * 1024
+#: Each gzip member copies the rest of its slice: quadratic if many small ones are in a large slice.
+GZIP_SLICE = 16 * 1024
+#: Bytes of content in a gzip member, on average: servers write one for each record of a log.
+LEAST_MEMBER = 64
 # zstandard has no limit on the output of one call, so its input is sliced: at most 32 RLE blocks of 128 KiB each.
 ZSTD_SLICE = 128
 ZSTD_MAX_WINDOW = 8 * 1024 * 1024
@@ -35,8 +40,13 @@ class ZlibLayer:
         self._gzip = coding == "gzip"
         self._inner: Any = None
         self._started = False
+        self._members = MemberCount(LEAST_MEMBER)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), GZIP_SLICE):
+            yield from self._feed(data[start : start + GZIP_SLICE])
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         piece = b""
         # A full piece means that zlib may hold more output although all input is consumed.
         while data or len(piece) == PIECE:
@@ -47,6 +57,7 @@ class ZlibLayer:
                 self._started = True
             piece = self._inner.decompress(data, PIECE)
             data = self._inner.unconsumed_tail
+            self._members.add(len(piece), self._gzip and self._inner.eof)
             if self._inner.eof:
                 data = self._inner.unused_data if self._gzip else b""
                 self._inner = None if self._gzip else self._inner

@@ -8,7 +8,6 @@ standard library support extensions that would be dangerous here.
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import os
@@ -17,8 +16,10 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
+from warmcell.core.compressed_members import expand, gunzip
 from warmcell.core.errors import PathTraversal
 from warmcell.core.types import MIB
 from warmcell.workspace.archive.members import ArchiveLimits, Member
@@ -89,28 +90,28 @@ def _decompress_into(spool: IO[bytes], chunks: Iterator[bytes], compressed: int,
     return total
 
 
-def _reader_chunks(opened: Callable[[IO[bytes]], IO[bytes]]) -> Callable[[IO[bytes]], Iterator[bytes]]:
-    def chunks(stream: IO[bytes]) -> Iterator[bytes]:
-        reader = opened(stream)
-        while chunk := reader.read(MIB):
-            yield chunk
+def _read_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(MIB):
+        yield chunk
 
-    return chunks
+
+def _gzip_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    return gunzip(_read_chunks(stream), is_strict=True)
+
+
+def _bzip2_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    return expand(_read_chunks(stream), bz2.BZ2Decompressor, b"BZ", is_strict=False)
 
 
 def _xz_chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    """`lzma.open` has no memory limit, and an xz header may ask for gigabytes."""
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
-    while not decompressor.eof:
-        data = stream.read(MIB) if decompressor.needs_input else b""
-        if decompressor.needs_input and not data:
-            raise EOFError("unexpected end of data")
-        yield decompressor.decompress(data, MIB)
+    """With a limit on memory: an xz header may ask for gigabytes."""
+    make = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    return expand(_read_chunks(stream), make, b"\xfd", is_strict=False)
 
 
 _DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Iterator[bytes]]] = {
-    b"\x1f\x8b": _reader_chunks(lambda stream: gzip.GzipFile(fileobj=stream)),  # type: ignore[arg-type,return-value]
-    b"BZ": _reader_chunks(lambda stream: bz2.BZ2File(stream)),
+    b"\x1f\x8b": _gzip_chunks,
+    b"BZ": _bzip2_chunks,
     b"\xfd7": _xz_chunks,
 }
 
