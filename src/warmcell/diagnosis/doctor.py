@@ -263,15 +263,13 @@ def _row(name: str, attack: Attack, target: Target) -> Row:
     try:
         held, mechanism, proof = attack(target)
     except (SandboxError, OSError) as error:
-        reason = _as_sandbox_error(error, "prepare it")
-        return Row(name, "missing", None, f"the attack could not be run: {reason.message}", reason.hint)
+        return _missing(name, error, "prepare it", "the attack could not be run: ")
     if not held:
         return Row(name, "missing", mechanism, f"the attack succeeded; expected: {proof}", "please report this")
-    is_weaker = mechanism == "supervisor" and name == "memory limit"
-    remedy = (
-        "run under a delegated cgroup, e.g. `systemd-run --user --scope -p Delegate=yes ...`" if is_weaker else None
-    )
-    return Row(name, "weaker" if is_weaker else "works", mechanism, proof, remedy)
+    if mechanism == "supervisor" and name == "memory limit":
+        remedy = "run under a delegated cgroup, e.g. `systemd-run --user --scope -p Delegate=yes ...`"
+        return Row(name, "weaker", mechanism, proof, remedy)
+    return Row(name, "works", mechanism, proof)
 
 
 def _optional_rows() -> list[Row]:
@@ -304,8 +302,7 @@ def _images() -> Row:
                 request = ExecRequest(Language.COMMAND, "/program", 5)
                 asyncio.run(backend.execute_command(("/program",), "/", request))
     except (SandboxError, OSError) as error:
-        reason = _as_sandbox_error(error, "try it")
-        return Row("images (optional)", "missing", None, reason.message, reason.hint)
+        return _missing("images (optional)", error, "try it")
     return Row("images (optional)", "works", "overlay", "a program ran in the root of an image")
 
 
@@ -315,8 +312,7 @@ def _bubblewrap() -> Row:
     try:
         get_enforcer("bubblewrap").probe()
     except (SandboxError, OSError) as error:
-        reason = _as_sandbox_error(error, "try it")
-        return Row("bubblewrap (optional)", "missing", None, reason.message, reason.hint)
+        return _missing("bubblewrap (optional)", error, "try it")
     return Row("bubblewrap (optional)", "works", "bwrap", "a child in its cage found nothing of the host")
 
 
@@ -328,13 +324,13 @@ def _toolchain(language: LanguageRow) -> Row:
         place = find_toolchain(language.name, config)
         version = language_version(language.name, config)
     except (SandboxError, OSError) as error:
-        reason = _as_sandbox_error(error, "look for it")
-        return Row(name, "missing", None, reason.message, reason.hint or language.remedy or None)
+        return _missing(name, error, "look for it", remedy=language.remedy)
     return Row(name, "works", version or None, f"found as {place}" if place else "found")
 
 
-def _as_sandbox_error(error: SandboxError | OSError, doing: str) -> SandboxError:
-    return error if isinstance(error, SandboxError) else host_failure(error, doing)
+def _missing(name: str, error: SandboxError | OSError, doing: str, before: str = "", remedy: str | None = None) -> Row:
+    reason = error if isinstance(error, SandboxError) else host_failure(error, doing)
+    return Row(name, "missing", None, before + reason.message, reason.hint or remedy or None)
 
 
 def _wasm() -> Row:

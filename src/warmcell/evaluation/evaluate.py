@@ -8,11 +8,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
 from warmcell.backends.many import check_concurrency, count_processors
+from warmcell.backends.process.backend import ProcessBackend
 from warmcell.backends.shared import shared_backend
 from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
@@ -20,10 +22,8 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
 from warmcell.core.types import ExecResult
 from warmcell.evaluation.formats import read_task
-from warmcell.evaluation.image_backends import ImageBackends
 from warmcell.evaluation.json_lines import Source, read_records
-from warmcell.evaluation.ledger import Ledger
-from warmcell.evaluation.samples import SampleIndex
+from warmcell.evaluation.samples import Ledger, SampleIndex
 from warmcell.evaluation.summary import Summary, estimate_all
 from warmcell.evaluation.tasks import Sample, Task
 from warmcell.evaluation.verdict_log import Row, VerdictLog
@@ -33,6 +33,8 @@ from warmcell.lifetime.threads import in_thread
 
 #: How much of a failed program's output goes into its row.
 _MOST_OUTPUT = 1000
+#: Backends of images that no task uses now.
+_MOST_IDLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +227,41 @@ def _last_output(result: ExecResult | None) -> str:
     """The end of stderr, or of stdout if that is empty."""
     text = "" if result is None else result.stderr.strip() or result.stdout.strip()
     return text[-_MOST_OUTPUT:]
+
+
+class ImageBackends:
+    """One for each image that tasks name, a few of them kept for the next task; at most `at_once` used at a time.
+
+    They run on this host. Tasks without an image use the caller's backend.
+    """
+
+    def __init__(self, usual: SandboxBackend, at_once: int) -> None:
+        self._places = asyncio.Semaphore(at_once)
+        self._usual = usual
+        self._made: OrderedDict[str, ProcessBackend] = OrderedDict()
+        self._users: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def use(self, image: str | None) -> AsyncIterator[SandboxBackend]:
+        if image is None:
+            yield self._usual
+            return
+        async with self._places:
+            if image not in self._made:
+                self._made[image] = ProcessBackend(image=image, user="root")  # as containers run it
+            self._made.move_to_end(image)
+            self._users[image] = self._users.get(image, 0) + 1
+            try:
+                yield self._made[image]
+            finally:
+                self._users[image] -= 1
+                await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        idle = [image for image in self._made if not self._users[image]]
+        for image in idle[: max(0, len(idle) - _MOST_IDLE)]:
+            await in_thread(self._made.pop(image).close)
+
+    async def aclose(self) -> None:
+        while self._made:
+            await in_thread(self._made.popitem()[1].close)

@@ -1,4 +1,7 @@
-"""Samples, found by task: their places are indexed, their text stays in the file."""
+"""The samples of an evaluation, found by task, and the ledger of which have a verdict.
+
+Both are in a temporary database that need not fit into memory; the text of the samples stays in their file.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.evaluation.formats import find_id
 from warmcell.evaluation.json_lines import Record, Source, open_lines, parse_record, read_lines, read_records
 from warmcell.evaluation.tasks import Sample
+from warmcell.judging.verdicts import NOT_JUDGED
 
 #: Names of the text of a sample, the usual one first. Of these, `completion` continues the prompt of a HumanEval task.
 TEXT_NAMES = ("completion", "solution", "code", "model_patch", "program", "response", "generation", "output")
 LIST_NAMES = ("code_list", "completions", "solutions", "samples", "generations")
+_TABLES = """
+CREATE TABLE task (id TEXT PRIMARY KEY, samples INT) WITHOUT ROWID;
+CREATE TABLE verdict (task TEXT, number INT, status TEXT, digest TEXT, PRIMARY KEY (task, number)) WITHOUT ROWID;
+"""
 
 
 class SampleIndex:
@@ -106,3 +114,70 @@ def _sample(text: Any, name: str, place: str) -> Sample:
     if not isinstance(text, str):
         raise InvalidRequest(f"{place}: {name} must be text, not {type(text).__name__}", field="samples")
     return Sample(text, is_continuation=name in ("completion", "completions"))
+
+
+class Ledger:
+    """Used by one thread at a time, which need not always be the same."""
+
+    def __init__(self) -> None:
+        # Without a name SQLite keeps a database in a file of its own, deleted when it is closed.
+        self.database = sqlite3.connect("", check_same_thread=False, isolation_level=None)
+        self.database.execute("PRAGMA journal_mode = OFF")
+        self.database.execute("PRAGMA synchronous = OFF")
+        self.database.executescript(_TABLES)
+
+    def load(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Takes over the verdicts of an earlier start."""
+        for row in rows:
+            self.add(row["task_id"], row["sample"], row["status"], row["digest"])
+
+    def add(self, task: str, number: int, status: str, digest: str) -> None:
+        try:
+            self.database.execute("INSERT INTO verdict VALUES (?, ?, ?, ?)", (task, number, status, digest))
+        except sqlite3.IntegrityError:
+            message = f"sample {number} of task {task!r} has two verdicts"
+            raise InvalidRequest(message, field="out", hint="give another file") from None
+
+    def add_task(self, task: str, samples: int, place: str) -> None:
+        try:
+            self.database.execute("INSERT INTO task VALUES (?, ?)", (task, samples))
+        except sqlite3.IntegrityError:
+            raise InvalidRequest(f"{place}: a second task with the id {task!r}", field="tasks") from None
+
+    def has(self, task: str, number: int, digest: str) -> bool:
+        """Whether the sample has a verdict. Raises `InvalidRequest` if that is of another task or sample."""
+        query = "SELECT digest FROM verdict WHERE task = ? AND number = ?"
+        found = self.database.execute(query, (task, number)).fetchone()
+        if found is not None and found[0] != digest:
+            message = f"the verdict on sample {number} of task {task!r} is of another program or other tests"
+            raise InvalidRequest(message, field="out", hint="tasks or samples have changed: give another file")
+        return found is not None
+
+    def counts(self) -> dict[str, int]:
+        query = "SELECT status, COUNT(*) FROM verdict GROUP BY status ORDER BY COUNT(*) DESC, status"
+        return dict(self.database.execute(query))
+
+    def tally(self) -> dict[tuple[int, int], int]:
+        """How many tasks have so many samples with a verdict, so many of them accepted."""
+        names = sorted(NOT_JUDGED)
+        query = f"""
+            SELECT samples, accepted, COUNT(*) FROM (
+                SELECT COUNT(*) AS samples, SUM(status = 'accepted') AS accepted FROM verdict
+                WHERE status NOT IN ({", ".join("?" * len(names))}) GROUP BY task
+            ) GROUP BY samples, accepted"""
+        return {(samples, accepted): tasks for samples, accepted, tasks in self.database.execute(query, names)}
+
+    def forget_missing_samples(self) -> None:
+        """Verdicts on samples that are no longer in the file do not count."""
+        known = "SELECT 1 FROM sample WHERE sample.task = verdict.task AND sample.number = verdict.number"
+        self.database.execute(f"DELETE FROM verdict WHERE NOT EXISTS ({known})")
+
+    def forget_missing_tasks(self) -> None:
+        self.database.execute("DELETE FROM verdict WHERE task NOT IN (SELECT id FROM task)")
+
+    def one(self, query: str) -> int:
+        """The number that a query finds."""
+        return int(self.database.execute(query).fetchone()[0])
+
+    def close(self) -> None:
+        self.database.close()

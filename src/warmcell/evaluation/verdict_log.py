@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.evaluation.json_lines import open_lines, parse_record, read_lines
 from warmcell.judging.verdicts import NOT_JUDGED
 
@@ -30,15 +31,12 @@ class VerdictLog:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise InvalidRequest(f"{path}: {(error.strerror or str(error)).lower()}", field="out") from None
-        try:
+        with on_error(self.close):
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise InvalidRequest(f"{path}: not a regular file", field="out")
             self._lock()
             self._remove_torn_line()
             self._remove_unjudged()
-        except BaseException:
-            os.close(self._fd)
-            raise
 
     def append(self, row: Row) -> None:
         """One write: a process that is killed leaves whole lines and at most one torn line at the end."""
@@ -80,7 +78,7 @@ class VerdictLog:
             return
         copy = f"{self.path}.new"
         fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        try:
+        with on_error(lambda: os.close(fd)):
             fcntl.flock(fd, fcntl.LOCK_EX)
             with open(os.dup(fd), "wb") as file:
                 for row in self.rows():
@@ -89,9 +87,6 @@ class VerdictLog:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(copy, self.path)
-        except BaseException:
-            os.close(fd)
-            raise
         os.close(self._fd)
         self._fd = fd
 

@@ -11,8 +11,7 @@ import asyncio
 import os
 import select
 import signal
-from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import InvalidRequest, SandboxError
@@ -71,7 +70,6 @@ class Interaction:
     """Runs of one interactor. `backend` must be able to read a guest's input from a descriptor."""
 
     def __init__(self, backend: SandboxBackend, interactor: ExecRequest) -> None:
-        self._execute: Any = backend.execute
         self._backend: Any = backend
         self._interactor = interactor
 
@@ -90,14 +88,10 @@ class Interaction:
         """The verdict on one case."""
         to_interactor, from_program = os.pipe2(os.O_CLOEXEC)
         to_program, from_interactor = os.pipe2(os.O_CLOEXEC)
-        ends = _Ends(to_interactor, to_program)
-        program = self._run(replace(request, stdin=None), to_program, PipeWriter(from_program), ends.close_to_program)
-        other = self._run(self._request(request, case), to_interactor, PipeWriter(from_interactor), ends.close_to_other)
-        try:
+        with open(to_program, "rb", 0) as program_reads, open(to_interactor, "rb", 0) as interactor_reads:
+            program = self._run(replace(request, stdin=None), program_reads, PipeWriter(from_program))
+            other = self._run(self._request(request, case), interactor_reads, PipeWriter(from_interactor))
             ended, decided = await asyncio.gather(program, other)
-        finally:
-            ends.close_to_program()
-            ends.close_to_other()
         return decide(ended, decided)
 
     def _request(self, request: ExecRequest, case: Case) -> ExecRequest:
@@ -106,33 +100,14 @@ class Interaction:
         timeout = min(request.timeout + max(own.timeout, _EXTRA_SECONDS), MAX_TIMEOUT)
         return replace(own, stdin=None, files=files, timeout=timeout)
 
-    async def _run(self, request: ExecRequest, stdin: int, writer: PipeWriter, close_stdin: Any) -> Outcome:
+    async def _run(self, request: ExecRequest, stdin: IO[bytes], writer: PipeWriter) -> Outcome:
         try:
-            return Outcome(0, await self._execute(request, stdin=stdin, listener=writer))
+            return Outcome(0, await self._backend.execute(request, stdin=stdin.fileno(), listener=writer))
         except SandboxError as error:
             return Outcome(0, error=error)
         finally:
-            close_stdin()  # so that the other one's writes fail, as in any pipe
+            stdin.close()  # so that the other one's writes fail, as in any pipe
             await writer.finish()
-
-
-class _Ends:
-    """Our reading ends of both pipes, each closed once."""
-
-    def __init__(self, to_other: int, to_program: int) -> None:
-        self._open = {"other": to_other, "program": to_program}
-
-    def close_to_other(self) -> None:
-        self._close("other")
-
-    def close_to_program(self) -> None:
-        self._close("program")
-
-    def _close(self, name: str) -> None:
-        descriptor = self._open.pop(name, -1)
-        if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
 
 
 def decide(program: Outcome, interactor: Outcome) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable
@@ -62,38 +63,29 @@ class Metrics(Closing):
         self._stop = listen(self._on_event)
 
     def _make(self, client: Any) -> None:
-        kept = {"registry": self.registry}
-        by_run = ["backend", "language", "outcome", "fault"]
-        self._runs = client.Counter("warmcell_runs", "Runs that ended.", by_run, **kept)
-        self._seconds = client.Histogram(
-            "warmcell_run_seconds", "How long guests ran.", ["backend", "language"], buckets=_SECONDS, **kept
+        counter, gauge, histogram = (
+            partial(kind, registry=self.registry) for kind in (client.Counter, client.Gauge, client.Histogram)
         )
-        self._queued = client.Histogram(
-            "warmcell_queue_seconds", "How long runs waited for their turn.", ["backend"], buckets=_SECONDS, **kept
-        )
-        self._cpu = client.Counter("warmcell_run_cpu_seconds", "Processor time of guests.", ["backend"], **kept)
-        self._memory = client.Histogram(
-            "warmcell_run_peak_memory_bytes", "The most memory that a run held.", ["backend"], buckets=_BYTES, **kept
-        )
-        self._waiting = client.Gauge("warmcell_runs_waiting", "Runs that wait for their turn.", **kept)
-        self._running = client.Gauge("warmcell_runs_running", "Runs that are under way.", **kept)
-        self._denials = client.Counter("warmcell_denials", "What guests were refused.", ["kind"], **kept)
-        self._network = client.Counter("warmcell_network_decisions", "Ways out.", ["via", "decision"], **kept)
-        self._carried = client.Counter(
-            "warmcell_proxy_bytes", "Bytes between guests and their proxy.", ["direction"], **kept
-        )
-        self._cells = client.Counter("warmcell_cells", "Cages that runs were given.", ["was_ready"], **kept)
-        self._sandboxes = client.Gauge("warmcell_sandboxes", "Sandboxes that exist.", **kept)
-        self._live_cages = client.Gauge("warmcell_live_cages", "Live cages that exist.", **kept)
-        self._processes = client.Gauge("warmcell_live_processes", "Processes that run in live cages.", **kept)
-        self._sessions = client.Gauge("warmcell_sessions", "Sessions that exist.", **kept)
-        self._session_cells = client.Counter("warmcell_session_cells", "Cells that ended.", ["outcome"], **kept)
-        self._requests = client.Counter(
-            "warmcell_http_requests", "HTTP responses.", ["method", "route", "status"], **kept
-        )
-        self._request_seconds = client.Histogram(
-            "warmcell_http_request_seconds", "Duration of HTTP requests.", ["route"], buckets=_SECONDS, **kept
-        )
+        seconds = partial(histogram, buckets=_SECONDS)
+        self._runs = counter("warmcell_runs", "Runs that ended.", ["backend", "language", "outcome", "fault"])
+        self._seconds = seconds("warmcell_run_seconds", "How long guests ran.", ["backend", "language"])
+        self._queued = seconds("warmcell_queue_seconds", "How long runs waited for their turn.", ["backend"])
+        self._cpu = counter("warmcell_run_cpu_seconds", "Processor time of guests.", ["backend"])
+        about = "The most memory that a run held."
+        self._memory = histogram("warmcell_run_peak_memory_bytes", about, ["backend"], buckets=_BYTES)
+        self._waiting = gauge("warmcell_runs_waiting", "Runs that wait for their turn.")
+        self._running = gauge("warmcell_runs_running", "Runs that are under way.")
+        self._denials = counter("warmcell_denials", "What guests were refused.", ["kind"])
+        self._network = counter("warmcell_network_decisions", "Ways out.", ["via", "decision"])
+        self._carried = counter("warmcell_proxy_bytes", "Bytes between guests and their proxy.", ["direction"])
+        self._cells = counter("warmcell_cells", "Cages that runs were given.", ["was_ready"])
+        self._sandboxes = gauge("warmcell_sandboxes", "Sandboxes that exist.")
+        self._live_cages = gauge("warmcell_live_cages", "Live cages that exist.")
+        self._processes = gauge("warmcell_live_processes", "Processes that run in live cages.")
+        self._sessions = gauge("warmcell_sessions", "Sessions that exist.")
+        self._session_cells = counter("warmcell_session_cells", "Cells that ended.", ["outcome"])
+        self._requests = counter("warmcell_http_requests", "HTTP responses.", ["method", "route", "status"])
+        self._request_seconds = seconds("warmcell_http_request_seconds", "Duration of HTTP requests.", ["route"])
 
     def text(self) -> bytes:
         """The response body of `/metrics`."""
@@ -150,15 +142,13 @@ class TenantMetrics:
     """Counters by tenant: as many label values as a server has tokens."""
 
     def __init__(self, client: Any, registry: CollectorRegistry) -> None:
-        kept = {"registry": registry}
-        self._requests = client.Counter(
-            "warmcell_tenant_http_requests", "HTTP responses by tenant.", ["tenant", "status"], **kept
-        )
-        self._runs = client.Counter("warmcell_tenant_runs", "Runs by tenant.", ["tenant", "outcome"], **kept)
-        self._cpu = client.Counter(
-            "warmcell_tenant_cpu_seconds", "Processor time of runs, processes and cells, by tenant.", ["tenant"], **kept
-        )
-        self._waiting = client.Gauge("warmcell_tenant_runs_waiting", "Runs that wait, by tenant.", ["tenant"], **kept)
+        counter = partial(client.Counter, registry=registry)
+        self._requests = counter("warmcell_tenant_http_requests", "HTTP responses by tenant.", ["tenant", "status"])
+        self._runs = counter("warmcell_tenant_runs", "Runs by tenant.", ["tenant", "outcome"])
+        about = "Processor time of runs, processes and cells, by tenant."
+        self._cpu = counter("warmcell_tenant_cpu_seconds", about, ["tenant"])
+        about = "Runs that wait, by tenant."
+        self._waiting = client.Gauge("warmcell_tenant_runs_waiting", about, ["tenant"], registry=registry)
 
     def count(self, event: Event) -> None:
         tenant, fields = event.fields["tenant"], event.fields

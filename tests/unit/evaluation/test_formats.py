@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from warmcell import InvalidRequest
-from warmcell.evaluation.formats import read_task
-from warmcell.evaluation.formats.livecodebench import unpack
+from warmcell.evaluation.formats import read_task, unpack
 from warmcell.evaluation.tasks import Sample
 
 HUMANEVAL = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(f): pass"}
