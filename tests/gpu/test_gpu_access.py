@@ -16,7 +16,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 from warmcell.backends.process.backend import ProcessBackend  # noqa: E402
 from warmcell.interfaces.serve.app import make_app  # noqa: E402
-from warmcell.interfaces.serve.gpu_access import MAX_BACKENDS, GpuAccess  # noqa: E402
+from warmcell.interfaces.serve.run_places import MAX_BACKENDS, GpuAccess  # noqa: E402
 from warmcell.interfaces.serve.service import Service  # noqa: E402
 from warmcell.interfaces.serve.settings import Settings  # noqa: E402
 from warmcell.interfaces.serve.tokens import add_token  # noqa: E402

@@ -16,7 +16,7 @@ from tests.serve.conftest import Server
 from tests.serve.requests import asset_of, make_certificate
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.interfaces.serve.proxy_headers import check_public_url, parse_networks
+from warmcell.interfaces.serve.middleware import check_public_url, parse_networks
 
 Start = Callable[..., AbstractContextManager[Server]]
 PUBLIC = "https://sandboxes.example.org"

@@ -15,7 +15,7 @@ from tests.serve.requests import create_sandbox
 from warmcell import ExecRequest, ImageNotFound, InvalidRequest, Limits
 from warmcell.images import ImageStore
 from warmcell.interfaces.client.client import Client
-from warmcell.interfaces.serve.image_access import TEMPLATE_HOST
+from warmcell.interfaces.serve.run_places import TEMPLATE_HOST
 
 NAME = "debian-like:1"
 

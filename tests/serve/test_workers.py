@@ -22,9 +22,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from warmcell.interfaces.serve.front.relay import headers_to_forward
-from warmcell.interfaces.serve.metrics import merge_metrics
 from warmcell.interfaces.serve.sandbox_registry import worker_of_id, worker_suffix
 from warmcell.interfaces.serve.tokens import SCOPES
+from warmcell.observe.metrics import merge_metrics
 
 RUN = {"language": "python", "code": "print(1)", "timeout": 60}
 LONG = RUN | {"code": "import time; print('begun', flush=True); time.sleep(300)", "timeout": 300}

@@ -220,10 +220,10 @@ def read_apps(task_id: str, record: Record) -> Task:
 
 def _text_case(given: Any, expected: Any) -> Case:
     """Some tests have a list of lines in place of the text."""
-    texts = ["\n".join(map(str, value)) if isinstance(value, list) else value for value in (given, expected)]
-    if not all(isinstance(text, str) for text in texts):
+    given, expected = ("\n".join(map(str, each)) if isinstance(each, list) else each for each in (given, expected))
+    if not isinstance(given, str) or not isinstance(expected, str):
         raise FieldError("inputs and outputs must be texts")
-    return Case(*texts)
+    return Case(given, expected)
 
 
 def _call_case(given: Any, expected: Any) -> Case:

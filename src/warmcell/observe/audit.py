@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -144,9 +144,10 @@ def in_words(record: dict[str, Any]) -> str:
     """One readable line. Text from guests (paths, hosts) is escaped, since it may contain terminal escapes."""
     if record["event"] == "unreadable":
         return f"line {record['line']}: unreadable"
-    describe = _DESCRIBERS.get(record["event"], _describe_other)
+    describe = _DESCRIBERS.get(record["event"])
     subject = ascii(record.get("subject", ""))[1:-1][:8]
-    return f"{_time(record.get('time', 0))}  {subject:8}  {describe(record)}"
+    words = _word(record, "event") if describe is None else describe(record)
+    return f"{_time(record.get('time', 0))}  {subject:8}  {words}"
 
 
 def _time(seconds: float) -> str:
@@ -158,12 +159,8 @@ def _time(seconds: float) -> str:
 
 def _describe_run(record: dict[str, Any]) -> str:
     words = [_word(record, "language"), "on", _word(record, "backend"), _word(record, "outcome")]
-    for name, form in (
-        ("exit_code", "exit {}"),
-        ("signal", "signal {}"),
-        ("error", "{}"),
-        ("fault", "fault of the {}"),
-    ):
+    forms = {"exit_code": "exit {}", "signal": "signal {}", "error": "{}", "fault": "fault of the {}"}
+    for name, form in forms.items():
         if name in record:
             words.append(form.format(_word(record, name)))
     if isinstance(record.get("duration"), int | float):
@@ -173,19 +170,11 @@ def _describe_run(record: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _describe_denial(record: dict[str, Any]) -> str:
-    return f"refused {_word(record, 'kind')} {_word(record, 'what')} by {_word(record, 'rule')}"
-
-
 def _describe_network(record: dict[str, Any]) -> str:
     where = f"{_word(record, 'host')}:{_word(record, 'port')}"
     before = f", after {_word(record, 'left_out')} more that are not listed" if "left_out" in record else ""
     after = ", the next are counted only" if record.get("is_last_listed") else ""
     return f"{_word(record, 'decision')} {where} by {_word(record, 'rule')}{before}{after}"
-
-
-def _describe_file(record: dict[str, Any]) -> str:
-    return f"{_word(record, 'operation')} {_word(record, 'path')}"
 
 
 def _describe_cell(record: dict[str, Any]) -> str:
@@ -200,20 +189,16 @@ def _describe_process(record: dict[str, Any]) -> str:
     return f"process {_word(record, 'pid')} {end}"
 
 
-def _describe_other(record: dict[str, Any]) -> str:
-    return ascii(record["event"])[1:-1]
-
-
 def _word(record: dict[str, Any], name: str) -> str:
     value = record.get(name, "?")
     return ascii(value)[1:-1] if isinstance(value, str) else ascii(value)
 
 
-_DESCRIBERS = {
+_DESCRIBERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "run.ended": _describe_run,
     "session.cell": _describe_cell,
     "process.ended": _describe_process,
-    "denial": _describe_denial,
+    "denial": lambda record: f"refused {_word(record, 'kind')} {_word(record, 'what')} by {_word(record, 'rule')}",
     "network": _describe_network,
-    "file": _describe_file,
+    "file": lambda record: f"{_word(record, 'operation')} {_word(record, 'path')}",
 }

@@ -11,11 +11,12 @@ from warmcell.core.light import Closing
 from warmcell.languages.registry import lookup_language
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from prometheus_client import CollectorRegistry
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+METRICS_HEADERS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Cache-Control": "no-store"}
 _BYTES = tuple(float(1 << power) for power in range(22, 34, 2))
 
 
@@ -167,3 +168,19 @@ class TenantMetrics:
 def _label(language: str) -> str:
     """Requests may name any language; unknown ones are "other"."""
     return language if lookup_language(language) is not None else "other"
+
+
+def merge_metrics(texts: Iterable[str]) -> str:
+    """Add up the samples of several processes. Of creation times the earliest is kept."""
+    found: dict[str, float | None] = {}
+    for line in (line for text in texts for line in text.splitlines() if line):
+        name, _, value = line.rpartition(" ")
+        if line.startswith("#"):
+            found.setdefault(line)
+        elif (before := found.get(name)) is None:
+            found[name] = float(value)
+        elif name.partition("{")[0].endswith("_created"):
+            found[name] = min(before, float(value))
+        else:
+            found[name] = before + float(value)
+    return "".join(f"{name}\n" if value is None else f"{name} {value:.17g}\n" for name, value in found.items())

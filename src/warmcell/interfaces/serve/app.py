@@ -10,23 +10,23 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from warmcell.interfaces.serve import fusion, mcp_route, page_files, piston, sign_in
-from warmcell.interfaces.serve.browser_security import OriginGuard, SecurityHeaders
 from warmcell.interfaces.serve.e2b import control, envd, interpreter, volume_routes
 from warmcell.interfaces.serve.e2b import restore as e2b
 from warmcell.interfaces.serve.e2b.snapshots import snapshots_of
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.listener import reload_on_change
-from warmcell.interfaces.serve.metrics import MetricsRoute
-from warmcell.interfaces.serve.proxy_headers import ProxyHeaders
-from warmcell.interfaces.serve.request_log import RequestLog
+from warmcell.interfaces.serve.middleware import OriginGuard, ProxyHeaders, RequestLog, SecurityHeaders
 from warmcell.interfaces.serve.requests import BodyMemory, cancel_and_wait
-from warmcell.interfaces.serve.routing import AppRouter, AuthRoute, render_404, render_405
+from warmcell.interfaces.serve.routing import AppRouter, AuthRoute, render_404, render_405, route
 from warmcell.interfaces.serve.saved_sandboxes import restore_sandboxes, save_all
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.usage import UsageLedger, measure_regularly
 from warmcell.interfaces.serve.v1 import (
     background_runs,
@@ -47,6 +47,22 @@ from warmcell.interfaces.serve.v1 import restore as v1
 from warmcell.interfaces.serve.v1.activity import ActivityRoute
 from warmcell.interfaces.serve.v1.history import HistoryRoute
 from warmcell.lifetime.threads import in_thread
+from warmcell.observe.metrics import METRICS_HEADERS, Metrics
+
+
+class MetricsRoute:
+    """Collects events until `close`."""
+
+    def __init__(self, *, by_tenant: bool) -> None:
+        self._metrics = Metrics(by_tenant=by_tenant)
+        self.close = self._metrics.close
+
+    async def __call__(self, request: Request, tenant: Tenant) -> Response:
+        """Runs by language, outcome and fault, waiting, time and memory, for Prometheus."""
+        return Response(self._metrics.text(), headers=METRICS_HEADERS)
+
+    def routes(self) -> list[AuthRoute]:
+        return [route("GET", "/metrics", self, "metrics", answers=("text",))]
 
 
 class Observers:

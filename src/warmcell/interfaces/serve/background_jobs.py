@@ -17,7 +17,7 @@ from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.event_streams import KEEPALIVE, Emit, format_event, with_keepalives
 from warmcell.interfaces.serve.requests import ENDED_BY_OPERATOR, cancel_and_wait
-from warmcell.interfaces.serve.responses import HttpError, error_to_dict, http_error_to_dict, parse_whole_number
+from warmcell.interfaces.serve.responses import HttpError, error_to_dict, parse_whole_number
 from warmcell.interfaces.serve.v1.queries import query
 
 #: Of one job. Older events are dropped; readers get their number.
@@ -88,21 +88,21 @@ class BackgroundJob:
     async def _run(self, work: Work) -> None:
         try:
             await self._log.emit("result", await work(self._log.emit))
-        except SandboxError as error:
-            await self._log.emit("error", {"error": error_to_dict(error)})
-        except HttpError as error:
-            await self._log.emit("error", {"error": http_error_to_dict(error)})
+        except (SandboxError, HttpError) as error:
+            await self._emit_error(error)
         except asyncio.CancelledError as error:
             is_operator = error.args == (ENDED_BY_OPERATOR,)
             why, fault = (ENDED_BY_OPERATOR, "host") if is_operator else ("it was ended", "caller")
-            await self._log.emit("error", {"error": http_error_to_dict(HttpError(409, why, fault=fault))})
+            await self._emit_error(HttpError(409, why, fault=fault))
             raise
         except Exception as error:
             _log.exception("a background job failed with an internal error")
-            problem = HttpError(500, f"internal server error ({type(error).__name__})")
-            await self._log.emit("error", {"error": http_error_to_dict(problem)})
+            await self._emit_error(HttpError(500, f"internal server error ({type(error).__name__})"))
         finally:
             self._log.end()
+
+    async def _emit_error(self, error: SandboxError | HttpError) -> None:
+        await self._log.emit("error", {"error": error_to_dict(error)})
 
     async def events(self, after: int) -> AsyncIterator[str]:
         async with aclosing(with_keepalives(self._log.read(after))) as items:  # type: ignore[type-var]

@@ -80,25 +80,21 @@ async def _build_then_run(backend: ProcessBackend, asked: ExecRequest, compile_t
 
 async def _run_step(run: Callable[[], Awaitable[ExecResult]]) -> Step:
     """A program that others may have delayed runs once more, while no other such program runs."""
-    try:
-        return await _run_once(run)
-    except ExecutionTimeout as error:
-        if not is_doubtful_timeout(error):
-            return _step_of_error(error)
-    async with run_alone():
-        try:
-            return await _run_once(run)
-        except ExecutionTimeout as error:
-            return _step_of_error(error)
+    ended = await _run_once(run)
+    if isinstance(ended, ExecutionTimeout) and is_doubtful_timeout(ended):
+        async with run_alone():
+            ended = await _run_once(run)
+    if isinstance(ended, SandboxError):
+        return _step_of_error(ended)
+    is_cut = ended.stdout_truncated or ended.stderr_truncated
+    return Step("output", ended, "output limit exceeded") if is_cut else Step("ended", ended)
 
 
-async def _run_once(run: Callable[[], Awaitable[ExecResult]]) -> Step:
+async def _run_once(run: Callable[[], Awaitable[ExecResult]]) -> ExecResult | SandboxError:
     try:
-        result = await run()
-    except MemoryExceeded as error:
-        return _step_of_error(error)
-    is_cut = result.stdout_truncated or result.stderr_truncated
-    return Step("output", result, "output limit exceeded") if is_cut else Step("ended", result)
+        return await run()
+    except (ExecutionTimeout, MemoryExceeded) as error:
+        return error
 
 
 def _step_of_error(error: SandboxError) -> Step:

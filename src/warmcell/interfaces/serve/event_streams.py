@@ -20,7 +20,6 @@ from warmcell.interfaces.serve.responses import (
     ClientDisconnected,
     HttpError,
     error_to_dict,
-    http_error_to_dict,
     shutting_down,
 )
 
@@ -61,7 +60,7 @@ class _EventStream(Response):
         except HttpError as error:
             if error.status == 401:  # the token was revoked: the stream is cut
                 return
-            last = format_event("error", {"error": http_error_to_dict(error)})
+            last = format_event("error", {"error": error_to_dict(error)})
             await send({"type": "http.response.body", "body": last.encode()})
         finally:
             if self._on_end is not None:
@@ -87,10 +86,8 @@ async def _with_error(events: AsyncIterator[str]) -> AsyncIterator[str]:
         async with aclosing(events) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item
-    except SandboxError as error:
+    except (SandboxError, HttpError) as error:
         yield format_event("error", {"error": error_to_dict(error)})
-    except HttpError as error:
-        yield format_event("error", {"error": http_error_to_dict(error)})
 
 
 async def with_keepalives(items: AsyncIterator[Any], until: asyncio.Event | None = None) -> AsyncIterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from warmcell.interfaces.serve.proxy_headers import Network, parse_networks
+from warmcell.interfaces.serve.middleware import Network, parse_networks
 
 MAX_HEAD = 64 * 1024
 #: From the connection, or from the first byte of a head, to the whole head.

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from warmcell.core.errors import ProvisionFailed, SandboxError
 from warmcell.interfaces.serve.authentication import authenticate
 from warmcell.interfaces.serve.mcp_messages import check_size
-from warmcell.interfaces.serve.request_log import annotate_events
+from warmcell.interfaces.serve.middleware import annotate_events
 from warmcell.interfaces.serve.requests import OWNER, read_body, while_allowed
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.interfaces.serve.proxy_headers import path_prefix
+from warmcell.interfaces.serve.middleware import path_prefix
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.service import get_service

@@ -72,25 +72,19 @@ def parse_whole_number(text: str, max_digits: int = 15) -> int | None:
 
 def error_response(error: Exception) -> Response:
     """Render an error as `{"error": {...}}`."""
-    if isinstance(error, HttpError):
-        return json_response({"error": http_error_to_dict(error)}, error.status, error.headers)
     if isinstance(error, ClientDisconnected):
         return Response(status_code=CLIENT_GONE)
+    if isinstance(error, HttpError):
+        return json_response({"error": error_to_dict(error)}, error.status, error.headers)
     assert isinstance(error, SandboxError)
     return json_response({"error": error_to_dict(error)}, status_of(error))
 
 
-def http_error_to_dict(error: HttpError) -> dict[str, Any]:
-    return {
-        "code": f"http.{error.status}",
-        "message": error.message,
-        "hint": None,
-        "fault": error.fault,
-        "retryable": error.status in (429, 503, 504),
-    }
-
-
-def error_to_dict(error: SandboxError) -> dict[str, Any]:
+def error_to_dict(error: SandboxError | HttpError) -> dict[str, Any]:
+    if isinstance(error, HttpError):
+        is_retryable, code = error.status in (429, 503, 504), f"http.{error.status}"
+        plain = {"code": code, "message": error.message, "hint": None, "fault": error.fault}
+        return {**plain, "retryable": is_retryable}
     return {
         "code": error.code,
         "message": public_message(error),

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.serve.authentication import ANONYMOUS, authenticate
+from warmcell.interfaces.serve.middleware import FAULT, annotate_events, id_of
 from warmcell.interfaces.serve.quotas import CountedResponse
-from warmcell.interfaces.serve.request_log import FAULT, annotate_events, id_of
 from warmcell.interfaces.serve.requests import BUFFERED, ENDABLE, OWNER, REVOCABLE
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.service import get_service
@@ -93,12 +94,11 @@ def route(
 
     async def endpoint(request: Request) -> Any:
         try:
-            tenant = authenticate(request, scope)
+            tenant, service = authenticate(request, scope), get_service(request)
             if owner is not None and (owning := owner(request)) is not None:
                 tenant = owning
-                get_service(request).rates.take(tenant)
+                service.rates.take(tenant)
             request.scope[OWNER] = tenant.id
-            service = get_service(request)
             request.scope[REVOCABLE] = service.revocable[tenant.id]
             request.scope[ENDABLE] = partial(service.open_requests.add, tenant.id, id_of(request.scope))
             annotate_events(request, tenant)
@@ -133,11 +133,8 @@ async def _call_counted(request: Request, tenant: Tenant, handler: Handler, ends
         return await handler(request, tenant)
     concurrency = get_service(request).concurrency
     concurrency.enter(tenant, ends_something=ends_something)
-    try:
+    with on_error(lambda: concurrency.leave(tenant)):
         response = await handler(request, tenant)
-    except BaseException:
-        concurrency.leave(tenant)
-        raise
     return CountedResponse(response, lambda: concurrency.leave(tenant))
 
 

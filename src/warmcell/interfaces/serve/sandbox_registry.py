@@ -85,7 +85,7 @@ class SandboxEntry:
         #: What a protocol keeps with the sandbox.
         self.state = TypedState()
         self.on_close: list[Callable[[], Any]] = []
-        #: Whether its guests have a GPU, which counts against a quota of the tenant; see `gpu_access`.
+        #: Whether its guests have a GPU, which counts against a quota of the tenant; see `run_places`.
         self.has_gpu = False
         #: Called instead of removing the sandbox, the first time that it expires.
         self.on_expiry: Callable[[], Awaitable[None]] | None = None

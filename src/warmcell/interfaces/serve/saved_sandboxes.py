@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sessions import SavedSessions, sessions_of, turn_of, write_all
@@ -84,11 +85,8 @@ def _save_files(service: Service, entry: SandboxEntry, home: StateHome, lost: st
     if home.skipped:
         unsaved = f"{len(home.skipped)} files that cannot be saved, such as {home.skipped[0]!r}"
         lost = unsaved if lost in ("", "nothing") else f"{lost} and {unsaved}"
-    try:
+    with on_error(lambda: setattr(home, "version", former)):
         save_sandbox(service, entry, is_durable=True, lost=lost)
-    except BaseException:
-        home.version = former
-        raise
     home.drop_former_versions()
 
 

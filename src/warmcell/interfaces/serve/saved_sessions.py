@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.shutdown import SAVE_SECONDS
@@ -86,11 +87,8 @@ class SavedSessions:
         """The sessions go on in this server: after a crash, copies of their variables would not match the files."""
         dropped, self.copies, self.lost = self.copies, [], {}
         if dropped:
-            try:
+            with on_error(lambda: setattr(self, "copies", dropped)):  # the record still names them
                 self._on_change()
-            except BaseException:
-                self.copies = dropped  # the record still names them
-                raise
             await in_thread(lambda: self._remove(dropped))
 
     async def restore(self) -> None:

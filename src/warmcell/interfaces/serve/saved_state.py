@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest
-from warmcell.core.light import closing_fd
+from warmcell.core.light import closing_fd, on_error
 from warmcell.interfaces.serve.state_encryption import StateCipher
 from warmcell.interfaces.serve.state_homes import (
     EncryptedHome,
@@ -103,7 +103,7 @@ class SavedState:
 
     def find_home(self, name: Any, version: Any) -> Callable[[], StateHome] | None:
         """What brings the files of a sandbox back, in a thread; None if they are not there. Raises `SandboxError`."""
-        if not is_name(name) or not is_directory(os.path.join(self.path, "homes", name)):
+        if not self._has("homes", name):
             return None
         sealed = self._seal_at("homes", name)
         return (lambda: StateHome(self, name)) if sealed is None else (lambda: self._load_home(name, sealed, version))
@@ -111,12 +111,8 @@ class SavedState:
     def _load_home(self, name: str, sealed: SealedFiles, version: Any) -> StateHome:
         home = EncryptedHome(self, name, sealed)
         home.is_kept = True
-        try:
-            with explain_failure("restore the files"):
-                home.load(str(version))
-        except BaseException:
-            home.close()
-            raise
+        with on_error(home.close), explain_failure("restore the files"):
+            home.load(str(version))
         return home
 
     def keep_copy(self, directory: str) -> StateHome:
@@ -125,23 +121,19 @@ class SavedState:
         sealed = self._seal_at("homes", name)
         assert sealed is not None
         copy = EncryptedSnapshot(self, name, sealed)
-        try:
-            with explain_failure("save the files"):
-                copy.write(directory)
-        except BaseException:
-            copy.close()
-            raise
+        with on_error(copy.close), explain_failure("save the files"):
+            copy.write(directory)
         return copy
 
     def find_copy(self, name: Any) -> StateHome | None:
         """The files of a snapshot."""
-        if not is_name(name) or not is_directory(os.path.join(self.path, "homes", name)):
+        if not self._has("homes", name):
             return None
         sealed = self._seal_at("homes", name)
         return StateHome(self, name) if sealed is None else EncryptedSnapshot(self, name, sealed)
 
     def _seal_at(self, kind: str, name: str) -> SealedFiles | None:
-        key = self._cipher.derive_for(f"{self._worker}/{kind}/{name}")
+        key = self._cipher.derive_for(self._place(kind, name))
         return None if key is None else SealedFiles(os.path.join(self.path, kind, name), key)
 
     def next_number(self) -> int:
@@ -212,20 +204,19 @@ class SavedState:
             return None
         name = secrets.token_hex(16)
         path, sealed = os.path.join(self.path, "packages", name), self._seal_at("packages", name)
-        try:
-            with explain_failure("save the packages"):
-                if sealed is not None:
-                    sealed.save(source)
-                else:
-                    make_directory(path)
-                    copy_packages(source, path)
-        except BaseException:
-            remove_directory(path)
-            raise
+        with on_error(lambda: remove_directory(path)), explain_failure("save the packages"):
+            if sealed is not None:
+                sealed.save(source)
+            else:
+                make_directory(path)
+                copy_packages(source, path)
         return name
 
     def has_packages(self, name: Any) -> bool:
-        return is_name(name) and is_directory(os.path.join(self.path, "packages", name))
+        return self._has("packages", name)
+
+    def _has(self, kind: str, name: Any) -> bool:
+        return is_name(name) and is_directory(os.path.join(self.path, kind, name))
 
     def load_packages(self, name: str) -> LoadedPackages:
         """For the caller to close. Raises `SandboxError`. Call in a thread."""
@@ -233,12 +224,8 @@ class SavedState:
         if sealed is None:
             return LoadedPackages(os.path.join(self.path, "packages", name))
         private = PrivateDirectory("packages")
-        try:
-            with explain_failure("restore the packages"), Root(private.path) as target:
-                sealed.load(target)
-        except BaseException:
-            private.close()
-            raise
+        with on_error(private.close), explain_failure("restore the packages"), Root(private.path) as target:
+            sealed.load(target)
         return LoadedPackages(private.path, private.close)
 
     def remove_packages(self, name: Any) -> None:
@@ -248,26 +235,22 @@ class SavedState:
     def keep_image(self, image: SessionImage) -> str:
         """A file with the variables of a session; its name."""
         name = secrets.token_hex(16)
-        try:
-            with explain_failure("save the session"), open(self._image(name), "xb") as file:
-                grant_owner(file.fileno())
-                os.fchmod(file.fileno(), 0o600)
-                self._cipher.write(file, image.pieces(), self._place("sessions", name))
-        except BaseException:
-            self.remove_image(name)
-            raise
+        with (
+            on_error(lambda: self.remove_image(name)),
+            explain_failure("save the session"),
+            open(self._image(name), "xb") as file,
+        ):
+            grant_owner(file.fileno())
+            os.fchmod(file.fileno(), 0o600)
+            self._cipher.write(file, image.pieces(), self._place("sessions", name))
         return name
 
     def load_image(self, name: Any, max_bytes: int) -> SessionImage:
         """For the caller to close. Raises `InvalidRequest`, `ValueError` or `OSError`."""
         image = SessionImage(max_bytes)
-        try:
-            with open(open_regular(self._image(name), "state"), "rb") as file:
-                for piece in self._cipher.read(file, self._place("sessions", name)):
-                    image.add(piece)
-        except BaseException:
-            image.close()
-            raise
+        with on_error(image.close), open(open_regular(self._image(name), "state"), "rb") as file:
+            for piece in self._cipher.read(file, self._place("sessions", name)):
+                image.add(piece)
         return image
 
     def remove_image(self, name: Any) -> None:

@@ -29,8 +29,8 @@ from warmcell.interfaces.serve.listener import (
     take_passed_socket,
     url_of,
 )
+from warmcell.interfaces.serve.middleware import check_public_url, parse_networks
 from warmcell.interfaces.serve.preloading import freeze_loaded_objects, load_modules
-from warmcell.interfaces.serve.proxy_headers import check_public_url, parse_networks
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_cluster_settings, check_exposure
 from warmcell.interfaces.serve.state_encryption import StateCipher

@@ -17,9 +17,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.front.shared_queue import FrontQueue
-from warmcell.interfaces.serve.gpu_access import GpuAccess, Gpus, check_access
 from warmcell.interfaces.serve.host_resources import HostResources, connections_within_limit
-from warmcell.interfaces.serve.image_access import ImageAccess, ImageChoice
 from warmcell.interfaces.serve.quotas import (
     SANDBOXES,
     SNAPSHOTS,
@@ -30,6 +28,7 @@ from warmcell.interfaces.serve.quotas import (
 )
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.run_places import GpuAccess, Gpus, ImageAccess, ImageChoice, check_access
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry, TypedState, worker_suffix
 from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy
@@ -213,14 +212,15 @@ class Service:
         self.resources.check()
         patience = self.settings.queue_timeout if timeout is None else timeout
         began = time.monotonic()
-        async with self.gpus.count_run(tenant, gpus), self._queue_slot(tenant, patience):
-            backend = await self._find_backend(gpus, image)
-            self._running[backend] = self._running.get(backend, 0) + 1
-            try:
-                with events.annotate(waited=time.monotonic() - began):
-                    yield backend
-            finally:
-                self._running[backend] -= 1
+        with self.gpus.count_use(tenant, gpus is not None):
+            async with self._queue_slot(tenant, patience):
+                backend = await self._find_backend(gpus, image)
+                self._running[backend] = self._running.get(backend, 0) + 1
+                try:
+                    with events.annotate(waited=time.monotonic() - began):
+                        yield backend
+                finally:
+                    self._running[backend] -= 1
 
     async def _find_backend(self, gpus: Gpus | None, image: ImageChoice | None) -> ProcessBackend:
         if image is not None:

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -104,7 +104,10 @@ class UsageLedger:
             return
         key = fields["tenant"], fields.get("sandbox") or ""
         with self._lock:
-            self._pending[key] = [*map(sum, zip(self._pending.get(key, _NOTHING), added, strict=True))]
+            self._add(key, added)
+
+    def _add(self, key: tuple[str, str], added: Sequence[float]) -> None:
+        self._pending[key] = [*map(sum, zip(self._pending.get(key, _NOTHING), added, strict=True))]
 
     def _write_regularly(self) -> None:
         while not self._is_closed.wait(FLUSH_SECONDS):
@@ -126,7 +129,7 @@ class UsageLedger:
             except sqlite3.Error:
                 with self._lock:
                     for key, row in taken.items():
-                        self._pending[key] = [*map(sum, zip(self._pending.get(key, _NOTHING), row, strict=True))]
+                        self._add(key, row)
                 raise
 
     def set_stored(self, sizes: Mapping[tuple[str, str], int]) -> None:

@@ -18,9 +18,9 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.authentication import SUBPROTOCOL, authenticate
 from warmcell.interfaces.serve.event_streams import with_keepalives
-from warmcell.interfaces.serve.request_log import annotate_events, id_of
+from warmcell.interfaces.serve.middleware import annotate_events, id_of
 from warmcell.interfaces.serve.requests import OWNER, cancel_and_wait, while_allowed
-from warmcell.interfaces.serve.responses import HttpError, error_response, error_to_dict, http_error_to_dict
+from warmcell.interfaces.serve.responses import HttpError, error_response, error_to_dict
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 
@@ -44,15 +44,14 @@ def websocket_route(path: str, handler: Handler, scope: str) -> WebSocketRoute:
             tenant = authenticate(socket, scope)
             socket.scope[OWNER] = tenant.id
             annotate_events(socket, tenant)
-            quota = get_service(socket).sockets
-            if quota.total() >= get_service(socket).settings.max_connections // 2:
+            service = get_service(socket)
+            quota = service.sockets
+            if quota.total() >= service.settings.max_connections // 2:
                 raise HttpError(503, "too many open WebSockets", headers={"Retry-After": "5"})
             if not quota.take(tenant.id, MAX_SOCKETS):
-                raise HttpError(
-                    429, f"this token already has {MAX_SOCKETS} open WebSockets", headers={"Retry-After": "5"}
-                )
+                message = f"this token already has {MAX_SOCKETS} open WebSockets"
+                raise HttpError(429, message, headers={"Retry-After": "5"})
             try:
-                service = get_service(socket)
                 register = partial(service.open_requests.add, tenant.id, id_of(socket.scope))
                 await while_allowed(service.revocable[tenant.id], handler(socket, tenant), register)
             finally:
@@ -74,7 +73,7 @@ async def _refuse(socket: WebSocket, error: HttpError | SandboxError) -> None:
         with suppress(OSError):  # the client has disconnected
             await socket.send_denial_response(error_response(error))
         return
-    plain = http_error_to_dict(error) if isinstance(error, HttpError) else error_to_dict(error)
+    plain = error_to_dict(error)
     code = POLICY_VIOLATION if plain["fault"] == "caller" else TRY_AGAIN_LATER if plain["retryable"] else INTERNAL_ERROR
     try:
         await send_message(socket, "error", {"error": plain})
@@ -109,10 +108,8 @@ def parse_command(text: str, kinds: Mapping[str, type[BaseModel]]) -> tuple[str,
         kind = plain.pop("type")
         return kind, kinds[kind].model_validate(plain)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError):
-        known = ", ".join(kinds)
-        raise HttpError(
-            400, f"a text message must be a JSON object with a valid type ({known}) and its fields"
-        ) from None
+        message = f"a text message must be a JSON object with a valid type ({', '.join(kinds)}) and its fields"
+        raise HttpError(400, message) from None
 
 
 async def send_output(socket: WebSocket, pieces: AsyncIterator[OutputEvent], until: asyncio.Event | None) -> None:

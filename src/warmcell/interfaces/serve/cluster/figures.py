@@ -11,8 +11,8 @@ from typing import Any
 from starlette.responses import Response
 
 from warmcell.backends.ray.placement import Node
-from warmcell.interfaces.serve.metrics import METRICS_HEADERS
 from warmcell.interfaces.serve.responses import json_response
+from warmcell.observe.metrics import METRICS_HEADERS
 
 
 def add_nodes(response: Response, nodes: Sequence[Node], waiting: int) -> Response:

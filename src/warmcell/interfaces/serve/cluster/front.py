@@ -43,7 +43,7 @@ from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.front.relay import Receive, relay
 from warmcell.interfaces.serve.front.socket_relay import SocketRelay
 from warmcell.interfaces.serve.listener import Server, reload_on_change, serve_on
-from warmcell.interfaces.serve.proxy_headers import REPORTED_ELSEWHERE
+from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.requests import OWNER, BodyMemory, cancel_and_wait, read_body
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute

@@ -14,8 +14,8 @@ from typing import Any
 
 from warmcell.interfaces.serve.e2b.guest_files import GuestFiles
 from warmcell.interfaces.serve.e2b.starts import starts_of
-from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sessions import sessions_of, turn_of
 from warmcell.interfaces.serve.service import Service

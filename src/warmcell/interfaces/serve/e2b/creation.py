@@ -20,8 +20,8 @@ from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import Build
 from warmcell.interfaces.serve.e2b.template_start import READY_SECONDS, copy_template_home, is_ready, run_start_command
 from warmcell.interfaces.serve.e2b.volumes import find_room, release_volumes, use_volumes, volumes_of
-from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, check_metadata
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_now
 from warmcell.interfaces.serve.service import Service

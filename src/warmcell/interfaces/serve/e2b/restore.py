@@ -18,7 +18,7 @@ from warmcell.interfaces.serve.e2b.creation import (
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import Build
 from warmcell.interfaces.serve.e2b.template_start import run_start_command
-from warmcell.interfaces.serve.image_access import ImageChoice
+from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox
 from warmcell.interfaces.serve.service import Service

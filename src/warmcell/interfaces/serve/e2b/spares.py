@@ -18,8 +18,8 @@ from warmcell.core.types import Limits
 from warmcell.interfaces.serve.e2b.box import HOME
 from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.e2b.volumes import Volume
-from warmcell.interfaces.serve.image_access import ImageChoice
 from warmcell.interfaces.serve.preloading import freeze_loaded_objects
+from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import Tenant

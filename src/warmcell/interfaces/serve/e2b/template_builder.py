@@ -28,9 +28,9 @@ from warmcell.interfaces.serve.e2b.template_build import (
 from warmcell.interfaces.serve.e2b.template_records import BUILDING, READY, WAITING, Build, Template, TemplateRecords
 from warmcell.interfaces.serve.e2b.template_steps import StartBuild
 from warmcell.interfaces.serve.e2b.template_uploads import Uploads
-from warmcell.interfaces.serve.image_access import TEMPLATE_HOST
 from warmcell.interfaces.serve.requests import cancel_and_wait
 from warmcell.interfaces.serve.responses import HttpError, public_message
+from warmcell.interfaces.serve.run_places import TEMPLATE_HOST
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant

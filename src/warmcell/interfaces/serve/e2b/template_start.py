@@ -12,7 +12,7 @@ from warmcell.interfaces.serve.e2b.spares import PreparedSandbox
 from warmcell.interfaces.serve.e2b.template_build import FINALIZE, TemplateFailed
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import Build
-from warmcell.interfaces.serve.image_access import ImageChoice
+from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import Tenant

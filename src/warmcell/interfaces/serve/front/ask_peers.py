@@ -20,13 +20,13 @@ from warmcell.interfaces.serve.event_streams import wants_events
 from warmcell.interfaces.serve.front.admission import Admission
 from warmcell.interfaces.serve.front.fan_out import ask, no_client
 from warmcell.interfaces.serve.front.relay import Peer
-from warmcell.interfaces.serve.metrics import METRICS_HEADERS, merge_metrics
 from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.v1.activity import merge_activity
 from warmcell.interfaces.serve.v1.history import PATH as HISTORY
 from warmcell.interfaces.serve.v1.history import merge_history, open_stream
+from warmcell.observe.metrics import METRICS_HEADERS, merge_metrics
 
 P = TypeVar("P", bound=Peer)
 

@@ -25,7 +25,7 @@ from warmcell.interfaces.serve.front.connection_states import (
 from warmcell.interfaces.serve.front.relay import EVENT_STREAM, last_event, make_lost_error
 from warmcell.interfaces.serve.front.socket_relay import response_bytes
 from warmcell.interfaces.serve.http_protocol import limited_network, share_of_address
-from warmcell.interfaces.serve.proxy_headers import Network, parse_networks
+from warmcell.interfaces.serve.middleware import Network, parse_networks
 from warmcell.interfaces.serve.responses import error_response
 from warmcell.interfaces.serve.routing import AuthRoute
 

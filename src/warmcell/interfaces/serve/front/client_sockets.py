@@ -8,7 +8,7 @@ from typing import Any
 
 from warmcell.interfaces.serve.front.connection_states import NO_ROUTE, ConnectionStates, Phase
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
-from warmcell.interfaces.serve.proxy_headers import RELAYED
+from warmcell.interfaces.serve.middleware import RELAYED
 
 #: A key in the state of a scope: the `ClientSocket` that a worker received from the front.
 CONNECTION = "warmcell.connection"

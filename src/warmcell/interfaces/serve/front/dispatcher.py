@@ -20,7 +20,7 @@ from warmcell.interfaces.serve.front.control import Control
 from warmcell.interfaces.serve.front.placement import ANY_WORKER, THE_FRONT, Placement
 from warmcell.interfaces.serve.front.relay import EVENT_STREAM, Peer, relay
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate
-from warmcell.interfaces.serve.proxy_headers import REPORTED_ELSEWHERE
+from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.service import Service

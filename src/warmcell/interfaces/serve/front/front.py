@@ -42,7 +42,7 @@ from warmcell.interfaces.serve.front.spread import Spread
 from warmcell.interfaces.serve.front.workers import KILL_SECONDS, Shared, Worker, Workers, check_socket_path
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, reload_on_change, serve_on
-from warmcell.interfaces.serve.proxy_headers import RELAYED, REPORTED_ELSEWHERE
+from warmcell.interfaces.serve.middleware import RELAYED, REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.server_limits import server_policy

@@ -13,7 +13,7 @@ import h11
 
 from warmcell.core.errors import BackendUnavailable, SandboxError
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
-from warmcell.interfaces.serve.proxy_headers import CLIENT, PART, SCHEME, scheme_of
+from warmcell.interfaces.serve.middleware import CLIENT, PART, SCHEME, scheme_of
 from warmcell.interfaces.serve.requests import cancel_and_wait
 from warmcell.interfaces.serve.responses import ClientDisconnected, error_to_dict
 

@@ -17,7 +17,7 @@ from warmcell.interfaces.serve.front.client_sockets import CONNECTION
 from warmcell.interfaces.serve.front.connection_states import Phase
 from warmcell.interfaces.serve.front.relay import Peer, connect_to_peer
 from warmcell.interfaces.serve.http_protocol import StallGuard
-from warmcell.interfaces.serve.proxy_headers import CLIENT, RELAYED, SCHEME
+from warmcell.interfaces.serve.middleware import CLIENT, RELAYED, SCHEME
 from warmcell.interfaces.serve.responses import HttpError, error_response
 
 #: The process to relay to; None: this one.

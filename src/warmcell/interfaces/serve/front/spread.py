@@ -24,7 +24,7 @@ from warmcell.interfaces.serve.front.placement import OWN_SANDBOXES, SNAPSHOTS, 
 from warmcell.interfaces.serve.front.relay import Receive, relay
 from warmcell.interfaces.serve.front.shared_counts import SharedCounts
 from warmcell.interfaces.serve.front.workers import Worker
-from warmcell.interfaces.serve.proxy_headers import REPORTED_ELSEWHERE
+from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import SANDBOXES
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.settings import Settings

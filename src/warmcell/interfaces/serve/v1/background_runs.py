@@ -14,7 +14,7 @@ from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest
 from warmcell.interfaces.serve.background_jobs import FROM, BackgroundJob, BackgroundJobs, position_of
 from warmcell.interfaces.serve.event_streams import Emit, OutputDecoder, event_stream
-from warmcell.interfaces.serve.request_log import id_of
+from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model
 from warmcell.interfaces.serve.responses import ENDED_EARLY, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from warmcell.interfaces.serve.background_jobs import FROM, position_of
 from warmcell.interfaces.serve.event_streams import Emit, event_stream
-from warmcell.interfaces.serve.request_log import id_of
+from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.responses import json_response
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.service import Service, get_service

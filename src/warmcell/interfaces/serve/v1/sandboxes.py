@@ -36,7 +36,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
     service.sandboxes.check_room(tenant)
     home = None if service.saved is None else service.saved.make_home()
     try:
-        with service.gpus.count_sandbox(tenant, options["gpus"] is not None) as keep:
+        with service.gpus.count_use(tenant, options["gpus"] is not None) as keep:
             entry = service.sandboxes.add(
                 lambda: service.make_sandbox(tenant, **options, work_dir=home and home.path),
                 tenant,

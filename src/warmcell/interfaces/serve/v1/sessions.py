@@ -150,7 +150,7 @@ async def fork(request: Request, tenant: Tenant) -> Response:
         branches.append(await found.session.fork(body.reseed))
         return cast("AsyncSandbox", branches[0].sandbox)
 
-    with as_conflict(), service.gpus.count_sandbox(tenant, parent.has_gpu) as keep:
+    with as_conflict(), service.gpus.count_use(tenant, parent.has_gpu) as keep:
         entry = await service.sandboxes.add_async(branch, tenant, body.lifetime, body.metadata)
         keep(entry)
     return json_response(

@@ -25,7 +25,7 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     entry, service = get_entry(request, tenant), get_service(request)
     body = await read_model(request, ForkBody)
     service.check_policy(entry)
-    with service.gpus.count_sandbox(tenant, entry.has_gpu) as keep:
+    with service.gpus.count_use(tenant, entry.has_gpu) as keep:
         made = await service.sandboxes.add_async(
             lambda: entry.sandbox.fork(body.snapshot), tenant, body.lifetime, entry.metadata | body.metadata
         )

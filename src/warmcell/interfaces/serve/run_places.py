@@ -1,0 +1,153 @@
+"""What a request names of this host, its GPUs and its image, and the backends that run with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from warmcell.backends.process.backend import ProcessBackend
+from warmcell.core.errors import ImageNotFound, InvalidRequest
+from warmcell.core.records import dataclass, replace
+from warmcell.images import Image, ImageStore
+from warmcell.images.references import is_digest, parse_reference
+from warmcell.interfaces.serve.quotas import TenantQuota
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
+from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.threads import in_thread
+from warmcell.policy.gpu import narrow_gpus
+from warmcell.policy.model import SandboxPolicy
+
+#: Backends that are kept of each kind, with their warm cells: requests may name any set of devices, or any image.
+MAX_BACKENDS = 16
+#: The registry part of names that tenants' templates have in the store. No request reaches them by name or digest.
+TEMPLATE_HOST = "templates.warmcell.invalid"
+_HINT = "the operator adds images with `warmcell image pull` or `warmcell image import`"
+#: As in a policy: "all", or device numbers.
+Gpus = str | tuple[int, ...]
+
+
+def check_access(tenant: Tenant, asked: object, policy: SandboxPolicy | None) -> Gpus | None:
+    """The devices that a request names. Raises `HttpError` 403 without the scope, `PolicyViolation` by the policy."""
+    if asked is None:
+        return None
+    if "gpu" not in tenant.scopes:
+        raise HttpError(403, "the token does not have the scope 'gpu'")
+    return narrow_gpus(asked, None if policy is None else policy.gpus)
+
+
+class _Backends:
+    """The most recently used last. Belongs to the server's event loop."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        self._config = config
+        self._backends: dict[object, ProcessBackend] = {}
+
+    def _keep(self, key: object, backend: ProcessBackend) -> list[ProcessBackend]:
+        """Return those that it displaced, for the caller to close."""
+        self._backends[key] = backend
+        return [self._backends.pop(old) for old in list(self._backends)[:-MAX_BACKENDS]]
+
+    def take_backends(self) -> list[ProcessBackend]:
+        """All of them, for the caller to close."""
+        backends, self._backends = list(self._backends.values()), {}
+        return backends
+
+
+class GpuAccess(_Backends):
+    """Which requests get a GPU: those of tokens with the scope `gpu`, under the policy, within the token's quota."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        super().__init__(config)
+        #: Runs and sandboxes with a GPU.
+        self._in_use = TenantQuota()
+
+    def backend(self, policy: SandboxPolicy, gpus: Gpus) -> tuple[ProcessBackend, list[ProcessBackend]]:
+        """The backend for runs with these devices, and those that it displaced, for the caller to close."""
+        found = self._backends.pop(gpus, None)
+        if found is None:
+            found = ProcessBackend.with_sandbox(self._config, policy=replace(policy, gpus=gpus))
+        return found, self._keep(gpus, found)
+
+    @contextmanager
+    def count_use(self, tenant: Tenant, has_gpu: bool) -> Iterator[Callable[[SandboxEntry], None]]:
+        """While a run is under way or a sandbox is made. Calling what it yields counts the sandbox until it is closed.
+
+        Raises `HttpError` 429 if the tenant has as many as its quota allows.
+        """
+        with ExitStack() as undo:
+            if has_gpu:
+                if not self._in_use.take(tenant.id, tenant.gpu_runs):
+                    raise HttpError(429, f"this token already has {tenant.gpu_runs} runs or sandboxes with a GPU")
+                undo.callback(self._in_use.release, tenant.id)
+
+            def keep(entry: SandboxEntry) -> None:
+                entry.has_gpu = has_gpu
+                entry.on_close.append(undo.pop_all().close)
+
+            yield keep
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChoice:
+    """The image that a request runs in, and the user in it."""
+
+    image: Image
+    user: str | None = None
+
+
+class ImageAccess(_Backends):
+    """Which images requests may name, and the backends that run in them.
+
+    An image is the guest's root and nothing else: limits, network, processes and allowed paths stay those of the
+    policy.
+    """
+
+    def __init__(self, config: ProcessConfig, path: str | None) -> None:
+        super().__init__(config)
+        self.store = ImageStore(path)
+        self._lock = asyncio.Lock()
+
+    async def find(self, name: str | None, user: str | None = None) -> ImageChoice | None:
+        """The image of a request. Raises `ImageNotFound` for one that is not in the server's store."""
+        if name is None:
+            if user is not None:
+                raise InvalidRequest("needs an image", field="user", hint="name an image, or leave it out")
+            return None
+        return ImageChoice(await in_thread(partial(self._find, name)), user)
+
+    def _find(self, name: str) -> Image:
+        reference = None if is_digest(name) else parse_reference(name)
+        digest = name if reference is None else reference.digest
+        is_known = _is_public(self.store.list(), digest) if digest else reference.registry != TEMPLATE_HOST  # type: ignore[union-attr]
+        try:
+            if is_known:
+                return self.store.get(name)
+        except ImageNotFound:
+            pass  # said below, with the remedy on a server
+        raise ImageNotFound(name, place="the server's store", hint=_HINT)
+
+    async def backend(
+        self, policy: SandboxPolicy, gpus: Gpus | None, choice: ImageChoice
+    ) -> tuple[ProcessBackend, list[ProcessBackend]]:
+        """The backend for runs in this image, and those that it displaced, for the caller to close."""
+        key = choice.image.digest, choice.user, gpus
+        async with self._lock:
+            found = self._backends.pop(key, None)
+            if found is None:
+                make = partial(self._make, replace(policy, gpus=gpus), choice)
+                found = await in_thread(make, discard=lambda made: made.close())
+            return found, self._keep(key, found)
+
+    def _make(self, policy: SandboxPolicy, choice: ImageChoice) -> ProcessBackend:
+        config = replace(self._config, pool_min=0)
+        return ProcessBackend(config, policy=policy, image=choice.image, user=choice.user)
+
+
+def _is_public(images: Iterable[Image], digest: str) -> bool:
+    """Whether a name that is not a template's stands for this digest."""
+    named = (image.name for image in images if image.digest == digest)
+    return any(parse_reference(name).registry != TEMPLATE_HOST for name in named)
