@@ -21,11 +21,11 @@ from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve import server as server_module
+from warmcell.interfaces.serve.e2b import box as box_module
 from warmcell.interfaces.serve.e2b import process as process_module
-from warmcell.interfaces.serve.e2b import starts as starts_module
+from warmcell.interfaces.serve.e2b.box import Starts, starts_of
 from warmcell.interfaces.serve.e2b.connect import MessageStream
 from warmcell.interfaces.serve.e2b.spares import Spares, spares_of
-from warmcell.interfaces.serve.e2b.starts import Starts, starts_of
 from warmcell.interfaces.serve.http_protocol import MAX_COALESCED, CoalescingTransport
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.routing import AppRouter, route
@@ -154,8 +154,8 @@ async def test_a_stream_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_programs_start_in_order_and_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 3600)
+    monkeypatch.setattr(box_module.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(box_module, "_STARTING_SECONDS", 3600)
     starts, begun = Starts(), list[str]()
 
     async def start(name: str) -> None:
@@ -182,12 +182,12 @@ async def test_programs_start_in_order_and_tenants_take_turns(monkeypatch: pytes
 
 async def test_who_starts_late_or_never_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guest may stop its own agent: requests to that sandbox do not hold a slot for long."""
-    monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 0.01)
+    monkeypatch.setattr(box_module.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(box_module, "_STARTING_SECONDS", 0.01)
     starts = Starts()
     async with asyncio.timeout(30):
         late = [await starts.run_slot("a") for _ in range(3)]
-        monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 3600)
+        monkeypatch.setattr(box_module, "_STARTING_SECONDS", 3600)
         for turn in late:
             turn.end_soon()  # though its place is another's by now
         going_on = await starts.run_slot("a")
@@ -197,8 +197,8 @@ async def test_who_starts_late_or_never_is_not_waited_for(monkeypatch: pytest.Mo
 
 
 async def test_a_first_program_comes_before_others_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts_module.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(starts_module, "_FIRST_SECONDS", 3600)
+    monkeypatch.setattr(box_module.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(box_module, "_FIRST_SECONDS", 3600)
     starts = Starts()
     async with asyncio.timeout(30):
         given = [await starts.new_sandbox("a") for _ in range(2)]
@@ -209,7 +209,7 @@ async def test_a_first_program_comes_before_others_sandboxes(monkeypatch: pytest
         given[0].end()  # its program has started
         third = await waiting[0]
         assert not waiting[1].done()
-        monkeypatch.setattr(starts_module, "_FIRST_SECONDS", 0.01)
+        monkeypatch.setattr(box_module, "_FIRST_SECONDS", 0.01)
         given[1].end()
         await waiting[1]
         await starts.new_sandbox("a")  # a sandbox without a program is not waited for
@@ -257,7 +257,7 @@ async def test_none_is_made_ahead_while_programs_start(monkeypatch: pytest.Monke
         raise asyncio.CancelledError
 
     monkeypatch.setattr(Spares, "_make_one", make)
-    monkeypatch.setattr(starts_module, "_STARTING_SECONDS", 3600)
+    monkeypatch.setattr(box_module, "_STARTING_SECONDS", 3600)
     turn = await starts_of(service).run_slot("somebody")
     spares_of(service).take(LOCAL_TENANT)
     await asyncio.sleep(0.2)

@@ -17,7 +17,7 @@ from tests.serve.conftest import Server, worker_pids
 from tests.serve.requests import Box, create_sandbox
 from websockets.sync.client import connect
 
-from warmcell.interfaces.serve.front.shared_counts import SharedCounts, SharedQuota, make_counts_file
+from warmcell.interfaces.serve.front.shared_memory import SharedCounts, SharedQuota, make_counts_file
 from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS
 
 Start = Callable[..., AbstractContextManager[Server]]

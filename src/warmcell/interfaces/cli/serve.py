@@ -89,8 +89,8 @@ def _serve_http(arguments: Namespace) -> int:
 
 def _serve_docker(arguments: Namespace) -> int:
     """Serve Docker's API alone. DOCKER_HOST is printed to stdout when clients can connect."""
+    from warmcell.interfaces.docker.engine import DockerSettings
     from warmcell.interfaces.docker.server import serve as serve_docker
-    from warmcell.interfaces.docker.settings import DockerSettings
     from warmcell.interfaces.serve.server import configure_logging, raise_descriptor_limit
     from warmcell.policy.model import SandboxPolicy
 

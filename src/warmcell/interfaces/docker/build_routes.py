@@ -44,10 +44,7 @@ class BuildRoutes:
         self._engine = engine
 
     def routes(self) -> list[Route]:
-        return [
-            Route("POST", "/build", self.build, is_streamed=True),
-            Route("POST", "/build/prune", self.prune),
-        ]
+        return [Route("POST", "/build", self.build, is_streamed=True), Route("POST", "/build/prune", self.prune)]
 
     async def prune(self, request: Request) -> Response:
         return json_response({"CachesDeleted": None, "SpaceReclaimed": await in_thread(self._engine.store.prune)})

@@ -99,7 +99,7 @@ class Connection:
         head = await self._read_head()
         if head is None:
             return False
-        request = _request_of(head, BodyReader(self))
+        request = _request_of(head, self)
         try:
             if not self._is_streamed(request):
                 request.body = await self._read_body(request)
@@ -130,7 +130,12 @@ class Connection:
                 self._http.receive_data(await self._reader.read(_CHUNK))
             timeout = _HEAD_SECONDS
 
-    async def next_data(self) -> bytes:
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body of the request in progress, as it arrives."""
+        while data := await self._next_data():
+            yield data
+
+    async def _next_data(self) -> bytes:
         """The next piece of the request's body; empty at its end."""
         while True:
             event = self._http.next_event()
@@ -151,7 +156,7 @@ class Connection:
     async def _read_body(self, request: Request) -> bytes:
         body = bytearray()
         async with asyncio.timeout(_IDLE_SECONDS):
-            async for chunk in request.stream.chunks():
+            async for chunk in self.chunks():
                 body += chunk
                 if len(body) > _MAX_BODY:
                     raise DockerError(413, f"the body of {request.path} is larger than {_MAX_BODY} bytes")
@@ -165,7 +170,7 @@ class Connection:
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 left = _MAX_DRAINED
-                while left > 0 and self._http.their_state is h11.SEND_BODY and (data := await self.next_data()):
+                while left > 0 and self._http.their_state is h11.SEND_BODY and (data := await self._next_data()):
                     left -= len(data)
 
     async def _run_watched(self, request: Request) -> Answer:
@@ -210,12 +215,11 @@ class Connection:
     # ---- responses ----
 
     async def _send(self, request: Request, response: Response) -> None:
-        headers = [(name, value) for name, value in response.headers.items()]
+        headers = list(response.headers.items())
         if response.chunks is None:
-            headers.append(("content-length", str(len(response.body))))
-            is_bodyless = request.method == "HEAD" or response.status in (204, 304)
-            if response.status in (204, 304):
-                headers.pop()
+            has_no_length = response.status in (204, 304)
+            is_bodyless = has_no_length or request.method == "HEAD"
+            headers += [] if has_no_length else [("content-length", str(len(response.body)))]
             await self._send_head(response.status, headers)
             body = b"" if is_bodyless or not response.body else self._http.send(h11.Data(data=response.body))
             await self._write((body or b"") + (self._http.send(h11.EndOfMessage()) or b""))
@@ -239,10 +243,7 @@ class Connection:
                     await self._write(self._http.send(h11.Data(data=chunk)))
             await self._write(self._http.send(h11.EndOfMessage()))
 
-        await self._run_until_closed(send())
-
-    async def _run_until_closed(self, work: Any) -> None:
-        working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_close())
+        working, watching = asyncio.ensure_future(send()), asyncio.ensure_future(self._wait_for_close())
         try:
             done, _ = await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
             if working not in done and not watching.result():
@@ -259,15 +260,14 @@ class Connection:
 
     async def _hand_over(self, request: Request, hijack: Hijack) -> None:
         kind = ("content-type", hijack.content_type)
-        if request.is_upgrade:
+        if "upgrade" in request.headers:
             headers = [kind, ("connection", "Upgrade"), ("upgrade", "tcp")]
             head = self._http.send(h11.InformationalResponse(status_code=101, headers=headers, reason="UPGRADED"))
         else:
             head = f"HTTP/1.1 200 OK\r\nContent-Type: {hijack.content_type}\r\n\r\n".encode()
         await self._write(head)
         await self._wait_until_read()
-        raw = _Raw(self, self._http.trailing_data[0])
-        await hijack.run(raw)
+        await hijack.run(_Raw(self, self._http.trailing_data[0]))
         with suppress(OSError):
             self._writer.write_eof()
 
@@ -299,17 +299,6 @@ class Connection:
 _COMMON = [("api-version", "1.47"), ("docker-experimental", "false"), ("ostype", "linux"), ("server", "warmcell")]
 
 
-class BodyReader:
-    """The body of one request."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        while data := await self._connection.next_data():
-            yield data
-
-
 class _Raw:
     """A hijacked connection. Reads first what arrived together with the request."""
 
@@ -335,7 +324,7 @@ class _Raw:
             await asyncio.sleep(_HANGUP_SECONDS)
 
 
-def _request_of(head: h11.Request, stream: BodyReader) -> Request:
+def _request_of(head: h11.Request, stream: Connection) -> Request:
     try:
         target = urlsplit(head.target.decode("ascii"))
         query = parse_qs(target.query, keep_blank_values=True, max_num_fields=200)

@@ -1,4 +1,4 @@
-"""Container: one container, its state, its main program and its output."""
+"""Container: one container, its state, its main program, its output, and the programs that `exec` starts in it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import NoReturn
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
 
 from warmcell.core.errors import MemoryExceeded, SandboxError
 from warmcell.images import Image
-from warmcell.interfaces.docker.container_cage import ContainerCage
-from warmcell.interfaces.docker.container_spec import ContainerSpec
-from warmcell.interfaces.docker.exec_process import ExecProcess
-from warmcell.interfaces.docker.messages import DockerError
+from warmcell.interfaces.docker.container_cage import ContainerCage, make_small_ring
+from warmcell.interfaces.docker.container_spec import ContainerSpec, read_env
+from warmcell.interfaces.docker.messages import DockerError, check_size, text_field, texts_field
 from warmcell.interfaces.docker.output_log import OutputLog
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import PtySize
@@ -33,6 +34,93 @@ DEFAULT_SIZE = PtySize(80, 24)
 
 #: Action and attributes of an event.
 OnEvent = Callable[["Container", str, dict[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecSpec:
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    working_dir: str
+    has_tty: bool
+    has_stdin: bool
+    #: The memory that the description of the client takes.
+    size: int = 0
+
+
+def read_exec_spec(document: Mapping[str, Any], working_dir: str, user: str) -> ExecSpec:
+    """`working_dir` and `user` are the container's."""
+    if document.get("Privileged"):
+        raise DockerError(400, "Privileged is not supported: a container never gets privileges on the host")
+    wanted = text_field(document, "User")
+    if not is_same_user(wanted, user):
+        reason = "all programs and files of a container belong to one user"
+        raise DockerError(400, f"User {wanted[:80]!r} is not supported in this container: {reason}, here {user!r}")
+    argv = texts_field(document, "Cmd")
+    if not argv:
+        raise DockerError(400, "No exec command specified")
+    return ExecSpec(
+        argv=argv,
+        env=read_env(document),
+        working_dir=text_field(document, "WorkingDir") or working_dir,
+        has_tty=bool(document.get("Tty")),
+        has_stdin=bool(document.get("AttachStdin")),
+        size=check_size(document, "the exec process"),
+    )
+
+
+def is_same_user(wanted: str, user: str) -> bool:
+    """By name or number of the user; the group does not matter, since there is one."""
+    roots = ("root", "0")
+    first, second = wanted.partition(":")[0], user.partition(":")[0]
+    return not first or first == second or (first in roots and second in roots)
+
+
+@dataclass(slots=True)
+class ExecProcess:
+    spec: ExecSpec
+    id: str = field(default_factory=lambda: secrets.token_hex(32))
+    process: LocalProcess | None = None
+    #: Set once it was asked to start, also if that failed.
+    is_started: bool = False
+    size: PtySize = field(default_factory=lambda: PtySize(80, 24))
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.info.is_running
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_started and not self.is_running
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs. 137 for one that ended with its container."""
+        if not self.has_ended:
+            return None
+        if self.process is None:
+            return 126
+        code = self.process.info.exit_code
+        return 137 if code is None else code
+
+    async def start(self, cage: ContainerCage, *, joins_output: bool) -> LocalProcess:
+        if self.is_started:
+            raise DockerError(409, f"Error: Exec command {self.id[:12]} is already running or has ended")
+        self.is_started, spec = True, self.spec
+        pty = self.size if spec.has_tty else None
+        options: dict[str, Any] = {"env": spec.env, "pty": pty, "stdin": spec.has_stdin, "joins_output": joins_output}
+        self.process = await cage.start(spec.argv, spec.working_dir, ring=make_small_ring, **options)
+        return self.process
+
+    async def output(self) -> AsyncIterator[tuple[str, bytes]]:
+        assert self.process is not None
+        async for event in self.process.output():
+            yield event.stream, event.data
+
+    def discard_output(self) -> None:
+        """Lets the program print without a reader: until its output is followed once, it stays in the pipes."""
+        assert self.process is not None
+        with self.process.follow():
+            pass
 
 
 class Container:
@@ -145,11 +233,16 @@ class Container:
     async def wait_for_change(self) -> None:
         await self._changed.wait()
 
-    async def signal(self, number: int) -> None:
+    def running_main(self) -> LocalProcess:
+        """The main program. Refuses the request if it does not run."""
         if not self.is_running or self.main is None:
             raise DockerError(409, f"container {self.id[:12]} is not running")
+        return self.main
+
+    async def signal(self, number: int) -> None:
+        main = self.running_main()
         self.emit("kill", signal=str(number))
-        await (self.main.kill() if number == signal.SIGKILL else self.main.signal(number))
+        await (main.kill() if number == signal.SIGKILL else main.signal(number))
         if number == signal.SIGKILL:
             await self._wait_for_end(_KILL_SECONDS)
 
@@ -195,13 +288,10 @@ class Container:
     async def _open_ports(self) -> None:
         try:
             for port, wanted in self.spec.ports.items():
-                make = self._port_maker(port, wanted)
+                make = partial(listen, lambda: self.cage.current, port, wanted, _MAX_CONNECTIONS)
                 self.ports[port] = await in_thread(make, discard=lambda listener: listener.close())
         except OSError as error:
             raise DockerError(500, f"port {wanted} could not be bound: {error.strerror}") from None
-
-    def _port_maker(self, port: int, wanted: int) -> Callable[[], PortListener]:
-        return lambda: listen(lambda: self.cage.current, port, wanted, _MAX_CONNECTIONS)
 
     async def _close_ports(self) -> None:
         ports, self.ports = self.ports, {}

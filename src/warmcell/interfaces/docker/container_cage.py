@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import EnforcerFailed, SandboxError, SessionEnded
@@ -26,12 +27,9 @@ if TYPE_CHECKING:
 #: How long a request in the cage may take, and how long an archive may stand still.
 _REQUEST_SECONDS, _STALL_SECONDS = 30.0, 60.0
 _SMALL_RING = 1 << 16
+#: For programs whose output is always followed.
+make_small_ring = partial(Ring, _SMALL_RING)
 _STATUS = {"ENOENT": 404, "ENOTDIR": 400, "EINVAL": 400, "EPERM": 400, "EEXIST": 409, "EACCES": 403, "ELOOP": 400}
-
-
-def make_small_ring() -> Ring:
-    """For programs whose output is always followed."""
-    return Ring(_SMALL_RING)
 
 
 class ContainerCage:

@@ -11,12 +11,7 @@ from typing import Any
 from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.container import Container
 from warmcell.interfaces.docker.container_spec import parse_signal, read_spec
-from warmcell.interfaces.docker.container_views import (
-    TOP_TITLES,
-    inspect_container,
-    list_entry,
-    stats_document,
-)
+from warmcell.interfaces.docker.container_views import TOP_TITLES, inspect_container, list_entry, stats_document
 from warmcell.interfaces.docker.engine import Engine
 from warmcell.interfaces.docker.messages import (
     DockerError,
@@ -28,10 +23,8 @@ from warmcell.interfaces.docker.messages import (
     is_match,
     json_line,
     json_response,
-    no_content,
 )
-from warmcell.interfaces.docker.output_log import LogQuery
-from warmcell.interfaces.docker.raw_streams import content_type, copy_streams, encode
+from warmcell.interfaces.docker.output_log import LogQuery, content_type, copy_streams, encode
 from warmcell.interfaces.docker.routing import Route
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.process import LocalProcess
@@ -84,11 +77,11 @@ class ContainerRoutes:
 
     async def start(self, request: Request) -> Response:
         has_started = await self._engine.complete(self._engine.start(self._find(request)))
-        return no_content(204 if has_started else 304)
+        return Response(204 if has_started else 304)
 
     async def stop(self, request: Request) -> Response:
         has_stopped = await self._engine.complete(self._stop(self._find(request), request))
-        return no_content(204 if has_stopped else 304)
+        return Response(204 if has_stopped else 304)
 
     async def _stop(self, container: Container, request: Request) -> bool:
         seconds = request.number("t", container.spec.stop_timeout)
@@ -103,16 +96,16 @@ class ContainerRoutes:
             await container.start()
 
         await self._engine.complete(restart())
-        return no_content()
+        return Response(204)
 
     async def kill(self, request: Request) -> Response:
         number = parse_signal(request.text("signal") or "SIGKILL")
         await self._engine.complete(self._find(request).signal(number))
-        return no_content()
+        return Response(204)
 
     async def rename(self, request: Request) -> Response:
         self._engine.rename(self._find(request), request.text("name").removeprefix("/"))
-        return no_content()
+        return Response(204)
 
     async def resize(self, request: Request) -> Response:
         await self._find(request).resize(read_size(request))
@@ -126,7 +119,7 @@ class ContainerRoutes:
         if request.flag("link"):
             raise DockerError(400, "link is not supported: containers have no links")
         await self._engine.complete(self._engine.remove(container))
-        return no_content()
+        return Response(204)
 
     async def prune(self, request: Request) -> Response:
         filters = request.filters("label")
@@ -218,8 +211,7 @@ class ContainerRoutes:
 
     async def top(self, request: Request) -> Response:
         container = self._find(request)
-        if not container.is_running:
-            raise DockerError(409, f"container {container.id[:12]} is not running")
+        container.running_main()
         if request.text("ps_args") not in ("", "-ef"):
             raise DockerError(400, "ps_args is not supported: use exec to run the image's own ps")
         answer = await container.cage.request("processes")

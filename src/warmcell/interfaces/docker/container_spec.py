@@ -13,7 +13,8 @@ from typing import Any
 from warmcell.core.types import MIB, Limits, check_env
 from warmcell.images import Image
 from warmcell.images.model import config_document
-from warmcell.interfaces.docker.json_fields import (
+from warmcell.interfaces.docker.messages import (
+    DockerError,
     check_size,
     labels_field,
     memory_of,
@@ -24,14 +25,15 @@ from warmcell.interfaces.docker.json_fields import (
     texts_field,
     whole_field,
 )
-from warmcell.interfaces.docker.messages import DockerError
-from warmcell.interfaces.docker.settings import DEFAULT_LIMITS
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}")
 _PORT = re.compile(r"(\d{1,5})(?:/(tcp|udp|sctp))?")
 _SIZE = re.compile(r"(\d{1,12})([kmgt]?)b?")
 _UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30, "t": 1 << 40}
 NO_NETWORK, BRIDGE = "none", "bridge"
+#: For containers that name no limits. Docker has none by default; images are large, and so are their test suites.
+DEFAULT_LIMITS = Limits(memory_mb=4096, processes=1024, open_files=4096, disk_mb=8192)
+_RATES = "BlkioDeviceReadBps BlkioDeviceWriteBps BlkioDeviceReadIOps BlkioDeviceWriteIOps BlkioWeightDevice".split()
 
 #: Fields of HostConfig that would open the cage or need a privilege, and why they are refused.
 _REFUSED = {
@@ -44,22 +46,14 @@ _REFUSED = {
     "VolumeDriver": "volumes are private directories",
     "Links": "containers do not reach each other",
     "ExtraHosts": "/etc/hosts is the cage's",
-    "Dns": "names are resolved by the egress proxy",
-    "DnsOptions": "names are resolved by the egress proxy",
-    "DnsSearch": "names are resolved by the egress proxy",
+    **dict.fromkeys(("Dns", "DnsOptions", "DnsSearch"), "names are resolved by the egress proxy"),
     "Sysctls": "kernel parameters cannot be changed",
     "Tmpfs": "the whole root is private and writable; leave it out",
     "ReadonlyRootfs": "the root is always a private writable layer",
     "GroupAdd": "a container has one user and one group",
-    "CgroupParent": "the cage has a control group of its own",
-    "Cgroup": "the cage has a control group of its own",
-    "CpusetCpus": "use NanoCpus",
-    "CpusetMems": "use NanoCpus",
-    "BlkioDeviceReadBps": "input and output are not limited by rate",
-    "BlkioDeviceWriteBps": "input and output are not limited by rate",
-    "BlkioDeviceReadIOps": "input and output are not limited by rate",
-    "BlkioDeviceWriteIOps": "input and output are not limited by rate",
-    "BlkioWeightDevice": "input and output are not limited by rate",
+    **dict.fromkeys(("CgroupParent", "Cgroup"), "the cage has a control group of its own"),
+    **dict.fromkeys(("CpusetCpus", "CpusetMems"), "use NanoCpus"),
+    **dict.fromkeys(_RATES, "input and output are not limited by rate"),
     "OomKillDisable": "a container that exceeds its memory always ends",
     "Annotations": "there is no other runtime that reads them",
 }
@@ -157,16 +151,15 @@ def read_spec(document: Mapping[str, Any], image: Image, *, ignores_capabilities
     host = object_field(document, "HostConfig")
     warnings = _check_host_config(host, ignores_capabilities)
     warnings += _check_document(document)
-    tty, stdin = bool(document.get("Tty")), bool(document.get("OpenStdin"))
     return ContainerSpec(
         image_name=text_field(document, "Image"),
         argv=_command(document, image),
-        env=_environment(document, tty),
+        env=read_env(document),
         working_dir=_working_dir(document, image),
         user=text_field(document, "User") or image.config.user or "root",
         labels={**image.config.labels, **labels_field(document)},
-        has_tty=tty,
-        has_stdin=stdin,
+        has_tty=bool(document.get("Tty")),
+        has_stdin=bool(document.get("OpenStdin")),
         closes_stdin=bool(document.get("StdinOnce")),
         stop_signal=parse_signal(text_field(document, "StopSignal") or image.config.stop_signal or "SIGTERM"),
         stop_timeout=whole_field(document, "StopTimeout", 10),
@@ -258,14 +251,11 @@ def _words(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
         raise DockerError(400, f"{name}: {str(error).lower()}") from None
 
 
-def parse_env(values: tuple[str, ...]) -> dict[str, str]:
+def read_env(document: Mapping[str, Any]) -> dict[str, str]:
     """A name without a value removes the variable in Docker; here it is not set."""
-    pairs = [text.partition("=") for text in values]
-    return dict(check_env({name: value for name, equals, value in pairs if name and equals}, "Env"))
-
-
-def _environment(document: Mapping[str, Any], has_tty: bool) -> Mapping[str, str]:
-    return {**({"TERM": "xterm"} if has_tty else {}), **parse_env(texts_field(document, "Env"))}
+    pairs = [text.partition("=") for text in texts_field(document, "Env")]
+    found = check_env({name: value for name, equals, value in pairs if name and equals}, "Env")
+    return {**({"TERM": "xterm"} if document.get("Tty") else {}), **found}
 
 
 def _working_dir(document: Mapping[str, Any], image: Image) -> str:
@@ -285,9 +275,8 @@ def _limits(host: Mapping[str, Any]) -> Limits:
     limits = objects_field(host, "Ulimits")
     others = [limit for limit in limits if text_field(limit, "Name") != "nofile"]
     if others:
-        raise DockerError(
-            400, f"HostConfig.Ulimits {text_field(others[0], 'Name')[:40]!r} is not supported: only nofile is"
-        )
+        name = text_field(others[0], "Name")[:40]
+        raise DockerError(400, f"HostConfig.Ulimits {name!r} is not supported: only nofile is")
     refuse_unknown(object_field(host, "StorageOpt"), ("size",), "HostConfig.StorageOpt")
     size = text_field(object_field(host, "StorageOpt"), "size")
     return Limits(
@@ -337,9 +326,8 @@ def _mount(item: Mapping[str, Any]) -> Mount:
     kind = text_field(item, "Type")
     if kind not in ("bind", "volume"):
         raise DockerError(400, f"HostConfig.Mounts: type {kind[:40]!r} is not supported: use bind or volume")
-    return _make_mount(
-        text_field(item, "Source"), text_field(item, "Target"), kind == "volume", not item.get("ReadOnly")
-    )
+    source, target = text_field(item, "Source"), text_field(item, "Target")
+    return _make_mount(source, target, kind == "volume", not item.get("ReadOnly"))
 
 
 def _make_mount(source: str, target: str, is_volume: bool, is_writable: bool) -> Mount:
@@ -347,9 +335,8 @@ def _make_mount(source: str, target: str, is_volume: bool, is_writable: bool) ->
         raise DockerError(400, f"invalid mount path: {target[:200]!r} must be absolute, and not the root")
     if ".." in source.split("/"):
         raise DockerError(400, f"invalid mount source: {source[:200]!r} contains '..'")
-    return Mount(
-        source if is_volume else posixpath.normpath(source), posixpath.normpath(target), is_volume, is_writable
-    )
+    source = source if is_volume else posixpath.normpath(source)
+    return Mount(source, posixpath.normpath(target), is_volume, is_writable)
 
 
 def _ports(document: Mapping[str, Any], host: Mapping[str, Any], image: Image) -> dict[int, int]:

@@ -9,8 +9,7 @@ from typing import Any
 from warmcell.core.timestamps import rfc3339
 from warmcell.core.types import MIB
 from warmcell.images.model import config_document
-from warmcell.interfaces.docker.container import Container
-from warmcell.interfaces.docker.exec_process import ExecProcess
+from warmcell.interfaces.docker.container import Container, ExecProcess
 
 #: Where published ports are.
 _PORTS_ADDRESS = "127.0.0.1"

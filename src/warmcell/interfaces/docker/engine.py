@@ -7,32 +7,105 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import ImageNotFound, SandboxError
+from warmcell.core.timestamps import rfc3339
 from warmcell.core.types import Limits
 from warmcell.images import Image, ImageStore
-from warmcell.interfaces.docker.container import Container
+from warmcell.interfaces.docker.container import Container, ExecProcess
 from warmcell.interfaces.docker.container_cage import ContainerCage
-from warmcell.interfaces.docker.container_spec import BRIDGE, ContainerSpec, Mount, check_name
-from warmcell.interfaces.docker.event_log import EventLog
-from warmcell.interfaces.docker.exec_process import ExecProcess
+from warmcell.interfaces.docker.container_spec import BRIDGE, DEFAULT_LIMITS, ContainerSpec, Mount, check_name
 from warmcell.interfaces.docker.messages import DockerError
-from warmcell.interfaces.docker.settings import DEFAULT_LIMITS, DockerSettings
-from warmcell.interfaces.docker.volumes import Volumes
+from warmcell.interfaces.docker.output_log import EventLog
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.places import is_within
 from warmcell.workspace.private_directory import PrivateDirectory
+from warmcell.workspace.remove import remove_directory
 
 #: The most memory for what clients sent to create the containers that there are.
 _MAX_DESCRIPTION_BYTES = 64 << 20
 _SHORT_ID = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
+_VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
+_MAX_VOLUMES = 256
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DockerSettings:
+    """What the operator decides when the socket is opened."""
+
+    socket: str
+    #: The most that a container can have: limits, the host directories that it may bind, and its network.
+    ceiling: SandboxPolicy = field(default_factory=SandboxPolicy)
+    containers: int = 64
+    #: Capabilities that a client asks for are left out, with a warning, in place of a refusal.
+    ignores_capabilities: bool = False
+    #: stdout and stderr of `exec` are one stream, named stdout, in the order in which they were written.
+    joins_exec_output: bool = False
+    #: The image store; None: the user's.
+    store: str | None = None
+
+
+@dataclass(slots=True)
+class Volume:
+    name: str
+    path: str
+    labels: Mapping[str, str]
+    created: float = field(default_factory=time.time)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "Name": self.name,
+            "Driver": "local",
+            "Mountpoint": self.path,
+            "Labels": dict(self.labels),
+            "Options": None,
+            "Scope": "local",
+            "CreatedAt": rfc3339(self.created),
+        }
+
+
+class Volumes:
+    """Private directories that containers share by name. They live as long as the server."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = os.path.join(directory, "volumes")
+        self.all: dict[str, Volume] = {}
+
+    def create(self, name: str, labels: Mapping[str, str]) -> Volume:
+        """A new one, or the one that has this name."""
+        name = name or secrets.token_hex(32)
+        if name in self.all:
+            return self.all[name]
+        if not _VOLUME_NAME.fullmatch(name):
+            raise DockerError(400, f"create {name[:80]}: the volume name includes invalid characters")
+        if len(self.all) >= _MAX_VOLUMES:
+            raise DockerError(409, f"there are {_MAX_VOLUMES} volumes, the most allowed; remove some")
+        path = os.path.join(self._directory, name)
+        os.makedirs(path, 0o700)
+        self.all[name] = Volume(name, path, labels)
+        return self.all[name]
+
+    def use(self, name: str) -> str:
+        """The directory of a volume, made if it is new. "": one without a name."""
+        return self.create(name, {}).path
+
+    def get(self, name: str) -> Volume:
+        if name not in self.all:
+            raise DockerError(404, f"get {name[:128]}: no such volume")
+        return self.all[name]
+
+    def remove(self, name: str) -> None:
+        """Blocking."""
+        path = self.get(name).path
+        del self.all[name]
+        remove_directory(path)
 
 
 class Engine:
@@ -74,14 +147,11 @@ class Engine:
         try:
             return self.store.get(reference)
         except ImageNotFound:
-            found = [] if short is None else self._images_like(short[1])
+            images = {} if short is None else {image.digest: image for image in self.store.list()}
+            found = [images[digest] for digest in images if short and digest.startswith(f"sha256:{short[1]}")]
             if len(found) == 1:
                 return found[0]
             raise DockerError(404, f"No such image: {reference[:300]}") from None
-
-    def _images_like(self, prefix: str) -> list[Image]:
-        images = {image.digest: image for image in self.store.list()}
-        return [image for digest, image in images.items() if digest.startswith(f"sha256:{prefix}")]
 
     def users_of(self, image: Image) -> list[Container]:
         return [container for container in self.containers.values() if container.image.digest == image.digest]

@@ -9,13 +9,12 @@ from typing import Any
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.timestamps import rfc3339
-from warmcell.interfaces.docker.container import Container
+from warmcell.interfaces.docker.container import Container, ExecProcess, read_exec_spec
 from warmcell.interfaces.docker.container_routes import read_size
 from warmcell.interfaces.docker.container_views import inspect_exec
 from warmcell.interfaces.docker.engine import Engine
-from warmcell.interfaces.docker.exec_process import ExecProcess, read_exec_spec
 from warmcell.interfaces.docker.messages import Answer, DockerError, Hijack, RawStream, Request, Response, json_response
-from warmcell.interfaces.docker.raw_streams import content_type, copy_streams
+from warmcell.interfaces.docker.output_log import content_type, copy_streams
 from warmcell.interfaces.docker.routing import Route
 
 _MAX_FILE_MODE = 1 << 32
@@ -38,24 +37,18 @@ class ExecRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        container = self._running(request)
+        container = self._engine.find(request.names["id"])
+        container.running_main()
         spec = container.spec
         process = ExecProcess(read_exec_spec(request.json(), spec.working_dir, spec.user))
         container.add_exec(process)
         container.emit(f"exec_create: {' '.join(process.spec.argv)[:200]}", execID=process.id)
         return json_response({"Id": process.id}, 201)
 
-    def _running(self, request: Request) -> Container:
-        container = self._engine.find(request.names["id"])
-        if not container.is_running:
-            raise DockerError(409, f"container {container.id[:12]} is not running")
-        return container
-
     async def start(self, request: Request) -> Answer:
         container, process = self._engine.find_exec(request.names["exec"])
         document, spec = request.json(), process.spec
-        if not container.is_running:
-            raise DockerError(409, f"container {container.id[:12]} is not running")
+        container.running_main()
         if bool(document.get("Tty")) != spec.has_tty and not document.get("Detach"):
             raise DockerError(400, f"Tty is {not spec.has_tty} here and was {spec.has_tty} when the exec was created")
         try:
@@ -70,12 +63,7 @@ class ExecRoutes:
 
         async def run(raw: RawStream) -> None:
             await copy_streams(
-                raw,
-                process.output(),
-                program,
-                has_tty=spec.has_tty,
-                is_input=spec.has_stdin,
-                closes_input=True,
+                raw, process.output(), program, has_tty=spec.has_tty, is_input=spec.has_stdin, closes_input=True
             )
 
         return Hijack(run, content_type(spec.has_tty))

@@ -1,17 +1,20 @@
-"""Images: list, inspect, pull, load, import, save, tag, remove."""
+"""Images: list, inspect, pull, load, import, save, tag, remove. The client reads the progress of a pull as JSON."""
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import json
 import os
 import secrets
 from base64 import urlsafe_b64decode
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
+from warmcell.core.errors import SandboxError
 from warmcell.images import Image
 from warmcell.images.model import config_document
 from warmcell.images.progress import ImageProgress
@@ -25,8 +28,8 @@ from warmcell.interfaces.docker.messages import (
     is_match,
     json_line,
     json_response,
+    refusal_of,
 )
-from warmcell.interfaces.docker.progress_stream import ProgressStream
 from warmcell.interfaces.docker.routing import Route
 from warmcell.lifetime.threads import in_thread
 
@@ -35,6 +38,10 @@ _MAX_ARCHIVE = 64 << 30
 _CHUNK = 1 << 20
 _LOCAL_REGISTRIES = ("localhost", "127.0.0.1", "[::1]")
 _FILTERS = ("reference", "dangling", "label", "before", "since")
+T = TypeVar("T")
+P = TypeVar("P")
+#: Messages that wait for a slow client; the oldest are dropped.
+_MAX_WAITING = 1000
 
 
 class ImageRoutes:
@@ -280,3 +287,80 @@ def _pull_message(step: ImageProgress) -> dict[str, Any]:
     status = {"pull": "Downloading", "unpack": "Extracting"}.get(step.step, "Copying")
     name = step.what.removeprefix("sha256:")[:12]
     return {"status": status, "id": name, "progressDetail": {"current": step.done, "total": step.total}}
+
+
+class ClientLeft(Exception):
+    """Raised in the working thread when its client is gone."""
+
+
+class ProgressStream(Generic[P]):
+    """Used once. A failure before the first progress has a status of its own; a later one is in the stream."""
+
+    def __init__(self, render: Callable[[P], dict[str, Any]]) -> None:
+        self._render = render
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._is_abandoned = False
+
+    def report(self, progress: P) -> None:
+        """From the working thread. Ends the work if the client is gone."""
+        if self._is_abandoned:
+            raise ClientLeft
+        self._waiting.append(self._render(progress))
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def respond(self, work: Callable[[], T], describe: Callable[[T], list[dict[str, Any]]]) -> Response:
+        """Starts the work. `describe` gives the messages at its end."""
+        working = asyncio.ensure_future(self._work(work))
+        working.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._changed.wait()
+            if working.done() and not self._waiting:
+                working.result()
+        except SandboxError as error:
+            raise refusal_of(error) from None
+        except asyncio.CancelledError:
+            await self._abandon(working)
+            raise
+        chunks = self._messages(working, describe)
+        return Response(200, headers={"content-type": "application/json"}, chunks=chunks)
+
+    async def _work(self, work: Callable[[], T]) -> T:
+        return await in_thread(work, on_cancel=self._stop)
+
+    def _stop(self) -> None:
+        self._is_abandoned = True
+
+    async def _messages(
+        self, working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]
+    ) -> AsyncIterator[bytes]:
+        try:
+            is_over = False
+            while not is_over:
+                is_over = working.done()
+                self._changed.clear()
+                while self._waiting:
+                    yield json_line(self._waiting.popleft())
+                if not is_over and not working.done():
+                    await self._changed.wait()
+            for message in _last_messages(working, describe):
+                yield json_line(message)
+        finally:
+            await self._abandon(working)
+
+    async def _abandon(self, working: asyncio.Future[T]) -> None:
+        self._stop()
+        working.cancel()
+        await asyncio.wait({working})
+        if not working.cancelled():
+            working.exception()  # seen above, or the client is gone
+
+
+def _last_messages(working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    error = working.exception()
+    if error is None:
+        return describe(working.result())
+    if not isinstance(error, SandboxError):
+        raise error
+    return [{"errorDetail": {"message": str(error)}, "error": str(error)}]

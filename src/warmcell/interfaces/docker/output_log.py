@@ -1,4 +1,6 @@
-"""OutputLog: what a container printed, with times, for `logs`. Bounded; the oldest goes first."""
+"""OutputLog: what a container printed, with times, for `logs`; the raw streams of `attach` and `exec`; and EventLog,
+what happened to containers and images, for `docker events`. Logs are bounded; the oldest goes first.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,25 @@ import asyncio
 import struct
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from warmcell.core.errors import SandboxError
 from warmcell.core.timestamps import rfc3339
+from warmcell.interfaces.docker.messages import RawStream, memory_of
+from warmcell.sandbox.local.process import LocalProcess
 
 #: What is kept for each container.
 MAX_LOG_BYTES = 4 << 20
 _STREAM_NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
 #: The memory that a short entry takes besides its text.
 _OVERHEAD = 200
+#: How long a program may take to read the last input of a client that is gone.
+_LAST_INPUT_SECONDS = 5.0
+MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd.docker.raw-stream"
+#: What is kept for clients that ask for the past, or that read slowly.
+_MAX_EVENTS, _MAX_BYTES = 1000, 4 << 20
 
 
 def frame(stream: str, data: bytes) -> bytes:
@@ -102,3 +113,112 @@ class OutputLog:
             if not is_open:
                 return
             await changed.wait()
+
+
+def content_type(has_tty: bool) -> str:
+    return RAW if has_tty else MULTIPLEXED
+
+
+def encode(stream: str, data: bytes, has_tty: bool) -> bytes:
+    """A terminal has one stream, so it needs no frames."""
+    return data if has_tty else frame(stream, data)
+
+
+async def copy_streams(
+    raw: RawStream,
+    output: AsyncIterator[tuple[str, bytes]],
+    process: LocalProcess,
+    *,
+    has_tty: bool,
+    is_input: bool,
+    closes_input: bool,
+) -> None:
+    """Until the output ends or the client goes away. The program continues in either case."""
+
+    async def send() -> None:
+        async for stream, data in output:
+            await raw.write(encode(stream, data, has_tty))
+
+    feeding = asyncio.ensure_future(_feed(raw, process, is_input, closes_input))
+    sending = asyncio.ensure_future(send())
+    # While the program does not read its input, `_feed` does not see that the client is gone.
+    watching = asyncio.ensure_future(raw.wait_for_hangup())
+    tasks = {feeding, sending, watching}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await asyncio.wait({feeding}, timeout=_LAST_INPUT_SECONDS)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # the client is gone, or the container has ended
+
+
+async def _feed(raw: RawStream, process: LocalProcess, is_input: bool, closes_input: bool) -> None:
+    """Returns when the client is gone; a client that only has no more input still reads."""
+    while data := await raw.read():
+        if is_input:
+            try:
+                await process.write(data)
+            except SandboxError:
+                is_input = False  # the program no longer reads
+    if is_input and closes_input:
+        await process.close_stdin()
+    await raw.wait_for_hangup()
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self._events: deque[dict[str, Any]] = deque()
+        self._sizes: deque[int] = deque()
+        self._bytes = 0
+        #: The number of all events so far.
+        self._count = 0
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def add(self, kind: str, action: str, identity: str, attributes: Mapping[str, str]) -> None:
+        now = time.time()
+        actor = {"ID": identity, "Attributes": dict(attributes)}
+        event: dict[str, Any] = {"Type": kind, "Action": action, "Actor": actor, "scope": "local"}
+        event |= {"time": int(now), "timeNano": int(now * 1e9), "status": action, "id": identity}
+        self._events.append(event)
+        self._sizes.append(memory_of(event))
+        self._bytes += self._sizes[-1]
+        self._count += 1
+        while len(self._events) > _MAX_EVENTS or (self._bytes > _MAX_BYTES and len(self._events) > 1):
+            self._events.popleft()
+            self._bytes -= self._sizes.popleft()
+        self._wake()
+
+    def close(self) -> None:
+        """Ends all followers."""
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, since: float, until: float) -> AsyncIterator[dict[str, Any]]:
+        """Events from `since` (0: from now) until `until` (0: without end). A slow reader loses the oldest."""
+        position = self._count - len(self._events) if since else self._count
+        while True:
+            changed = self._changed
+            while position < self._count:
+                position = max(position, self._count - len(self._events))
+                event = self._events[position - self._count]
+                position += 1
+                if since <= event["timeNano"] / 1e9 and (not until or event["timeNano"] / 1e9 <= until):
+                    yield event
+            left = until - time.time() if until else None
+            if self._is_closed or (left is not None and left <= 0):
+                return
+            try:
+                async with asyncio.timeout(left):
+                    await changed.wait()
+            except TimeoutError:
+                return

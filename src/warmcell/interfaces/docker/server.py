@@ -14,11 +14,10 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.docker.build_routes import BuildRoutes
 from warmcell.interfaces.docker.connection import Connection, LargeBodies
 from warmcell.interfaces.docker.container_routes import ContainerRoutes
-from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.exec_routes import ExecRoutes
 from warmcell.interfaces.docker.image_routes import ImageRoutes
 from warmcell.interfaces.docker.routing import Router
-from warmcell.interfaces.docker.settings import DockerSettings
 from warmcell.interfaces.docker.system_routes import SystemRoutes
 
 _MAX_CONNECTIONS = 512

@@ -12,7 +12,6 @@ from typing import Any
 from warmcell.core.timestamps import rfc3339
 from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.engine import Engine
-from warmcell.interfaces.docker.json_fields import labels_field, object_field, text_field
 from warmcell.interfaces.docker.messages import (
     DockerError,
     Request,
@@ -21,7 +20,9 @@ from warmcell.interfaces.docker.messages import (
     is_match,
     json_line,
     json_response,
-    no_content,
+    labels_field,
+    object_field,
+    text_field,
 )
 from warmcell.interfaces.docker.routing import NEWEST, OLDEST, Route
 from warmcell.lifetime.threads import in_thread
@@ -172,7 +173,7 @@ class SystemRoutes:
         if not self._is_free(name):
             raise DockerError(409, f"remove {name}: volume is in use")
         await self._engine.complete(in_thread(partial(self._engine.volumes.remove, name)))
-        return no_content()
+        return Response(204)
 
     async def prune_volumes(self, request: Request) -> Response:
         filters = request.filters("label", "all")

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from warmcell.interfaces.serve import fusion, mcp_route, page_files, piston, sign_in
-from warmcell.interfaces.serve.e2b import control, envd, interpreter, volume_routes
-from warmcell.interfaces.serve.e2b import restore as e2b
+from warmcell.interfaces.serve.e2b import control, creation, envd, interpreter, volume_routes
 from warmcell.interfaces.serve.e2b.snapshots import snapshots_of
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.listener import reload_on_change
@@ -28,22 +27,7 @@ from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.usage import UsageLedger, measure_regularly
-from warmcell.interfaces.serve.v1 import (
-    background_runs,
-    cells,
-    file_watches,
-    files,
-    openapi,
-    ports,
-    processes,
-    runs,
-    sandboxes,
-    sessions,
-    snapshots,
-    terminals,
-    tunnels,
-)
-from warmcell.interfaces.serve.v1 import restore as v1
+from warmcell.interfaces.serve.v1 import files, openapi, processes, runs, sandboxes, sessions, terminals
 from warmcell.interfaces.serve.v1.activity import ActivityRoute
 from warmcell.interfaces.serve.v1.history import HistoryRoute
 from warmcell.lifetime.threads import in_thread
@@ -124,14 +108,13 @@ def make_guards(settings: Settings) -> list[Middleware]:
 
 def make_own_routes(observers: Observers) -> list[AuthRoute]:
     """The routes of our own API, which `/openapi.json` describes."""
-    in_sandboxes = (sandboxes, files, file_watches, processes, sessions, cells, ports, snapshots)
-    own_modules = (runs, background_runs, *in_sandboxes, sign_in, *observers.all)
+    own_modules = (runs, sandboxes, files, processes, sessions, sign_in, *observers.all)
     return [route for module in own_modules for route in module.routes()]
 
 
 def make_routes(observers: Observers) -> list[BaseRoute]:
     own = make_own_routes(observers)
-    others = (terminals, tunnels, page_files, fusion, piston, control, envd, interpreter, volume_routes)
+    others = (terminals, page_files, fusion, piston, control, envd, interpreter, volume_routes)
     return [*own, *openapi.routes(own), *(route for module in others for route in module.routes())]
 
 
@@ -142,5 +125,5 @@ async def restore_all(service: Service) -> None:
     await in_thread(snapshots_of(service).load)
     await in_thread(volumes_of(service).load)
     with service.resources.suspend():
-        await restore_sandboxes(service, {"e2b": e2b.restore, "v1": v1.restore})
+        await restore_sandboxes(service, {"e2b": creation.restore_sandbox, "v1": sandboxes.restore_sandbox})
     service.on_stop.append(lambda: save_all(service))

@@ -16,7 +16,7 @@ from warmcell.core import events
 from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
-from warmcell.interfaces.serve.front.shared_queue import FrontQueue
+from warmcell.interfaces.serve.front.control import FrontQueue
 from warmcell.interfaces.serve.host_resources import HostResources, connections_within_limit
 from warmcell.interfaces.serve.quotas import (
     SANDBOXES,

@@ -23,7 +23,7 @@ from warmcell.interfaces.serve.responses import json_response
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.queries import query
+from warmcell.interfaces.serve.v1.models import query
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import TreeLimits, walk

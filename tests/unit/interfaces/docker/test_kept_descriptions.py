@@ -15,15 +15,12 @@ from warmcell.images.model import Image, ImageConfig
 from warmcell.interfaces.docker import connection, engine
 from warmcell.interfaces.docker.build_routes import BuildRoutes
 from warmcell.interfaces.docker.connection import Connection, LargeBodies
-from warmcell.interfaces.docker.container import Container
+from warmcell.interfaces.docker.container import Container, ExecProcess, read_exec_spec
 from warmcell.interfaces.docker.container_spec import ContainerSpec, read_spec
-from warmcell.interfaces.docker.engine import Engine
-from warmcell.interfaces.docker.event_log import EventLog
-from warmcell.interfaces.docker.exec_process import ExecProcess, read_exec_spec
+from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.image_routes import ImageRoutes
-from warmcell.interfaces.docker.json_fields import labels_field, memory_of
-from warmcell.interfaces.docker.messages import DockerError, Request, Response
-from warmcell.interfaces.docker.settings import DockerSettings
+from warmcell.interfaces.docker.messages import DockerError, Request, Response, labels_field, memory_of
+from warmcell.interfaces.docker.output_log import EventLog
 
 IMAGE = Image("image:1", "sha256:" + "0" * 64, 0, None, ImageConfig(cmd=("true",)))
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.helpers import PATIENCE
 
-from warmcell.interfaces.docker import raw_streams
+from warmcell.interfaces.docker import output_log
 
 
 class Client:
@@ -48,14 +48,14 @@ async def silence() -> AsyncIterator[tuple[str, bytes]]:
 
 
 async def start(client: Any, process: Any) -> asyncio.Task[None]:
-    copying = raw_streams.copy_streams(client, silence(), process, has_tty=False, is_input=True, closes_input=True)
+    copying = output_log.copy_streams(client, silence(), process, has_tty=False, is_input=True, closes_input=True)
     task = asyncio.create_task(copying)
     await process.begun.wait()
     return task
 
 
 async def test_a_client_that_is_gone_is_noticed_while_its_input_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_streams, "_LAST_INPUT_SECONDS", 0.01)
+    monkeypatch.setattr(output_log, "_LAST_INPUT_SECONDS", 0.01)
     client, process = Client(), Process()
     copying = await start(client, process)
     client.is_gone.set()
@@ -64,7 +64,7 @@ async def test_a_client_that_is_gone_is_noticed_while_its_input_is_unread(monkey
 
 
 async def test_a_program_gets_the_last_input_of_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_streams, "_LAST_INPUT_SECONDS", PATIENCE)
+    monkeypatch.setattr(output_log, "_LAST_INPUT_SECONDS", PATIENCE)
     client, process = Client(), Process()
     copying = await start(client, process)
     client.is_gone.set()

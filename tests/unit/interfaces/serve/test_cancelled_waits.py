@@ -12,8 +12,8 @@ import pytest
 from tests.helpers import cancel_at_every_await, open_descriptors
 
 from warmcell.core.errors import SessionBusy
+from warmcell.interfaces.serve.front.control import FrontQueue, WorkerSlots
 from warmcell.interfaces.serve.front.relay import Peer, relay
-from warmcell.interfaces.serve.front.shared_queue import FrontQueue, WorkerSlots
 from warmcell.interfaces.serve.sandbox_registry import PendingWrites, TypedState, write_to_process
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings

@@ -10,8 +10,8 @@ import pytest
 
 from warmcell.interfaces.serve.front.client_connections import ClientConnections, Recipient
 from warmcell.interfaces.serve.front.client_sockets import ClientSocket
-from warmcell.interfaces.serve.front.connection_states import ConnectionStates, Phase
 from warmcell.interfaces.serve.front.placement import Placement
+from warmcell.interfaces.serve.front.shared_memory import ConnectionStates, Phase
 from warmcell.interfaces.serve.settings import Settings
 
 ROUTES = Placement(Settings()).routes

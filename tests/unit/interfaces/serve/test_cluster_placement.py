@@ -10,7 +10,7 @@ import pytest
 from warmcell import InvalidRequest, NodeLost
 from warmcell.backends.ray.placement import Needs, NodeInfo
 from warmcell.interfaces.serve.cluster.placement import Kind, Place, choose_home, classify, needs_of
-from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
+from warmcell.interfaces.serve.e2b.control import e2b_refusal
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.responses import error_response
 from warmcell.interfaces.serve.sandbox_registry import SandboxLost

@@ -15,8 +15,7 @@ import pytest
 
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.front import worker
-from warmcell.interfaces.serve.front.connection_states import make_states_file
-from warmcell.interfaces.serve.front.shared_counts import make_counts_file
+from warmcell.interfaces.serve.front.shared_memory import make_counts_file, make_states_file
 from warmcell.interfaces.serve.settings import Settings
 
 

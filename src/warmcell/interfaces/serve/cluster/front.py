@@ -7,11 +7,14 @@ front has no guests of its own.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -21,11 +24,11 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from warmcell.backends.ray.backend import RayBackend
+from warmcell.backends.ray.placement import Node
 from warmcell.core.errors import NodeLost, SandboxError
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token, token_required
-from warmcell.interfaces.serve.cluster.figures import add_nodes
 from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, Definition, Rules
 from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
 from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, needs_of
@@ -37,15 +40,21 @@ from warmcell.interfaces.serve.front.ask_peers import (
     choose_for_link,
     merge_figures,
     merge_lists,
+    replay,
 )
-from warmcell.interfaces.serve.front.fan_out import replay
+from warmcell.interfaces.serve.front.client_sockets import SocketRelay
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.front.relay import Receive, relay
-from warmcell.interfaces.serve.front.socket_relay import SocketRelay
-from warmcell.interfaces.serve.listener import Server, reload_on_change, serve_on
+from warmcell.interfaces.serve.listener import reload_on_change, serve_on
 from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.requests import OWNER, BodyMemory, cancel_and_wait, read_body
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
+from warmcell.interfaces.serve.responses import (
+    ClientDisconnected,
+    HttpError,
+    error_response,
+    json_response,
+    shutting_down,
+)
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.sandbox_registry import SandboxLost
 from warmcell.interfaces.serve.server_limits import server_policy
@@ -55,6 +64,7 @@ from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
+from warmcell.observe.metrics import METRICS_HEADERS
 from warmcell.policy.model import SandboxPolicy
 
 _log = logging.getLogger("warmcell.serve")
@@ -96,16 +106,13 @@ async def serve_on_cluster(
         finally:
             await cancel_and_wait(*tasks)
 
-    def start(server: Server) -> None:
-        started()
-
     app = Starlette(lifespan=lifespan, middleware=make_guards(settings))
     app.router.default = front
     app.state.bodies = BodyMemory()
     try:
         await front.nodes.wait_for_first()
         ws = partial(SocketRelay, front.choose_for_socket)
-        await serve_on(listening, app, settings, front, on_started=start, ws=ws)
+        await serve_on(listening, app, settings, front, on_started=lambda _: started(), ws=ws)
     finally:
         await front.nodes.close()
 
@@ -277,19 +284,27 @@ class ClusterFront:
         headers = [*request.scope["headers"], (ELSEWHERE.encode(), str(elsewhere).encode())]
         peer.creating[tenant.id] += 1
         peer.sandboxes += 1
-        is_over = False
+        with ExitStack() as creating:
+            creating.callback(peer.creating.subtract, [tenant.id])
 
-        def end() -> None:
-            nonlocal is_over
-            if not is_over:
-                is_over = True
-                peer.creating[tenant.id] -= 1
+            async def send_after_end(message: Any) -> None:
+                creating.close()  # before the client can ask for the next one
+                await send(message)
 
-        async def send_after_end(message: Any) -> None:
-            end()  # before the client can ask for the next one
-            await send(message)
-
-        try:
             await relay(peer, {**request.scope, "headers": headers}, receive, send_after_end)
-        finally:
-            end()
+
+
+def add_nodes(response: Response, nodes: Sequence[Node], waiting: int) -> Response:
+    """To the merged `/metrics` or `/v1/activity`."""
+    if response.media_type != "application/json":
+        return Response(bytes(response.body).decode() + _metrics(nodes, waiting), headers=METRICS_HEADERS)
+    activity: dict[str, Any] = json.loads(bytes(response.body))
+    return json_response({**activity, "nodes": [dataclasses.asdict(node) for node in nodes]})
+
+
+def _metrics(nodes: Sequence[Node], waiting: int) -> str:
+    states = Counter("unavailable" if node.reason else "ready" for node in nodes)
+    lines = ["# HELP warmcell_nodes Nodes of the cluster.", "# TYPE warmcell_nodes gauge"]
+    lines += [f'warmcell_nodes{{state="{state}"}} {states[state]}' for state in ("ready", "unavailable")]
+    lines += ["# HELP warmcell_cluster_waiting Runs that wait for a node.", "# TYPE warmcell_cluster_waiting gauge"]
+    return "\n".join([*lines, f"warmcell_cluster_waiting {waiting}", ""])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from warmcell.backends.ray.placement import Candidate, Needs
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.serve.v1.background_runs import PATH as BACKGROUND_RUNS
+from warmcell.interfaces.serve.v1.runs import BACKGROUND_RUNS
 from warmcell.languages.registry import canonical
 
 C = TypeVar("C", bound=Candidate)

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
-from warmcell.interfaces.serve.requests import read_body
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
 
 CONNECT = "application/connect+json"
@@ -35,8 +34,6 @@ STATUSES = {
     "deadline_exceeded": 504,
     "internal": 500,
 }
-
-
 #: By HTTP status: the code of the protocol.
 _CODES = {
     401: "unauthenticated",
@@ -75,17 +72,11 @@ def rpc_refusal(error: RpcError) -> Response:
     return json_response({"code": error.code, "message": error.message}, STATUSES[error.code])
 
 
-async def unary_message(request: Request) -> dict[str, Any]:
-    return _object(await read_body(request))
-
-
-async def stream_messages(request: Request) -> list[dict[str, Any]]:
-    """Everything that a client sent on its stream: one message, for `StreamInput` many."""
-    return parse_envelopes(await read_body(request))
-
-
 def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
-    """Linear in the size of the body. Raises `RpcError` for more than `MAX_MESSAGES` envelopes."""
+    """Everything that a client sent on its stream: one message, for `StreamInput` many. Linear in the size of the body.
+
+    Raises `RpcError` for more than `MAX_MESSAGES` envelopes.
+    """
     found: list[dict[str, Any]] = []
     start = envelopes = 0
     while start < len(body):
@@ -99,12 +90,12 @@ def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
         if flags & ~END_OF_STREAM:
             raise RpcError("unimplemented", "compressed messages are not supported")
         if not flags & END_OF_STREAM:
-            found.append(_object(body[first:end]))
+            found.append(parse_message(body[first:end]))
         start = end
     return found
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def parse_message(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text or b"{}")
     except (ValueError, RecursionError):

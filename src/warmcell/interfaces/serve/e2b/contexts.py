@@ -48,16 +48,12 @@ class Context:
     def __init__(self, box: Box, language: str, cwd: str) -> None:
         self.id, self.language, self.cwd = secrets.token_hex(16), language, HOME if cwd == ROOT_HOME else cwd
         self._box, self._count = box, 0
-        self._session: AsyncSession | None = None
+        #: None until it was started.
+        self.session: AsyncSession | None = None
         self._starting, self._turn = asyncio.Lock(), asyncio.Lock()
 
     def plain(self) -> dict[str, str]:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
-
-    @property
-    def session(self) -> AsyncSession | None:
-        """None until it was started."""
-        return self._session
 
     def describe(self) -> dict[str, Any]:
         """For the next server."""
@@ -65,12 +61,12 @@ class Context:
 
     def continue_with(self, session: AsyncSession, own: dict[str, Any]) -> None:
         """Be a context of the last server: its id, and its variables."""
-        self.id, self._count, self._session = str(own["id"]), int(own["count"]), session
+        self.id, self._count, self.session = str(own["id"]), int(own["count"]), session
 
     async def start(self) -> AsyncSession:
         """Start the session, or return the one that was started."""
         async with self._starting:
-            if self._session is None:
+            if self.session is None:
                 is_at_home = self.cwd == HOME or self.cwd.startswith(f"{HOME}/")
                 await self._make_directory()
                 async with self._slot():
@@ -78,19 +74,19 @@ class Context:
                         LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME
                     )
                 await self._prepare(session)
-                self._session = session
-            return self._session
+                self.session = session
+            return self.session
 
     async def restart(self) -> None:
-        if self._session is not None:
+        if self.session is not None:
             async with self._slot():
-                await self._session.restart()
-            await self._prepare(self._session)
+                await self.session.restart()
+            await self._prepare(self.session)
         self._count = 0
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self.session is not None:
+            await self.session.close()
 
     async def run(self, code: str, env: dict[str, str], **listeners: Any) -> CellResult:
         session = await self.start()

@@ -1,8 +1,10 @@
-"""E2B's control plane: make, find, pause, prolong and kill sandboxes."""
+"""E2B's control plane: make, find, pause, prolong and kill sandboxes; their metrics."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
@@ -15,7 +17,7 @@ from starlette.responses import Response
 from warmcell.core.errors import SandboxError
 from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.serve.e2b import templates
-from warmcell.interfaces.serve.e2b.box import Box, find_box
+from warmcell.interfaces.serve.e2b.box import Box, find_box, starts_of
 from warmcell.interfaces.serve.e2b.creation import (
     Create,
     Network,
@@ -25,12 +27,16 @@ from warmcell.interfaces.serve.e2b.creation import (
     prepare,
     register,
 )
-from warmcell.interfaces.serve.e2b.metrics import metrics_of
-from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
 from warmcell.interfaces.serve.e2b.snapshots import copy_home, snapshots_of
-from warmcell.interfaces.serve.e2b.starts import starts_of
 from warmcell.interfaces.serve.requests import parse_model, read_body
-from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
+from warmcell.interfaces.serve.responses import (
+    HttpError,
+    error_response,
+    json_response,
+    parse_whole_number,
+    public_message,
+    status_of,
+)
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry, SandboxNotFound
 from warmcell.interfaces.serve.saved_sandboxes import save_now, save_sandbox
@@ -41,6 +47,56 @@ ENVD_VERSION = "0.6.4"
 DEFAULT_SECONDS = 300
 PAGE = 100
 T = TypeVar("T")
+KEPT = 500
+#: Clients ask in whole seconds.
+_GRAIN = 1.0
+
+
+def e2b_refusal(error: Exception) -> Response:
+    """Errors as E2B's control plane renders them."""
+    if isinstance(error, HttpError):
+        return json_response({"code": error.status, "message": error.message}, error.status, error.headers)
+    if isinstance(error, SandboxError):
+        status = {422: 400, 410: 404}.get(status_of(error), status_of(error))  # the SDKs know these
+        return json_response({"code": status, "message": public_message(error)}, status)
+    return error_response(error)
+
+
+class Samples:
+    """The metrics of one sandbox, sampled in the cage when a client asks. The last are kept."""
+
+    def __init__(self, created: float) -> None:
+        self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.last_time, self.last_cpu_seconds = created, 0.0
+
+
+async def metrics_of(box: Box, begin: float | None, end: float | None) -> list[dict[str, Any]]:
+    """The samples of that time, oldest first. A paused sandbox is not sampled."""
+    samples = box.entry.state.get(Samples, lambda: Samples(box.entry.created))
+    is_about_now = end is None or end >= time.time() - 2 * _GRAIN
+    if is_about_now and not box.is_paused:
+        samples.kept.append(await _sample(box, samples))
+    first, last = (begin or 0.0) - _GRAIN, (time.time() if end is None else end) + _GRAIN
+    return [sample for sample in samples.kept if first <= sample["timestampUnix"] <= last]
+
+
+async def _sample(box: Box, samples: Samples) -> dict[str, Any]:
+    found = await box.files.ask("usage")
+    now, seconds = time.time(), float(found["seconds"])
+    elapsed, used = now - samples.last_time, seconds - samples.last_cpu_seconds
+    samples.last_time, samples.last_cpu_seconds = now, seconds
+    limits = box.entry.sandbox.limits
+    return {
+        "timestamp": rfc3339(now),
+        "timestampUnix": int(now),
+        "cpuCount": os.cpu_count() or 1,
+        "cpuUsedPct": round(max(0.0, used) / max(elapsed, 0.001) * 100, 2),
+        "memUsed": int(found["memory"]),
+        "memTotal": (limits.memory_mb or 0) << 20,
+        "memCache": 0,
+        "diskUsed": int(found["disk"]),
+        "diskTotal": (limits.disk_mb or 0) << 20,
+    }
 
 
 class Timeout(BaseModel):
@@ -162,13 +218,8 @@ async def fork(request: Request, tenant: Tenant) -> Response:
             asked = _box(entry).asked.model_copy(update={"timeout": body.timeout, "metadata": entry.metadata})
             with service.sandboxes.reserve(tenant):
                 home = await copy_home(service, entry.sandbox.work_dir, tenant)
-            forks.append(
-                {
-                    "sandbox": _handle(
-                        await register(service, tenant, asked, await make_prepared(service, tenant, asked, home))
-                    )
-                }
-            )
+            prepared = await make_prepared(service, tenant, asked, home)
+            forks.append({"sandbox": _handle(await register(service, tenant, asked, prepared))})
         except HttpError as error:
             forks.append({"error": {"code": error.status, "message": error.message}})
     return json_response(forks, 201)

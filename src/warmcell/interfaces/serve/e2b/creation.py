@@ -1,11 +1,11 @@
-"""Making a sandbox of E2B's API: what a client may ask for, and the steps to it. Used by `control` and `restore`."""
+"""Making a sandbox of E2B's API: what a client may ask for, and the steps to it, also in the next server."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -13,17 +13,22 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.types import check_env
 from warmcell.images import Image
 from warmcell.interfaces.serve.e2b import templates
-from warmcell.interfaces.serve.e2b.box import Box
+from warmcell.interfaces.serve.e2b.box import HOME, Box
 from warmcell.interfaces.serve.e2b.snapshots import copy_home
 from warmcell.interfaces.serve.e2b.spares import PreparedSandbox, spares_of
-from warmcell.interfaces.serve.e2b.template_builder import builds_of
+from warmcell.interfaces.serve.e2b.template_builder import (
+    READY_SECONDS,
+    builds_of,
+    copy_template_home,
+    is_ready,
+    run_start_command,
+)
 from warmcell.interfaces.serve.e2b.template_records import Build
-from warmcell.interfaces.serve.e2b.template_start import READY_SECONDS, copy_template_home, is_ready, run_start_command
 from warmcell.interfaces.serve.e2b.volumes import find_room, release_volumes, use_volumes, volumes_of
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, check_metadata
-from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_now
+from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox, SavedSandbox, keep_new_sandbox, save_now
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import Home, StateHome
 from warmcell.interfaces.serve.tokens import Tenant
@@ -114,9 +119,8 @@ async def find_named_image(service: Service, body: Create) -> ImageChoice | None
     if name is None:
         return None
     if body.templateID not in templates.TEMPLATES:
-        raise HttpError(
-            400, f"the metadata entry {IMAGE_KEY} cannot be combined with the template '{body.templateID[:80]}'"
-        )
+        template = body.templateID[:80]
+        raise HttpError(400, f"the metadata entry {IMAGE_KEY} cannot be combined with the template '{template}'")
     choice = await service.images.find(name)
     return choice if choice is None or choice.image.config.user else replace(choice, user="root")
 
@@ -141,13 +145,7 @@ async def _make_from_template(
 
 
 async def make_prepared(
-    service: Service,
-    tenant: Tenant,
-    body: Create,
-    home: Home,
-    image: ImageChoice | None = None,
-    *,
-    is_new: bool = True,
+    service: Service, tenant: Tenant, body: Create, home: Home, image: ImageChoice | None = None, *, is_new: bool = True
 ) -> PreparedSandbox:
     try:
         env = dict(check_env(body.envVars or {}, "envVars"))
@@ -157,11 +155,8 @@ async def make_prepared(
     except BaseException:
         home.close()
         raise
-    mounts = [mount for _, mount in volumes]
-    is_offline = body.is_offline(service)
-    prepared = PreparedSandbox(
-        service, tenant, home, env, is_offline=is_offline, mounts=mounts, image=image, disk_mb=room
-    )
+    options: dict[str, Any] = {"mounts": [mount for _, mount in volumes], "image": image, "disk_mb": room}
+    prepared = PreparedSandbox(service, tenant, home, env, is_offline=body.is_offline(service), **options)
     prepared.volumes = [volume for volume, _ in volumes]
     return prepared
 
@@ -233,3 +228,37 @@ async def narrow_sandbox(sandbox: AsyncSandbox, service: Service, network: Netwo
     if not service.has_network and network.allowOut:
         raise HttpError(501, "the server's policy has no network")
     await sandbox.update_network(narrowing)  # type: ignore[arg-type]
+
+
+async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any], home: StateHome) -> RestoredSandbox:
+    """A sandbox of the last server: its request, its secrets, and whether it is paused."""
+    body, build = Create.model_validate(own["asked"]), None
+    image: ImageChoice | None
+    if build_id := own.get("build"):
+        build, found = await builds_of(service).find_again(tenant, body.templateID, str(build_id))
+        image = ImageChoice(found)
+    else:
+        image = await find_named_image(service, body)
+    prepared = await make_prepared(service, tenant, body, home, image, is_new=False)
+    prepared.build_id = "" if build is None else build.id
+    if body.allow_internet_access is False:  # what was updated later is restored by the caller
+        await narrow_sandbox(prepared.sandbox, service, Network(allow_internet_access=False))
+
+    def attach(entry: SandboxEntry) -> None:
+        box: Box = attach_box(service, entry, body, prepared)
+        box.token, box.traffic_token = str(own["token"]), str(own["traffic_token"])
+        box.is_paused = own["is_paused"] is True or (box.auto_pause and entry.is_expired)
+        if build is not None and box.is_paused:
+            box.on_first_resume = lambda: service.run_in_background(_start_again(entry, build))
+        elif build is not None:
+            service.run_in_background(_start_again(entry, build))
+
+    return RestoredSandbox(prepared.sandbox, attach, "" if image is None else f"files outside of {HOME}")
+
+
+async def _start_again(entry: SandboxEntry, build: Build) -> None:
+    """Run the template's start command. The sandbox stays without it, for its files."""
+    try:
+        await run_start_command(entry.sandbox, build)
+    except SandboxError as error:
+        _log.warning("cannot run the start command of sandbox %s: %s", entry.id, error)

@@ -23,10 +23,10 @@ from warmcell.interfaces.serve.e2b.connect import (
     MessageStream,
     RpcError,
     as_rpc_error,
+    parse_envelopes,
+    parse_message,
     rpc_refusal,
     seconds_of,
-    stream_messages,
-    unary_message,
 )
 from warmcell.interfaces.serve.e2b.guest_files import FileError
 from warmcell.interfaces.serve.requests import read_body, while_connected
@@ -274,7 +274,7 @@ def unary(call: Unary) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await box_for(request)
         _user(request, box)
-        message = await unary_message(request)
+        message = parse_message(await read_body(request))
         return json_response(await while_connected(request, call(box, message)))  # type: ignore[arg-type]
 
     return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
@@ -284,7 +284,7 @@ def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await box_for(request)
         _user(request, box)
-        messages = await stream_messages(request)
+        messages = parse_envelopes(await read_body(request))
         if not messages:
             raise RpcError("invalid_argument", "a message is required")
         more = (seconds_of(request),) if with_seconds else ()
@@ -302,7 +302,7 @@ def _stream_refusal(error: Exception) -> Response:
 
 async def stream_input(request: Request, tenant: Tenant) -> Response:
     box = await box_for(request)
-    messages = await stream_messages(request)
+    messages = parse_envelopes(await read_body(request))
 
     async def answers() -> Any:
         yield [await process.stream_input(box, messages)]

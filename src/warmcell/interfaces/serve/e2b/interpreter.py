@@ -139,21 +139,16 @@ async def _ending(running: asyncio.Future[CellResult]) -> list[dict[str, Any]]:
     except SandboxDestroyed:
         raise
     except SandboxError as error:
-        last = {
-            "type": "error",
-            "name": type(error).__name__,
-            "value": public_message(error),
-            "traceback": public_message(error),
-        }
-        return [last, {"type": "end_of_execution"}]
-    found: list[dict[str, Any]] = []
-    if result.error is not None:
-        error_of = result.error
-        found.append(
-            {"type": "error", "name": error_of.name, "value": error_of.message, "traceback": error_of.traceback}
-        )
-    found.append({"type": "number_of_executions", "execution_count": result.execution_count})
-    return [*found, {"type": "end_of_execution"}]
+        message = public_message(error)
+        return [_error(type(error).__name__, message, message), {"type": "end_of_execution"}]
+    raised = result.error
+    found = [] if raised is None else [_error(raised.name, raised.message, raised.traceback)]
+    count = {"type": "number_of_executions", "execution_count": result.execution_count}
+    return [*found, count, {"type": "end_of_execution"}]
+
+
+def _error(name: str, value: str, traceback: str) -> dict[str, Any]:
+    return {"type": "error", "name": name, "value": value, "traceback": traceback}
 
 
 def _result(display: DisplayData) -> dict[str, Any]:
@@ -198,10 +193,8 @@ def plain_refusal(error: Exception) -> Response:
     if isinstance(error, HttpError):
         return PlainTextResponse(error.message, error.status, with_retry_after(error.status, error.headers))
     if isinstance(error, SandboxError):
-        status = status_of(error)
-        return PlainTextResponse(
-            public_message(error), 400 if status == 422 else status, with_retry_after(status, None)
-        )
+        status, message = status_of(error), public_message(error)
+        return PlainTextResponse(message, 400 if status == 422 else status, with_retry_after(status, None))
     return error_response(error)
 
 

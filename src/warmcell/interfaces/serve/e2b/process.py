@@ -21,6 +21,7 @@ _INPUT_CHUNK = 64 * 1024
 _CONFIG = ("cmd", "args", "envs", "cwd")
 #: Starts a program in a directory outside of the home, which only the guest can resolve.
 _CD_AND_EXEC = 'cd -- "$1" && shift && exec "$@"'
+_SIGNALS = {2: "interrupt", 9: "killed", 11: "segmentation fault", 15: "terminated"}
 Message = Mapping[str, Any]
 
 
@@ -68,9 +69,8 @@ async def _events(command: Command, on_end: Callable[[], None] = lambda: None) -
         is_last = False
         while not is_last:
             events, is_last = await follower.take(KEEPALIVE_SECONDS)
-            messages: list[Message] = [
-                _data("pty" if command.is_terminal else event.stream, event.data) for event in events
-            ]
+            outputs = [("pty" if command.is_terminal else event.stream, event.data) for event in events]
+            messages: list[Message] = [{"event": {"data": {to: b64encode(data).decode()}}} for to, data in outputs]
             if not is_last:
                 yield messages or [{"event": {"keepalive": {}}}]
         on_end()
@@ -82,10 +82,6 @@ async def _events(command: Command, on_end: Callable[[], None] = lambda: None) -
         yield LastMessages([*messages, end])
 
 
-def _data(channel: str, data: bytes) -> Message:
-    return {"event": {"data": {channel: b64encode(data).decode()}}}
-
-
 def _end(process: AsyncProcess) -> dict[str, Any]:
     try:
         result = process.local.result()
@@ -94,23 +90,16 @@ def _end(process: AsyncProcess) -> dict[str, Any]:
     except SandboxError as error:
         raise RpcError("unavailable", error.message) from None
     if result.signal is not None:
-        status = f"signal: {_signal_name(result.signal)}"
+        status = f"signal: {_SIGNALS.get(result.signal, str(result.signal))}"
         return {"exitCode": -1, "exited": False, "status": status, "error": status}
     status = f"exit status {result.exit_code}"
     end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": status}
     return end | ({"error": status} if result.exit_code else {})
 
 
-def _signal_name(number: int) -> str:
-    return {9: "killed", 15: "terminated", 2: "interrupt", 11: "segmentation fault"}.get(number, str(number))
-
-
 async def list_commands(box: Box, asked: dict[str, Any]) -> Message:
-    rows = [
-        {"config": command.config, "pid": command.process.pid} | ({"tag": command.tag} if command.tag else {})
-        for command in box.running_commands()
-    ]
-    return {"processes": rows}
+    rows = [(command, {"tag": command.tag} if command.tag else {}) for command in box.running_commands()]
+    return {"processes": [{"config": command.config, "pid": command.process.pid, **tag} for command, tag in rows]}
 
 
 async def update(box: Box, asked: dict[str, Any]) -> Message:
@@ -156,8 +145,7 @@ async def send_signal(box: Box, asked: dict[str, Any]) -> Message:
 
 
 async def close_stdin(box: Box, asked: dict[str, Any]) -> Message:
-    process = _find_command(box, asked).process
-    await process.close_stdin()
+    await _find_command(box, asked).process.close_stdin()
     return {}
 
 

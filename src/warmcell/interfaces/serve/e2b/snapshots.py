@@ -129,18 +129,14 @@ async def copy_home(service: Service, home: str | Home, tenant: Tenant, *, is_sa
         made = service.make_home() if is_saved else PrivateDirectory("work")
         try:
             with Root(made.path, quota=Quota(max(1, tenant.disk_mb))) as target:
-                _copy_files(home, target)
+                if isinstance(home, StateHome):
+                    home.copy_to(target)
+                else:
+                    with Root(home if isinstance(home, str) else home.path) as root:
+                        copy_tree(root, target)
         except BaseException:
             made.close()
             raise
         return made
 
     return await in_thread(copy, discard=lambda made: made.close())
-
-
-def _copy_files(source: str | Home, target: Root) -> None:
-    if isinstance(source, StateHome):
-        source.copy_to(target)
-    else:
-        with Root(source if isinstance(source, str) else source.path) as root:
-            copy_tree(root, target)

@@ -15,8 +15,7 @@ from typing import Any
 from warmcell.core import events
 from warmcell.core.errors import SandboxError
 from warmcell.core.types import Limits
-from warmcell.interfaces.serve.e2b.box import HOME
-from warmcell.interfaces.serve.e2b.starts import starts_of
+from warmcell.interfaces.serve.e2b.box import HOME, starts_of
 from warmcell.interfaces.serve.e2b.volumes import Volume
 from warmcell.interfaces.serve.preloading import freeze_loaded_objects
 from warmcell.interfaces.serve.run_places import ImageChoice

@@ -1,4 +1,7 @@
-"""TemplateBuilds: the builds that this server carries out, one at a time for each tenant."""
+"""TemplateBuilds: the builds that this server carries out, one at a time for each tenant.
+
+The start and ready commands of a template are tried at the end of its build, and run in every sandbox made from it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,24 +19,37 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
 from warmcell.core.timestamps import rfc3339
 from warmcell.images import Image
+from warmcell.interfaces.serve.e2b.snapshots import copy_home
+from warmcell.interfaces.serve.e2b.spares import PreparedSandbox
 from warmcell.interfaces.serve.e2b.template_build import (
     BASE,
+    FINALIZE,
     BuildCancelled,
     Cancellation,
+    StartBuild,
     TemplateBuild,
     TemplateFailed,
     copy_home_of,
 )
-from warmcell.interfaces.serve.e2b.template_records import BUILDING, READY, WAITING, Build, Template, TemplateRecords
-from warmcell.interfaces.serve.e2b.template_steps import StartBuild
-from warmcell.interfaces.serve.e2b.template_uploads import Uploads
+from warmcell.interfaces.serve.e2b.template_records import (
+    BUILDING,
+    READY,
+    WAITING,
+    Build,
+    Template,
+    TemplateRecords,
+    Uploads,
+)
 from warmcell.interfaces.serve.requests import cancel_and_wait
 from warmcell.interfaces.serve.responses import HttpError, public_message
-from warmcell.interfaces.serve.run_places import TEMPLATE_HOST
+from warmcell.interfaces.serve.run_places import TEMPLATE_HOST, ImageChoice
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import Service
+from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.processes import AsyncProcess
 from warmcell.workspace.remove import remove_directory
 
 _log = logging.getLogger("warmcell.serve")
@@ -46,8 +61,40 @@ MAX_BUILDS = 4
 MAX_LOG = 20_000
 #: The image of E2B's base template. Operators import one under this name.
 BASE_IMAGE, BASE_TEMPLATES = "e2bdev/base", ("base", "code-interpreter-v1", "code-interpreter")
-#: Tries a finished build: starts a sandbox in it, with the template's commands. Raises `TemplateFailed`.
-Try = Callable[[Build, Image], Awaitable[None]]
+#: How long the ready command may take to succeed: in a build, and for a new sandbox, which goes on without it then.
+TRY_SECONDS, READY_SECONDS = 300.0, 20.0
+#: Between two attempts.
+_PAUSE_SECONDS = 0.5
+_SHELL = ("/bin/bash", "-l", "-c")
+
+
+async def run_start_command(sandbox: AsyncSandbox, build: Build) -> AsyncProcess | None:
+    """The process of the start command, which goes on; None if the template has none."""
+    return await sandbox.spawn([*_SHELL, build.start_command], stdin=False) if build.start_command else None
+
+
+async def is_ready(sandbox: AsyncSandbox, build: Build, seconds: float) -> bool:
+    """Whether the ready command, tried again and again, has succeeded in time."""
+    if not build.ready_command:
+        return True
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                attempt = await sandbox.spawn([*_SHELL, build.ready_command], stdin=False)
+                try:
+                    if (await attempt.wait()).exit_code == 0:
+                        return True
+                finally:
+                    attempt.local.kill_soon()
+                await asyncio.sleep(_PAUSE_SECONDS)
+    except TimeoutError:
+        return False
+
+
+async def copy_template_home(service: Service, tenant: Tenant, build: Build, *, is_saved: bool = True) -> Home:
+    """What sandboxes of the template find in /home/user."""
+    source = builds_of(service).records(tenant).place_of(build.id, "home")
+    return await copy_home(service, source, tenant, is_saved=is_saved)
 
 
 class BuildLog:
@@ -116,7 +163,7 @@ class TemplateBuilds:
             raise HttpError(404, f"its template '{name[:80]}' was removed")
         return found[1], found[2]
 
-    async def start(self, tenant: Tenant, identity: str, build: str, asked: StartBuild, attempt: Try) -> None:
+    async def start(self, tenant: Tenant, identity: str, build: str, asked: StartBuild) -> None:
         """Starts the build and returns. Raises 409 if it was started before."""
         records = self.records(tenant)
         base, is_template = await self._find_base(tenant, asked)
@@ -139,7 +186,7 @@ class TemplateBuilds:
         except BaseException:
             await in_thread(partial(carrying.__exit__, None, None, None))
             raise
-        work = self._carry_out(tenant, template, template.builds[build], asked, base, is_template, attempt)
+        work = self._carry_out(tenant, identity, template.builds[build], asked, base, is_template)
         task = asyncio.ensure_future(work)
         self._tasks[build] = (tenant.id, task)
 
@@ -170,12 +217,11 @@ class TemplateBuilds:
     async def _carry_out(
         self,
         tenant: Tenant,
-        template: Template,
+        identity: str,
         build: Build,
         asked: StartBuild,
         base: Image | TemplateFailed,
         is_template: bool,
-        attempt: Try,
     ) -> None:
         records, log = self.records(tenant), BuildLog(self.records(tenant), build.id)
         digest, message, step = "", "", ""
@@ -183,8 +229,8 @@ class TemplateBuilds:
             async with asyncio.timeout(BUILD_SECONDS), self._turns[tenant.id], self._slots:
                 if isinstance(base, TemplateFailed):
                     raise base
-                image = await self._build(tenant, template, build, asked, base, is_template, log)
-                await attempt(build, image)
+                image = await self._build(tenant, build, asked, base, is_template, log)
+                await self._try(tenant, build, image)
             digest = image.digest
         except TemplateFailed as error:
             message, step = error.message, error.step
@@ -203,19 +249,12 @@ class TemplateBuilds:
         if not digest:
             await in_thread(partial(self._remove_files, tenant, build.id))
         with suppress(HttpError):  # the template was removed meanwhile
-            end = partial(records.end_build, template.id, build.id, digest=digest, message=message, step=step)
+            end = partial(records.end_build, identity, build.id, digest=digest, message=message, step=step)
             await in_thread(end)
         await self.remove_leftovers(tenant)
 
     async def _build(
-        self,
-        tenant: Tenant,
-        template: Template,
-        build: Build,
-        asked: StartBuild,
-        base: Image,
-        is_template: bool,
-        log: BuildLog,
+        self, tenant: Tenant, build: Build, asked: StartBuild, base: Image, is_template: bool, log: BuildLog
     ) -> Image:
         policy = server_policy(self._service.policy)
         policy = replace(policy, allowed_paths=(), gpus=None, allow_process_spawn=True)
@@ -234,6 +273,25 @@ class TemplateBuilds:
             return await in_thread(carry_out, cancellation.cancel)
         except BuildCancelled:
             raise asyncio.CancelledError from None
+
+    async def _try(self, tenant: Tenant, build: Build, image: Image) -> None:
+        """Tries a build that has commands. A start command that fails at once, or never gets ready, fails the build."""
+        if not (build.start_command or build.ready_command):
+            return
+        with self._service.sandboxes.reserve(tenant):
+            home = await copy_template_home(self._service, tenant, build, is_saved=False)
+        prepared = PreparedSandbox(self._service, tenant, home, {}, image=ImageChoice(image))
+        try:
+            started = await run_start_command(prepared.sandbox, build)
+            is_up = await is_ready(prepared.sandbox, build, TRY_SECONDS)
+            if started is not None and not started.is_running and (status := (await started.wait()).exit_code):
+                raise TemplateFailed(FINALIZE, f"the start command failed: exit status {status}")
+            if not is_up:
+                raise TemplateFailed(FINALIZE, f"the ready command did not succeed within {TRY_SECONDS:g} s")
+        except SandboxError as error:
+            raise TemplateFailed(FINALIZE, error.message) from None
+        finally:
+            await prepared.destroy()
 
     async def remove_leftovers(self, tenant: Tenant) -> None:
         """Remove files and images of builds that no template has."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from warmcell.core.timestamps import rfc3339
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.e2b.snapshots import Snapshot, snapshots_of
+from warmcell.interfaces.serve.e2b.template_build import StartBuild
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import (
     DEFAULT_TAG,
@@ -22,12 +23,10 @@ from warmcell.interfaces.serve.e2b.template_records import (
     Build,
     Template,
     TemplateRecords,
+    check_hash,
     check_tag,
     parse_name,
 )
-from warmcell.interfaces.serve.e2b.template_start import trial_of
-from warmcell.interfaces.serve.e2b.template_steps import StartBuild
-from warmcell.interfaces.serve.e2b.template_uploads import check_hash
 from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
 from warmcell.interfaces.serve.service import Service, get_service
@@ -131,10 +130,9 @@ async def upload(request: Request, tenant: Tenant) -> Response:
 
 
 async def start_build(request: Request, tenant: Tenant) -> Response:
-    service = get_service(request)
     body = await _read(request, StartBuild)
     template, build = await in_thread(partial(_records(request, tenant).get_build, *_ids(request)))
-    await builds_of(service).start(tenant, template.id, build.id, body, trial_of(service, tenant))
+    await builds_of(get_service(request)).start(tenant, template.id, build.id, body)
     return Response(status_code=202)
 
 

@@ -10,7 +10,6 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
@@ -19,12 +18,12 @@ from starlette.responses import Response
 
 from warmcell.core.errors import PathTraversal
 from warmcell.core.timestamps import rfc3339
-from warmcell.interfaces.serve.e2b.refusals import e2b_refusal
+from warmcell.interfaces.serve.e2b.control import e2b_refusal
 from warmcell.interfaces.serve.e2b.volumes import Volume, volumes_of
 from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
 from warmcell.interfaces.serve.routing import route
-from warmcell.interfaces.serve.service import Service, get_service
+from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.errors import AlreadyExists, FileMissing, LimitExceeded, WorkspaceError, WrongKind
@@ -166,20 +165,14 @@ async def _on_files(request: Request, work: Callable[[Root, Parts], T]) -> T:
     """Carry out `work` on the path of the request, in a thread. Errors about paths become those of the protocol."""
     volume = _volume(request)
     path = posixpath.normpath("/" + request.query_params.get("path", ""))
-    with _refusals():
+
+    def work_on_path() -> T:
         parts = () if path.strip("/") == "" else split_relative(path.lstrip("/"))
+        with Root(volume.path) as root:
+            return work(root, parts)
 
-        def work_on_path() -> T:
-            with Root(volume.path) as root:
-                return work(root, parts)
-
-        return await in_thread(work_on_path)
-
-
-@contextmanager
-def _refusals() -> Any:
     try:
-        yield
+        return await in_thread(work_on_path)
     except FileMissing as error:
         raise HttpError(404, str(error)) from None
     except (AlreadyExists, WrongKind) as error:
@@ -231,10 +224,7 @@ def _set_metadata(root: Root, parts: Parts, asked: Metadata) -> None:
     old = _read_owner(root, parts, kind)
     with _open(root, parts, kind) as fd:
         if asked.uid is not None or asked.gid is not None:
-            uid, gid = (
-                new if new is not None else before for new, before in zip((asked.uid, asked.gid), old, strict=True)
-            )
-            _write_owner(fd, uid, gid)
+            _write_owner(fd, old[0] if asked.uid is None else asked.uid, old[1] if asked.gid is None else asked.gid)
         if asked.mode is not None:
             os.fchmod(fd, asked.mode & 0o777)
 
@@ -282,12 +272,8 @@ def _volume(request: Request) -> Volume:
     return found
 
 
-def _owner(request: Request) -> Tenant | None:
-    return _tenant_of(get_service(request), _volume(request))
-
-
-def _tenant_of(service: Service, volume: Volume) -> Tenant:
-    tenant = service.find_tenant_by_id(volume.tenant_id)
+def _owner(request: Request) -> Tenant:
+    tenant = get_service(request).find_tenant_by_id(_volume(request).tenant_id)
     if tenant is None:
         raise HttpError(404, "volume not found")
     return tenant

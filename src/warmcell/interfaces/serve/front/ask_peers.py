@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -18,10 +18,10 @@ from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.control import PAGE, page_of
 from warmcell.interfaces.serve.event_streams import wants_events
 from warmcell.interfaces.serve.front.admission import Admission
-from warmcell.interfaces.serve.front.fan_out import ask, no_client
-from warmcell.interfaces.serve.front.relay import Peer
+from warmcell.interfaces.serve.front.placement import OWN_SANDBOXES, SNAPSHOTS
+from warmcell.interfaces.serve.front.relay import PART_OF_REQUEST, Peer, Receive, relay
 from warmcell.interfaces.serve.quotas import TenantQuota
-from warmcell.interfaces.serve.responses import HttpError, json_response
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.v1.activity import merge_activity
 from warmcell.interfaces.serve.v1.history import PATH as HISTORY
@@ -31,6 +31,7 @@ from warmcell.observe.metrics import METRICS_HEADERS, merge_metrics
 P = TypeVar("P", bound=Peer)
 
 _NEXT = "x-next-token"
+_BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
 
 
 class HistoryStreams:
@@ -67,16 +68,10 @@ async def merge_figures(peers: Sequence[Peer], request: Request, streams: Histor
 async def _merge(peers: Sequence[Peer], request: Request, scope: Any) -> Response:
     """The first response that is not 200 is returned instead."""
     found: list[tuple[Peer, Response]] = []
-    for peer in peers:
-        try:
-            response = await ask(peer, {**scope, "method": "GET"}, request.receive, is_part=bool(found))
-        except NodeLost:
-            continue
+    async for peer, response in _ask_each(peers, {**scope, "method": "GET"}, request.receive):
         if response.status_code != 200:
             return response
         found.append((peer, response))
-    if not found:
-        raise BackendUnavailable("no node of the cluster answers", hint="try again later")
     bodies = [bytes(response.body) for _, response in found]
     if scope["path"] == HISTORY:
         return json_response(merge_history(bodies))
@@ -94,7 +89,7 @@ def _add_labels(peer: Peer, body: bytes) -> bytes:
 
 
 async def merge_lists(peers: Sequence[Peer], request: Request) -> Response:
-    """The sandboxes of all peers, in pages as E2B's clients ask for them."""
+    """The sandboxes or snapshots of all peers; sandboxes in pages as E2B's clients ask for them."""
     rows: list[dict[str, Any]] = []
     for number, peer in enumerate(peers):
         try:
@@ -104,8 +99,8 @@ async def merge_lists(peers: Sequence[Peer], request: Request) -> Response:
         if isinstance(found, Response):
             return found
         rows += found
-    if request.scope["path"].startswith("/v1/"):
-        return json_response(sorted(rows, key=lambda row: float(row["created"])))
+    if request.scope["path"] in (OWN_SANDBOXES, SNAPSHOTS):  # which have no pages
+        return json_response(sorted(rows, key=lambda row: float(row.get("created", 0))))
     rows.sort(key=lambda row: str(row["startedAt"]), reverse=request.query_params.get("order") != "asc")
     chosen, headers = page_of(request, rows)
     return json_response(chosen, headers=headers)
@@ -128,31 +123,72 @@ async def _read_pages(peer: Peer, request: Request, *, is_part: bool) -> list[di
 
 async def ask_until_found(peers: Sequence[Peer], request: Request) -> Response:
     """Ask one peer after the other: an operator's request names something that one of them has."""
-    found: Response | None = None
-    for peer in peers:
-        try:
-            found = await ask(peer, request.scope, request.receive)
-        except NodeLost:
-            continue
+    async for _, found in _ask_each(peers, request.scope, request.receive, is_part=False):
         if found.status_code != 404:
             break
-    if found is None:
-        raise BackendUnavailable("no node of the cluster answers", hint="try again later")
     return found
 
 
 async def choose_for_link(peers: Sequence[P], request: Request, send: Any) -> P | None:
     """A signed link names neither sandbox nor tenant: probe each peer without sending the body."""
     scope = {**request.scope, "headers": [*request.scope["headers"], (PROBE_ONLY.encode(), b"1")]}
-    found: Response | None = None
-    for peer in peers:
-        try:
-            found = await ask(peer, scope, no_client(), is_part=True)
-        except NodeLost:
-            continue
+    silence = asyncio.get_running_loop().create_future  # of a client that stays connected and sends nothing
+    async for peer, found in _ask_each(peers, scope, silence, is_part=True):
         if MAYBE_ELSEWHERE not in found.headers:
             return peer
-    if found is None:
-        raise BackendUnavailable("no node of the cluster answers", hint="try again later")
     await found(request.scope, request.receive, send)
     return None
+
+
+async def _ask_each(
+    peers: Sequence[P], scope: Any, receive: Receive, *, is_part: bool | None = None
+) -> AsyncIterator[tuple[P, Response]]:
+    """The responses, one after the other. `is_part`: None for all but the first. Raises if no peer answers."""
+    has_answer = False
+    for peer in peers:
+        try:
+            response = await ask(peer, scope, receive, is_part=has_answer if is_part is None else is_part)
+        except NodeLost:
+            continue
+        has_answer = True
+        yield peer, response
+    if not has_answer:
+        raise BackendUnavailable("no node of the cluster answers", hint="try again later")
+
+
+async def ask(worker: Peer, scope: Any, receive: Receive, *, is_part: bool = False) -> Response:
+    """Send a request without a body. `is_part`: another worker reports the client's request."""
+    parts: list[dict[str, Any]] = []
+
+    async def append(message: dict[str, Any]) -> None:
+        parts.append(message)
+
+    headers = [pair for pair in scope["headers"] if pair[0] not in _BODY_HEADERS]
+    scope = {**scope, "headers": headers, PART_OF_REQUEST: is_part}
+    await relay(worker, scope, replay(b"", receive), append)
+    head = {name.decode("latin-1"): text.decode("latin-1") for name, text in parts[0]["headers"]}
+    return Response(b"".join(part.get("body", b"") for part in parts), parts[0]["status"], head)
+
+
+def replay(body: bytes, receive: Receive, *, has_more: bool = False) -> Receive:
+    """A `receive` that returns a body, or its beginning, that was read before, and then what the client sends."""
+    first = [{"type": "http.request", "body": body, "more_body": has_more}]
+
+    async def receive_again() -> Any:
+        return first.pop() if first else await receive()
+
+    return receive_again
+
+
+async def read_ahead(receive: Receive, limit: int) -> tuple[bytes, bool]:
+    """The body, up to about `limit` bytes, and whether there is more of it. Raises `ClientDisconnected`."""
+    pieces, size = list[bytes](), 0
+    while size <= limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if not message.get("more_body"):
+            return b"".join(pieces), False
+    return b"".join(pieces), True

@@ -14,16 +14,15 @@ from contextlib import suppress
 from functools import partial
 
 from warmcell.interfaces.serve.e2b.connect import CONNECT
-from warmcell.interfaces.serve.front.client_sockets import ClientSocket
-from warmcell.interfaces.serve.front.connection_states import (
+from warmcell.interfaces.serve.front.client_sockets import ClientSocket, response_bytes
+from warmcell.interfaces.serve.front.relay import EVENT_STREAM, last_event, make_lost_error
+from warmcell.interfaces.serve.front.shared_memory import (
     NO_ROUTE,
     ConnectionState,
     ConnectionStates,
     Phase,
     make_states_file,
 )
-from warmcell.interfaces.serve.front.relay import EVENT_STREAM, last_event, make_lost_error
-from warmcell.interfaces.serve.front.socket_relay import response_bytes
 from warmcell.interfaces.serve.http_protocol import limited_network, share_of_address
 from warmcell.interfaces.serve.middleware import Network, parse_networks
 from warmcell.interfaces.serve.responses import error_response

@@ -15,7 +15,7 @@ from warmcell.interfaces.serve.e2b.volume_routes import CONTENT as VOLUME_CONTEN
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.sandbox_registry import worker_of_id
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.v1.background_runs import PATH as BACKGROUND_RUNS
+from warmcell.interfaces.serve.v1.runs import BACKGROUND_RUNS
 
 #: In place of a worker's number: every worker can answer, or only the front, which asks several of them.
 ANY_WORKER, THE_FRONT = -1, -2
@@ -62,7 +62,7 @@ class Placement:
         return self.home(request)
 
     def _choose_for_only_tenant(self, request: HTTPConnection) -> int:
-        """Sandboxes are in all workers, see `spread`; everything else that lasts is in one."""
+        """Sandboxes are in all workers, see `Spread`; everything else that lasts is in one."""
         method, path = request.scope["method"], request.scope["path"]
         if (one := _ONE_SANDBOX.match(path)) is not None:
             return self._worker_of(one[1])

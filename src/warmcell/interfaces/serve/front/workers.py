@@ -16,10 +16,9 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.front.admission import Admission, WorkerRequests
 from warmcell.interfaces.serve.front.client_connections import ClientConnections, Recipient
-from warmcell.interfaces.serve.front.control import Control, Message, open_control
+from warmcell.interfaces.serve.front.control import Control, Message, WorkerSlots, open_control
 from warmcell.interfaces.serve.front.relay import Peer
-from warmcell.interfaces.serve.front.shared_counts import SharedCounts
-from warmcell.interfaces.serve.front.shared_queue import WorkerSlots
+from warmcell.interfaces.serve.front.shared_memory import SharedCounts
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.lifetime.fair_semaphore import FairSemaphore

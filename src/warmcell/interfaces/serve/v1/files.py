@@ -1,23 +1,37 @@
-"""`/v1/sandboxes/{id}/files`, trees, archives, patches and diffs."""
+"""`/v1/sandboxes/{id}/files`, trees, archives, patches and diffs; changes of files as server-sent events."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
+from warmcell.interfaces.serve.event_streams import KEEPALIVE, event_stream, format_event, with_keepalives
 from warmcell.interfaces.serve.requests import read_body, read_model
-from warmcell.interfaces.serve.responses import json_response
+from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
-from warmcell.interfaces.serve.service import get_entry
+from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.queries import PATH, flag_in_query, path_in_query, query, whole_in_query
-from warmcell.interfaces.serve.v1.sandbox_models import DirectoryBody, PatchBody
+from warmcell.interfaces.serve.v1.models import (
+    PATH,
+    DirectoryBody,
+    PatchBody,
+    flag_in_query,
+    path_in_query,
+    query,
+    whole_in_query,
+)
+from warmcell.interfaces.serve.v1.sandbox_state import state_of
 from warmcell.sandbox.asynchronous import AsyncSandbox
+from warmcell.sandbox.watches import AsyncWatch
+from warmcell.workspace import inotify
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
+from warmcell.workspace.file_watch import FileEvent
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES
 
 MAX_DEPTH = 32
@@ -28,6 +42,10 @@ _DOWNLOAD_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+#: Per sandbox: a watch uses one of the user's inotify instances, of which there are few.
+MAX_WATCHES = 4
+#: Of those instances one tenant gets an eighth, and all tenants half: the rest is left to guests and other programs.
+_TENANT_SHARE, _SERVER_SHARE = 8, 2
 
 
 async def read_file(request: Request, tenant: Tenant) -> Response:
@@ -148,13 +166,60 @@ def _bytes(data: bytes) -> Response:
     return Response(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
 
 
+async def watch(request: Request, tenant: Tenant) -> Response:
+    """Events of the files in a directory, or with `recursive` of all below it: first `ready`, then `file`."""
+    entry, recursive = get_entry(request, tenant), flag_in_query(request, "recursive")
+    state = state_of(entry)
+    _check_shares(get_service(request), tenant, state.watches)
+    state.watches += 1
+    try:
+        await entry.sandbox.start()  # the directory exists only from here on
+        made = entry.sandbox.watch(path_in_query(request), recursive=recursive)
+    except BaseException:
+        state.watches -= 1
+        raise
+
+    async def end() -> None:
+        state.watches -= 1
+        await made.aclose()
+
+    return event_stream(_events(get_service(request), made), end)
+
+
+def _check_shares(service: Service, tenant: Tenant, of_sandbox: int) -> None:
+    """Raises `HttpError` 429 if the sandbox, the tenant or the server has all watches that it may have."""
+    watches = [(entry.tenant_id, state_of(entry).watches) for entry in service.sandboxes.all()]
+    of_tenant = sum(count for owner, count in watches if owner == tenant.id)
+    instances = inotify.most_instances()
+    for holder, used, most in (
+        ("the sandbox", of_sandbox, MAX_WATCHES),
+        ("this token", of_tenant, instances // _TENANT_SHARE),
+        ("the server", sum(count for _, count in watches), instances // (_SERVER_SHARE * service.settings.workers)),
+    ):
+        if used >= max(1, most):
+            raise HttpError(429, f"{holder} already has {most} watches", headers={"Retry-After": "5"})
+
+
+async def _events(service: Service, made: AsyncWatch) -> AsyncIterator[str]:
+    yield format_event("ready", {})
+    async with aclosing(with_keepalives(_items(made), service.draining)) as items:  # type: ignore[type-var]
+        async for item in items:
+            yield KEEPALIVE if item is None else format_event("file", {"path": item.path, "kind": item.kind})
+
+
+async def _items(made: AsyncWatch) -> AsyncIterator[FileEvent]:
+    async for item in made:
+        yield item
+
+
 def routes() -> list[Any]:
     at, files = "/v1/sandboxes/{id}", "/v1/sandboxes/{id}/files/{path:path}"
     flag = {"type": "boolean"}
     most = query("max_bytes", {"type": "integer", "minimum": 1, "maximum": MAX_FILE_BYTES})
     entries = query("max_entries", {"type": "integer", "minimum": 1, "maximum": MAX_LIST_ENTRIES})
     depth = query("depth", {"type": "integer", "minimum": 1, "maximum": MAX_DEPTH})
-    extract, parents, recursive = query("extract", flag), query("parents", flag), query("recursive", flag)
+    parents, recursive = query("parents", flag), query("recursive", flag)
+    to = [PATH | {"required": True}, query("extract", flag), query("executable", flag)]
     return [
         route("GET", f"{at}/files", list_files, "sandbox", answers=("Entries",), parameters=[PATH, entries]),
         route("GET", f"{at}/tree", tree, "sandbox", answers=("Tree",), parameters=[PATH, depth]),
@@ -164,18 +229,12 @@ def routes() -> list[Any]:
         route("POST", f"{at}/mark", mark, "sandbox", **NO_CONTENT),
         route("GET", f"{at}/download", download, "sandbox", answers=("bytes",), parameters=[PATH, most]),
         route(
-            "POST",
-            f"{at}/upload",
-            upload,
-            "sandbox",
-            raw_body=True,
-            answers=("Uploaded",),
-            status=201,
-            parameters=[PATH | {"required": True}, extract, query("executable", flag)],
+            "POST", f"{at}/upload", upload, "sandbox", raw_body=True, parameters=to, answers=("Uploaded",), status=201
         ),
         route("POST", f"{at}/mkdir", make_directory, "sandbox", body=DirectoryBody, **NO_CONTENT),
         route("POST", f"{at}/patch", patch, "sandbox", body=PatchBody, answers=("Changes",)),
         route("GET", files, read_file, "sandbox", answers=("bytes",), parameters=[most]),
         route("PUT", files, write_file, "sandbox", raw_body=True, parameters=[parents], **NO_CONTENT),
         route("DELETE", files, remove_file, "sandbox", parameters=[recursive], **NO_CONTENT),
+        route("GET", f"{at}/watch", watch, "sandbox", answers=("events",), parameters=[PATH, recursive]),
     ]

@@ -18,7 +18,7 @@ from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.queries import number_in_query
+from warmcell.interfaces.serve.v1.models import number_in_query
 from warmcell.observe.history import STEP_SECONDS, History
 
 PATH = "/v1/history"

@@ -1,20 +1,23 @@
-"""Request models of `/v1`, which validate bodies and are the schemas of `/openapi.json`."""
+"""Request models and query parameters of `/v1`: they validate requests and are the schemas of `/openapi.json`."""
 
 from __future__ import annotations
 
 import binascii
+import math
 import re
 from base64 import b64decode
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
+from starlette.requests import Request
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.paths import display_path
 from warmcell.core.request_checks import MAX_FILES
 from warmcell.core.types import ENOUGH_OPEN_FILES, MAX_TIMEOUT, ExecRequest, Limits
 from warmcell.images.references import REFERENCE_PATTERN
+from warmcell.interfaces.serve.responses import parse_whole_number
 from warmcell.judging.verdicts import Case
 
 
@@ -23,22 +26,13 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _relative(path: str) -> str:
-    if re.fullmatch(RELATIVE, path) is None:
-        raise ValueError(f"{display_path(path)!r} is not a plain path below the work directory")
-    return path
+def _fullmatch(pattern: str, kind: str) -> AfterValidator:
+    def check(path: str) -> str:
+        if re.fullmatch(pattern, path) is None:
+            raise ValueError(f"{display_path(path)!r} is not {kind} the work directory")
+        return path
 
-
-def _below(path: str) -> str:
-    if re.fullmatch(BELOW, path) is None:
-        raise ValueError(f"{display_path(path)!r} is not a plain path in the work directory")
-    return path
-
-
-def _place(path: str) -> str:
-    if re.fullmatch(PLACE, path) is None:
-        raise ValueError(f"{display_path(path)!r} is not a directory in the work directory")
-    return path
+    return AfterValidator(check)
 
 
 _NAME = r"(?!\.{1,2}(?:/|$))[^\x00-\x1f\x7f\\/]{1,255}"
@@ -56,13 +50,24 @@ VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 Variables = Annotated[
     dict[VariableName, Plain], Field(json_schema_extra={"propertyNames": {"pattern": r"^[^=\x00]+$"}})
 ]
-Path = Annotated[str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), AfterValidator(_relative)]
-Below = Annotated[str, Field(max_length=4000, json_schema_extra={"pattern": BELOW}), AfterValidator(_below)]
+Path = Annotated[
+    str, Field(max_length=255, json_schema_extra={"pattern": RELATIVE}), _fullmatch(RELATIVE, "a plain path below")
+]
+Below = Annotated[
+    str, Field(max_length=4000, json_schema_extra={"pattern": BELOW}), _fullmatch(BELOW, "a plain path in")
+]
 #: A working directory; only the sandbox knows whether it exists.
-Directory = Annotated[str, Field(max_length=4000, json_schema_extra={"pattern": PLACE}), AfterValidator(_place)]
+Directory = Annotated[
+    str, Field(max_length=4000, json_schema_extra={"pattern": PLACE}), _fullmatch(PLACE, "a directory in")
+]
 #: Must be last, so that the bounds before it stay in the schema.
 WHOLE = BeforeValidator(_whole)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT)]
+PortNumber = Annotated[int, Field(ge=1, le=65_535), WHOLE]
+Identity = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Word = Annotated[str, Field(min_length=1, max_length=200)]
+Metadata = Annotated[dict[str, str], Field(max_length=64)]
+Lifetime = Annotated[float, Field(ge=1, le=31_622_400)]
 
 
 class Strict(BaseModel):
@@ -177,7 +182,7 @@ class CreateBody(Strict):
 
     model_config = ConfigDict(json_schema_extra=_USER_NEEDS_IMAGE)
 
-    lifetime: Annotated[float, Field(ge=1, le=31_622_400)] = 3600
+    lifetime: Lifetime = 3600
     timeout: Seconds | None = None
     env: Variables = {}
     limits: LimitsBody | None = None
@@ -186,7 +191,7 @@ class CreateBody(Strict):
     gpus: Gpus | None = None
     image: ImageName | None = None
     user: UserName | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
+    metadata: Metadata = {}
 
 
 class SignInBody(Strict):
@@ -226,3 +231,131 @@ def decode_base64(field: str, text: str) -> bytes:
 
 def to_content(field: str, held: Content) -> str | bytes:
     return held if isinstance(held, str) else decode_base64(field, held.base64)
+
+
+class SessionBody(Strict):
+    """A stateful interpreter: `python`, `javascript` or `command` (bash)."""
+
+    language: str = "python"
+    cwd: Directory | None = None
+    env: Variables = Field({})
+
+
+class CellBody(Strict):
+    """`answers_input`: the response is a stream with `input` events; the client posts each answer to `.../input`."""
+
+    code: Code
+    timeout: Seconds | None = None
+    answers_input: bool = False
+
+
+class InputBody(Strict):
+    text: str
+
+
+class BranchBody(Strict):
+    """`reseed`: the branch gets new random seeds."""
+
+    reseed: bool = True
+    lifetime: Lifetime = 3600
+    metadata: Metadata = Field({})
+
+
+class ForkBody(Strict):
+    """A fork of the present files, or of a snapshot."""
+
+    snapshot: Identity | None = None
+    lifetime: Lifetime = 3600
+    metadata: Metadata = Field({})
+
+
+class RestoreBody(Strict):
+    snapshot: Identity
+
+
+class PortBody(Strict):
+    port: PortNumber
+
+
+class DirectoryBody(Strict):
+    """`parents`: create parent directories, and accept an existing directory."""
+
+    path: Below
+    parents: bool = False
+
+
+class PatchBody(Strict):
+    """A unified diff, or the format of coding agents (`*** Begin Patch`)."""
+
+    patch: Annotated[str, Field(min_length=1)]
+    path: Directory = "."
+
+
+class DestinationBody(Strict):
+    """`domain`: a name, `*.name`, `*` or an IP address. Without `ports` and `ports_from`, on every port."""
+
+    domain: Annotated[str, Field(min_length=1, max_length=300)]
+    ports: Annotated[list[PortNumber], Field(max_length=1000)] = Field([])
+    ports_from: PortNumber | None = None
+    methods: Annotated[list[Word], Field(max_length=100)] | None = None
+    path_prefixes: Annotated[list[Word], Field(max_length=100)] | None = None
+
+
+class NetworkBody(Strict):
+    """What the sandbox may reach from now on. `allow: null`: all that it was made with; `[]`: nothing."""
+
+    allow: Annotated[list[DestinationBody], Field(max_length=1000)] | None
+    deny: Annotated[list[DestinationBody], Field(max_length=1000)] = Field([])
+
+
+class PackagesBody(Strict):
+    """Names with versions in the syntax of pip or npm (`manager`); no URLs and no options."""
+
+    packages: Annotated[list[Word], Field(min_length=1, max_length=100)]
+    manager: Literal["pip", "npm"] = "pip"
+
+
+# ---- query parameters ----
+
+
+def query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """For `/openapi.json`."""
+    return {"name": name, "in": "query", "required": False, "schema": schema}
+
+
+#: A path in the work directory, or the work directory itself.
+PATH = query("path", {"type": "string", "pattern": PLACE_IN_URL, "maxLength": 4000})
+
+
+def number_in_query(request: Request, name: str, default: float, maximum: float = 1e12) -> float:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 0 < value <= maximum):
+        raise InvalidRequest(f"must be a number above 0 and at most {maximum:g}", field=name)
+    return value
+
+
+def whole_in_query(request: Request, name: str, default: int, maximum: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    number = parse_whole_number(text)
+    if number is None or not 1 <= number <= maximum:
+        raise InvalidRequest(f"must be a whole number from 1 to {maximum}", field=name)
+    return number
+
+
+def flag_in_query(request: Request, name: str, default: bool = False) -> bool:
+    text = request.query_params.get(name)
+    if text not in (None, "true", "false"):
+        raise InvalidRequest("must be true or false", field=name)
+    return default if text is None else text == "true"
+
+
+def path_in_query(request: Request) -> str:
+    return request.query_params.get("path", ".")

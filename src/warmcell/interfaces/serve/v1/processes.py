@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+from pydantic.config import JsonDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,13 +26,50 @@ from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, write_to_process
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.queries import number_in_query, query
-from warmcell.interfaces.serve.v1.sandbox_models import SignalBody, SpawnBody, TerminalBody
+from warmcell.interfaces.serve.v1.models import (
+    WHOLE,
+    Code,
+    Directory,
+    Plain,
+    Seconds,
+    Strict,
+    Variables,
+    number_in_query,
+    query,
+)
 from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
 
 _PID = re.compile(r"[1-9][0-9]{0,9}")
 _POSITION = re.compile(r"(?P<stdout>[0-9]{1,18})-(?P<stderr>[0-9]{1,18})")
 WAIT_SECONDS, MAX_WAIT_SECONDS = 30.0, 60.0
+Cells = Annotated[int, Field(ge=1, le=65_535), WHOLE]
+_PROGRAM: JsonDict = {"prefixItems": [{"type": "string", "pattern": r"^[^\x00]+$"}]}
+CommandLine = Annotated[list[Plain], Field(min_length=1, max_length=1000, json_schema_extra=_PROGRAM)]
+
+
+class TerminalBody(Strict):
+    """Columns and rows."""
+
+    cols: Cells
+    rows: Cells
+
+
+class SpawnBody(Strict):
+    """`command`: a shell script, or a list of a program and its arguments. Without `timeout` it may run as long as the
+    sandbox; with `pty` it has a terminal, and all output is `stdout`."""
+
+    command: Code | CommandLine
+    cwd: Directory | None = None
+    env: Variables = Field({})
+    pty: TerminalBody | None = None
+    stdin: bool = True
+    timeout: Seconds | None = None
+
+
+class SignalBody(Strict):
+    """The number of the signal: 2 is SIGINT, 15 SIGTERM."""
+
+    signal: Annotated[int, Field(ge=1, le=64), WHOLE]
 
 
 class NoSuchProcess(InvalidRequest):

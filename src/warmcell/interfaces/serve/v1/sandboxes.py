@@ -1,8 +1,9 @@
-"""`/v1/sandboxes`: sandboxes with a lasting work directory, and runs in them."""
+"""`/v1/sandboxes`: sandboxes with a lasting work directory, runs in them, copies of the directory, exposed ports."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,20 +13,36 @@ from starlette.responses import Response
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.event_streams import event_stream, stream_events, wants_events
 from warmcell.interfaces.serve.requests import read_model, while_connected
-from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry
-from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, save_packages
+from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox, SavedSandbox, keep_new_sandbox, save_packages
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT, check_timeout
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
+from warmcell.interfaces.serve.state_homes import StateHome
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.models import CodeBody, CreateBody, ExecBody, ScriptBody, to_content
-from warmcell.interfaces.serve.v1.sandbox_models import NetworkBody, PackagesBody
-from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions
+from warmcell.interfaces.serve.v1.models import (
+    CodeBody,
+    CreateBody,
+    ExecBody,
+    ForkBody,
+    NetworkBody,
+    PackagesBody,
+    PortBody,
+    RestoreBody,
+    ScriptBody,
+    to_content,
+)
+from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions, state_of
 from warmcell.net.rules.network_update import from_plain
+from warmcell.sandbox.ports import AsyncExposedPort
 
 #: Starts a run; keyword arguments are output callbacks.
 Run = Callable[..., Awaitable[ExecResult]]
+#: Per sandbox: each may use as much disk as the sandbox itself.
+MAX_SNAPSHOTS = 8
+MAX_PORTS = 16
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 async def create(request: Request, tenant: Tenant) -> Response:
@@ -66,6 +83,22 @@ async def choose_options(service: Service, tenant: Tenant, body: CreateBody) -> 
 def describe(body: CreateBody) -> dict[str, Any]:
     """The request, for the next server."""
     return {"asked": body.model_dump(mode="json", exclude_unset=True)}
+
+
+async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any], home: StateHome) -> RestoredSandbox:
+    """A sandbox of the last server, from the request that made it."""
+    body = CreateBody.model_validate(own["asked"])
+    options = await choose_options(service, tenant, body)
+    sandbox = service.make_sandbox(tenant, **options, work_dir=home.path)
+
+    def attach(entry: SandboxEntry) -> None:
+        entry.has_gpu = options["gpus"] is not None
+        saved = entry.state.find(SavedSandbox)
+        assert saved is not None
+        saved.describe = lambda: describe(body)
+        keep_sessions(entry)
+
+    return RestoredSandbox(sandbox, attach)
 
 
 async def every(request: Request, tenant: Tenant) -> Response:
@@ -188,6 +221,86 @@ def sandbox_to_dict(entry: SandboxEntry) -> dict[str, Any]:
     }
 
 
+# ---- copies of the work directory ----
+
+
+async def fork(request: Request, tenant: Tenant) -> Response:
+    """Makes a new sandbox with the same policy and a copy of the work directory, without its processes."""
+    entry, service = get_entry(request, tenant), get_service(request)
+    body = await read_model(request, ForkBody)
+    service.check_policy(entry)
+    with service.gpus.count_use(tenant, entry.has_gpu) as keep:
+        made = await service.sandboxes.add_async(
+            lambda: entry.sandbox.fork(body.snapshot), tenant, body.lifetime, entry.metadata | body.metadata
+        )
+        keep(made)
+    return json_response(sandbox_to_dict(made), 201)
+
+
+async def snapshot(request: Request, tenant: Tenant) -> Response:
+    """Copies the work directory; the copy lasts as long as the sandbox."""
+    entry = get_entry(request, tenant)
+    state = state_of(entry)
+    if state.snapshots >= MAX_SNAPSHOTS:
+        raise HttpError(429, f"the sandbox already has {MAX_SNAPSHOTS} snapshots", headers={"Retry-After": "60"})
+    state.snapshots += 1
+    try:
+        taken = await entry.sandbox.snapshot()
+    except BaseException:
+        state.snapshots -= 1
+        raise
+    return json_response({"id": str(taken), "skipped": list(taken.skipped)}, 201)
+
+
+async def restore(request: Request, tenant: Tenant) -> Response:
+    """Restores the work directory from a snapshot."""
+    entry, body = get_entry(request, tenant), await read_model(request, RestoreBody)
+    await entry.sandbox.restore(body.snapshot)
+    return Response(status_code=204)
+
+
+# ---- ports: servers in the sandbox, exposed on loopback of the host ----
+
+# No path of this server shows a guest's pages: they would have the server's origin, and could do in a browser all that
+# its user may do.
+
+
+async def every_port(request: Request, tenant: Tenant) -> Response:
+    """The exposed ports."""
+    return json_response([_port_to_dict(port) for port in state_of(get_entry(request, tenant)).ports.values()])
+
+
+async def expose(request: Request, tenant: Tenant) -> Response:
+    """Forwards a new port on the host's loopback to a port of the sandbox."""
+    entry, body = get_entry(request, tenant), await read_model(request, PortBody)
+    ports = state_of(entry).ports
+    if body.port in ports:
+        return json_response(_port_to_dict(ports[body.port]), 201)
+    if len(ports) >= MAX_PORTS:
+        raise HttpError(429, f"the sandbox already has {MAX_PORTS} exposed ports", headers={"Retry-After": "5"})
+    with as_conflict():
+        made = await entry.sandbox.expose(body.port)
+    if body.port in ports or len(ports) >= MAX_PORTS:  # another request was faster
+        await made.aclose()
+        raise HttpError(409, "another request is exposing this port")
+    ports[body.port] = made
+    return json_response(_port_to_dict(made), 201)
+
+
+async def close_port(request: Request, tenant: Tenant) -> Response:
+    """Stops forwarding and closes its connections."""
+    entry, name = get_entry(request, tenant), request.path_params["port"]
+    found = state_of(entry).ports.pop(int(name), None) if _PORT.fullmatch(name) else None
+    if found is None:
+        raise HttpError(404, f"port {name[:20]} of the sandbox is not exposed")
+    await found.aclose()
+    return Response(status_code=204)
+
+
+def _port_to_dict(port: AsyncExposedPort) -> dict[str, Any]:
+    return {"port": port.guest_port, "host_port": port.port, "url": port.url}
+
+
 def routes() -> list[Any]:
     at, outcome = "/v1/sandboxes/{id}", ("Result", "text/event-stream")
     return [
@@ -202,4 +315,10 @@ def routes() -> list[Any]:
         route("PUT", f"{at}/network", update_network, "sandbox", body=NetworkBody, **NO_CONTENT),
         route("GET", f"{at}/connections", connections, "sandbox", answers=("Connections",)),
         route("GET", f"{at}/tools", tools, "sandbox", answers=("Names",)),
+        route("POST", f"{at}/fork", fork, "sandbox", body=ForkBody, answers=("Sandbox",), status=201),
+        route("POST", f"{at}/snapshots", snapshot, "sandbox", answers=("Snapshot",), status=201),
+        route("POST", f"{at}/restore", restore, "sandbox", body=RestoreBody, **NO_CONTENT),
+        route("GET", f"{at}/ports", every_port, "sandbox", answers=("Ports",)),
+        route("POST", f"{at}/ports", expose, "sandbox", body=PortBody, answers=("Port",), status=201),
+        route("DELETE", f"{at}/ports/{{port}}", close_port, "sandbox", **NO_CONTENT),
     ]

@@ -1,4 +1,4 @@
-"""`/v1/sandboxes/{id}/sessions`: stateful interpreters that run cells."""
+"""`/v1/sandboxes/{id}/sessions`: stateful interpreters that run cells, with their client or in the background."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SessionNotFound
+from warmcell.interfaces.serve.background_jobs import FROM, position_of
 from warmcell.interfaces.serve.event_streams import Emit, event_stream, stream_events, wants_events
+from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
@@ -20,7 +22,7 @@ from warmcell.interfaces.serve.saved_sessions import reason_of_loss, restore_ses
 from warmcell.interfaces.serve.server_limits import check_timeout
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.interfaces.serve.v1.sandbox_models import BranchBody, CellBody, InputBody, SessionBody
+from warmcell.interfaces.serve.v1.models import BranchBody, CellBody, InputBody, SessionBody
 from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry, state_of
 from warmcell.interfaces.serve.v1.sandboxes import sandbox_to_dict
 from warmcell.sandbox.asynchronous import AsyncSandbox
@@ -153,9 +155,8 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     with as_conflict(), service.gpus.count_use(tenant, parent.has_gpu) as keep:
         entry = await service.sandboxes.add_async(branch, tenant, body.lifetime, body.metadata)
         keep(entry)
-    return json_response(
-        {"sandbox": sandbox_to_dict(entry), "session": state_of(entry).add_session(branches[0]).to_dict()}, 201
-    )
+    session = state_of(entry).add_session(branches[0])
+    return json_response({"sandbox": sandbox_to_dict(entry), "session": session.to_dict()}, 201)
 
 
 async def find_session(request: Request, tenant: Tenant) -> SessionEntry:
@@ -167,9 +168,53 @@ async def find_session(request: Request, tenant: Tenant) -> SessionEntry:
     return found
 
 
+# ---- cells that continue without their client and can be read again ----
+
+
+async def start_cell(request: Request, tenant: Tenant) -> Response:
+    """Starts a cell that continues when the client disconnects."""
+    found, service, body = await find_session(request, tenant), get_service(request), await read_cell(request)
+
+    async def work(emit: Emit) -> object:
+        return await _run_and_log(service, tenant, found, body, emit)
+
+    job = found.cells.start(work, {})
+    service.revocable[tenant.id].add(job.task)
+    job.task.add_done_callback(service.revocable[tenant.id].discard)
+    service.open_requests.add(tenant.id, id_of(request.scope), job.task)
+    return json_response(job.to_dict(), 201)
+
+
+async def _run_and_log(service: Service, tenant: Tenant, found: SessionEntry, body: CellBody, emit: Emit) -> object:
+    callbacks = cell_callbacks(found, emit, body.answers_input)
+    if body.answers_input:
+        ask = callbacks["on_input"]
+
+        async def ask_and_confirm(prompt: str) -> str:
+            answer: str = await ask(prompt)
+            await emit("answered", {})
+            return answer
+
+        callbacks["on_input"] = ask_and_confirm
+    outcome = await run_cell(service, tenant, found, body, callbacks)
+    return {name: value for name, value in outcome.items() if name not in ("stdout", "stderr")}
+
+
+async def every_cell(request: Request, tenant: Tenant) -> Response:
+    """The running cell of the session and the last ones that ended."""
+    return json_response([job.to_dict() for job in (await find_session(request, tenant)).cells.all()])
+
+
+async def cell_events(request: Request, tenant: Tenant) -> Response:
+    """Events from the start or after `from`: output, `display`, `input`, `answered`, and last `result` or `error`."""
+    job = (await find_session(request, tenant)).cells.find(request.path_params["cell"])
+    return event_stream(job.events(position_of(request)))
+
+
 def routes() -> list[Any]:
     every_one = "/v1/sandboxes/{id}/sessions"
     at = every_one + "/{session}"
+    cells = f"{at}/cells"
     return [
         route("GET", every_one, every, "sandbox", answers=("Sessions",)),
         route("POST", every_one, create, "sandbox", body=SessionBody, answers=("Session",), status=201),
@@ -181,4 +226,7 @@ def routes() -> list[Any]:
         route("POST", f"{at}/restart", restart, "sandbox", **NO_CONTENT),
         route("GET", f"{at}/variables", variables, "sandbox", answers=("Variables",)),
         route("POST", f"{at}/fork", fork, "sandbox", body=BranchBody, answers=("Branch",), status=201),
+        route("POST", cells, start_cell, "sandbox", body=CellBody, answers=("BackgroundCell",), status=201),
+        route("GET", cells, every_cell, "sandbox", answers=("BackgroundCells",)),
+        route("GET", cells + "/{cell}/events", cell_events, "sandbox", answers=("events",), parameters=[FROM]),
     ]

@@ -1,32 +1,34 @@
-"""WebSockets to programs: `.../processes/{pid}/ws` attaches to a process, `/v1/run/ws` runs a new program."""
+"""WebSockets to programs: `.../processes/{pid}/ws` attaches to a process, `/v1/run/ws` runs a new program, and
+`/v1/sandboxes/{id}/ports/{port}/ws` connects to a port.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from pydantic import Field
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.requests import parse_model
+from warmcell.interfaces.serve.requests import cancel_and_wait, parse_model
 from warmcell.interfaces.serve.responses import HttpError, error_to_dict, outcome_to_dict
 from warmcell.interfaces.serve.sandbox_registry import write_to_process
 from warmcell.interfaces.serve.server_limits import check_timeout
 from warmcell.interfaces.serve.service import get_entry, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.models import Code, Files, LimitsBody, Seconds, Strict, Variables, to_content
-from warmcell.interfaces.serve.v1.processes import get_process, wait_for_process
-from warmcell.interfaces.serve.v1.sandbox_models import SignalBody, TerminalBody
-from warmcell.interfaces.serve.v1.waiting_input import WaitingInput
+from warmcell.interfaces.serve.v1.processes import SignalBody, TerminalBody, get_process, wait_for_process
 from warmcell.interfaces.serve.websockets import (
     DONE,
+    MAX_MESSAGE,
     accept,
     parse_command,
     receive_messages,
@@ -41,6 +43,60 @@ from warmcell.sandbox.processes import AsyncProcess, PtySize
 
 #: Timeout for the first message of `/v1/run/ws`.
 FIRST_SECONDS = 30.0
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_CHUNK = 1 << 16
+
+
+class WaitingInput:
+    """What a client sent to a program that has not read it yet, in order, and bounded. `deliver` writes it;
+    `on_refused` is called with what could not be written.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], Awaitable[None]],
+        close: Callable[[], Awaitable[None]],
+        on_refused: Callable[[InvalidRequest], Awaitable[None]],
+    ) -> None:
+        self._write, self._close, self._on_refused = write, close, on_refused
+        self._waiting = bytearray()
+        self._is_ending = self._is_busy = False
+        self._changed = asyncio.Condition()
+
+    async def add(self, data: bytes) -> None:
+        """Waits while more than the size of a message is unread: the client has to wait, too."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._waiting) < MAX_MESSAGE and not self._is_ending)
+            self._waiting += data
+            self._changed.notify_all()
+
+    async def end(self) -> None:
+        """Closes the program's input after what waits."""
+        async with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+
+    async def deliver(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._waiting or self._is_ending)
+                data, self._is_busy = bytes(self._waiting), True
+                self._waiting.clear()
+                self._changed.notify_all()
+            try:
+                await (self._write(data) if data else self._close())
+            except InvalidRequest as error:  # it is closed
+                await self._on_refused(error)
+            async with self._changed:
+                self._is_ending &= bool(data)
+                self._is_busy = False
+                self._changed.notify_all()
+
+    async def drain(self) -> None:
+        """Returns when everything was delivered."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not (self._waiting or self._is_ending or self._is_busy))
 
 
 class Nothing(Strict):
@@ -183,8 +239,53 @@ async def _send_result(socket: WebSocket, process: AsyncProcess) -> None:
         await socket.close(DONE)
 
 
+# ---- one connection to a port of the sandbox, for clients on other machines ----
+
+
+async def tunnel(socket: WebSocket, tenant: Tenant) -> None:
+    """Copy both ways until both sides have ended or the client disconnects."""
+    entry, name = get_entry(socket, tenant), socket.path_params["port"]
+    if not _PORT.fullmatch(name):
+        raise HttpError(404, f"invalid port {name[:20]!r}: use a number from 1 to 65535")
+    try:
+        reader, writer = await asyncio.open_connection(sock=await entry.sandbox.connect(int(name)))
+    except ConnectionError:
+        raise HttpError(502, "connection refused: nothing listens on that port in the sandbox") from None
+    try:
+        await accept(socket)
+        outward = asyncio.ensure_future(_outward(socket, reader))
+        try:
+            await _inward(socket, writer)
+            await outward
+        finally:
+            await cancel_and_wait(outward)
+        await socket.close(DONE)
+    finally:
+        writer.close()
+
+
+async def _inward(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):  # the guest stopped reading; its output continues
+        async for message in receive_messages(socket):
+            if isinstance(message, str):
+                parse_command(message, {"end": Nothing})
+                writer.write_eof()
+                return
+            writer.write(message)
+            await writer.drain()
+        raise WebSocketDisconnect
+
+
+async def _outward(socket: WebSocket, reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(_CHUNK):
+            await socket.send_bytes(data)
+    await send_message(socket, "end", {})
+
+
 def routes() -> list[Any]:
     return [
         websocket_route("/v1/sandboxes/{id}/processes/{pid}/ws", attach, "sandbox"),
         websocket_route("/v1/run/ws", run, "run"),
+        websocket_route("/v1/sandboxes/{id}/ports/{port}/ws", tunnel, "sandbox"),
     ]
