@@ -15,7 +15,7 @@ from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.sandbox.local.guest_config import GuestConfig, sandbox_policy
-from warmcell.sandbox.local.shell_words import command_line, in_directory, quote
+from warmcell.sandbox.local.guests import command_line, in_directory, quote
 from warmcell.workspace.mount_points import MountPoint
 
 

@@ -17,7 +17,7 @@ from tests.sandbox.fakes import Factory
 
 from warmcell import AsyncSandbox, Denial, InvalidRequest, Sandbox, SandboxDestroyed, SandboxTool
 from warmcell.core.types import ExecResult
-from warmcell.sandbox.tools.saved_output import MAX_SAVED_RUNS
+from warmcell.sandbox.tools.calls import MAX_SAVED_RUNS
 
 NAMES = ["run_code", "run_command", "read_file", "write_file", "list_files", "apply_patch"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.interfaces.seats.guest_archives import unpack_guest_tar
+from warmcell.interfaces.seats.cage_commands import unpack_guest_tar
 
 
 def member(

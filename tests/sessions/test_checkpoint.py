@@ -12,8 +12,8 @@ from tests.contract.processes import alive
 from tests.helpers import until
 
 from warmcell import AsyncSandbox, Checkpoint, Limits, Sandbox, errors
-from warmcell.sandbox.local import checkpoint as module
-from warmcell.sandbox.local.session_fork import resume_session
+from warmcell.sandbox.local import session_copies as module
+from warmcell.sandbox.local.session_copies import resume_session
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 

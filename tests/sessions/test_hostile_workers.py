@@ -24,7 +24,7 @@ from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Display, Done, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
-from warmcell.sessions.marked_stream import MarkedStream
+from warmcell.sessions.output_pipes import MarkedStream
 from warmcell.sessions.session_protocol import SessionProtocol
 
 _text = st.text(st.characters(exclude_categories=()), max_size=20)  # with halves of surrogate pairs

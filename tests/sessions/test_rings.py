@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.sessions.results import text_of
+from warmcell.sessions.processes import text_of
 from warmcell.sessions.streams import Beginning, Ring
 
 

@@ -12,8 +12,8 @@ from warmcell.core.types import ExecResult, check_timeout
 from warmcell.sandbox.async_base import AsyncSandboxBase
 from warmcell.sandbox.interface import PtySize, SandboxDriver
 from warmcell.sandbox.local.driver import LocalSandbox
-from warmcell.sandbox.local.saved_session import read_session, write_session
 from warmcell.sandbox.local.session import LocalSession
+from warmcell.sandbox.local.session_copies import read_session, write_session
 from warmcell.sandbox.ports import check_port
 from warmcell.sandbox.processes import AsyncProcess
 from warmcell.sandbox.session import AsyncSession

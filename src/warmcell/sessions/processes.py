@@ -14,11 +14,12 @@ from typing import Any, Protocol
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.records import dataclass
-from warmcell.core.types import Denial, Enforced, ExecResult
+from warmcell.core.types import Denial, Enforced, ExecResult, Usage
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import Lock
+from warmcell.runner.outcome import cut_at_character
 from warmcell.sessions.loop import Loop
-from warmcell.sessions.streams import Follower, Input, Output
+from warmcell.sessions.streams import Beginning, Follower, Input, Output, Ring
 
 _MOST_ENDED = 100
 #: How much of its command an ended process keeps: a guest's may have megabytes.
@@ -27,6 +28,8 @@ _MOST_COMMAND = 4096
 _MOST_KEPT_BYTES = 16 << 20
 #: How long a program may go on after the agent was asked to kill it.
 KILL_SECONDS = 5.0
+#: The wait status of a program that was killed.
+_KILLED = 9
 
 
 class ProgramEnding(Protocol):
@@ -296,3 +299,39 @@ class ProcessTable:
         """Closes all pipes after the end of the cage. Output that was read is kept."""
         for process in self.all():
             process.forget()
+
+
+def result_of(process: LiveProcess) -> ExecResult:
+    """The result of a process that ended; one that ended with its cage counts as killed."""
+    outcome = process.outcome or Outcome(None)
+    status = _KILLED if outcome.status is None else outcome.status
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    rings = {output.name: output.ring for output in process.outputs}
+    stdout, stderr = rings["stdout"], rings.get("stderr", Ring(1))
+    return ExecResult(
+        stdout=text_of(stdout),
+        stderr=text_of(stderr),
+        exit_code=128 + number if number is not None else os.WEXITSTATUS(status),
+        signal=number,
+        duration=process.duration,
+        stdout_bytes=stdout.content,
+        stderr_bytes=stderr.content,
+        stdout_truncated=stdout.is_truncated,
+        stderr_truncated=stderr.is_truncated,
+        usage=Usage(outcome.cpu_time, process.duration, outcome.peak_memory),
+        enforced=process.program.enforcement,
+        denials=process.program.denials,
+    )
+
+
+def text_of(ring: Ring) -> str:
+    """The guest's output as text. Truncated output starts and ends at a character boundary."""
+    kept = ring.content
+    if ring.is_truncated and isinstance(ring, Beginning):
+        kept = cut_at_character(kept)
+    elif ring.is_truncated:
+        rest = 0
+        while rest < min(3, len(kept)) and kept[rest] & 0xC0 == 0x80:
+            rest += 1
+        kept = kept[rest:]
+    return kept.decode("utf-8", "replace")

@@ -24,13 +24,11 @@ from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
-from warmcell.sessions.cell_interrupts import CellInterrupts
 from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.exchange import PIECE, Exchange, Listener, Listeners, Worker, split_code
+from warmcell.sessions.exchange import PIECE, CellInterrupts, Exchange, Listener, Listeners, Worker, split_code
 from warmcell.sessions.image import SessionImage, not_forkable, refuse_image, skip, too_large
-from warmcell.sessions.marked_stream import MarkedStream
-from warmcell.sessions.output_pipes import Add, OutputPipes
+from warmcell.sessions.output_pipes import Add, MarkedStream, OutputPipes
 
 #: How long a worker may go on after it was killed.
 _KILL_SECONDS = 30.0

@@ -19,8 +19,13 @@ from warmcell.backends.ray.node_service import SANDBOXES
 from warmcell.backends.shared import shared_backend_named
 from warmcell.core.errors import InvalidRequest, NodeLost, SandboxDestroyed, SandboxError
 from warmcell.core.types import BackendCapabilities
-from warmcell.interfaces.client.connection import EXTRA_SECONDS, Connection, import_httpx, import_websockets
-from warmcell.interfaces.client.endpoint import SandboxEndpoint
+from warmcell.interfaces.client.connection import (
+    EXTRA_SECONDS,
+    Connection,
+    SandboxEndpoint,
+    import_httpx,
+    import_websockets,
+)
 from warmcell.interfaces.client.http_files import HttpFiles
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
 from warmcell.lifetime.portal import portal

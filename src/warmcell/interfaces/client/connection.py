@@ -1,14 +1,16 @@
-"""Connection: requests to one server and event streams from it. Failures become typed errors."""
+"""Connection: requests to one server and event streams from it; failures become typed errors. SandboxEndpoint: the
+routes of one sandbox there.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import Any
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxDestroyed, SandboxError
 from warmcell.interfaces.client.wire import error_from
 
 #: Seconds beyond a run's own timeout: for the server's queue and for its answer.
@@ -122,3 +124,31 @@ def import_websockets() -> Any:
             "ports need the package 'websockets', which is not installed", hint="pip install 'warmcell[client]'"
         ) from None
     return websockets
+
+
+class SandboxEndpoint:
+    """Shared by all drivers of one sandbox."""
+
+    def __init__(self, connection: Connection, sandbox_id: str) -> None:
+        self.connection = connection
+        self.path = f"/v1/sandboxes/{sandbox_id}"
+        self.is_closed = False
+
+    async def request(self, method: str, route: str, **more: Any) -> Any:
+        self.check_open()
+        return await self.connection.request(method, f"{self.path}/{route}", **more)
+
+    def events(
+        self, method: str, route: str, **more: Any
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[str, Any, str]]]:
+        self.check_open()
+        return self.connection.events(method, f"{self.path}/{route}", **more)
+
+    async def open(self) -> None:
+        """Returns when there is a sandbox."""
+        self.check_open()
+
+    def check_open(self) -> None:
+        self.connection.check_open()
+        if self.is_closed:
+            raise SandboxDestroyed

@@ -1,28 +1,78 @@
-"""HttpFiles: the methods of `Workspace` for the files of a sandbox on a server."""
+"""HttpFiles: the methods of `Workspace` for the files of a sandbox on a server, and the bodies of uploads."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.interfaces.client.endpoint import SandboxEndpoint
-from warmcell.interfaces.client.upload_body import UploadBody, optional_path_text, path_text, read_upload
+from warmcell.interfaces.client.connection import SandboxEndpoint
 from warmcell.interfaces.client.wire import record
 from warmcell.lifetime.threads import in_thread
+from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.file_watch import FileEvent
 from warmcell.workspace.files import DirEntry, FileStat
+from warmcell.workspace.mount_points import host_path
+from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
-from warmcell.workspace.transfer import Uploaded
+from warmcell.workspace.transfer import Uploaded, download
+from warmcell.workspace.walk import TreeLimits, walk
 from warmcell.workspace.workspace import AnyPath
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadBody:
+    """Bytes that become `path`, or with `extract` an archive to unpack beneath it."""
+
+    data: bytes
+    path: str | None
+    extract: bool = False
+    #: None keeps the mode of an existing file.
+    executable: bool | None = None
+    skipped: tuple[str, ...] = ()
+
+
+def path_text(path: AnyPath | bytes) -> str:
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"must be a path as text, not {type(path).__name__}", field="path")
+    return text
+
+
+def optional_path_text(path: AnyPath | None) -> str | None:
+    return None if path is None else path_text(path)
+
+
+def read_upload(source: str, path: str | None, extract: bool) -> UploadBody:
+    """A file as it is, a directory as a tar without links. Blocks."""
+    place = Path(host_path("source", source))
+    if place.is_dir():
+        if extract:
+            raise InvalidRequest("must be an archive, not a directory", field="source")
+        return _tar_directory(place, path or ".")
+    try:
+        data, is_executable = place.read_bytes(), bool(place.stat().st_mode & stat.S_IXUSR)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {source!r}: {error.strerror}", field="source") from None
+    return UploadBody(data, path if extract or path is not None else place.name, extract, is_executable)
+
+
+def _tar_directory(place: Path, path: str) -> UploadBody:
+    limits = ArchiveLimits()
+    with Root(place) as root:
+        entries = walk(root, (), TreeLimits(limits.entries, limits.total_bytes))
+        skipped = tuple("/".join(map(str, one.parts)) for one in entries if one.kind not in ("file", "directory"))
+        return UploadBody(download(root, (), limits.total_bytes, limits.entries), path, True, skipped=skipped)
 
 
 class HttpFiles:
@@ -95,7 +145,7 @@ class HttpFiles:
             return UploadBody(source, optional_path_text(path), extract, executable)
         body = await in_thread(lambda: read_upload(path_text(source), optional_path_text(path), extract))
         if not body.extract and path is not None and await self._is_directory(path):
-            return dataclasses.replace(body, path=f"{path_text(path)}/{os.path.basename(path_text(source))}")
+            return replace(body, path=f"{path_text(path)}/{os.path.basename(path_text(source))}")
         return body
 
     async def _is_directory(self, path: AnyPath) -> bool:

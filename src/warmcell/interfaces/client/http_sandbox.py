@@ -1,28 +1,223 @@
-"""HttpSandbox: the driver of a sandbox on a server."""
+"""HttpSandbox: the driver of a sandbox on a server, with its processes and sessions."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import inspect
+from base64 import b64decode
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import NetworkingDisabled, SandboxDestroyed, SessionNotFound
-from warmcell.core.output_events import StreamEvent
+from warmcell.backends.many import in_step
+from warmcell.core.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    NetworkingDisabled,
+    SandboxDestroyed,
+    SandboxError,
+    SessionEnded,
+    SessionNotFound,
+)
+from warmcell.core.output_events import OutputEvent, StreamEvent
 from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecResult
 from warmcell.core.types import Connection as EgressConnection
-from warmcell.interfaces.client.connection import Connection
-from warmcell.interfaces.client.endpoint import SandboxEndpoint
-from warmcell.interfaces.client.http_files import HttpFiles
+from warmcell.interfaces.client.connection import Connection, SandboxEndpoint
+from warmcell.interfaces.client.http_files import HttpFiles, optional_path_text
 from warmcell.interfaces.client.http_port import HttpPort
-from warmcell.interfaces.client.http_process import HttpProcess
-from warmcell.interfaces.client.http_session import HttpSession
-from warmcell.interfaces.client.upload_body import optional_path_text
-from warmcell.interfaces.client.wire import content, outcome, record, stream_event
-from warmcell.sandbox.interface import ProcessInfo, RunOptions, SpawnOptions
+from warmcell.interfaces.client.wire import cell_outcome, content, outcome, record, stream_event
+from warmcell.lifetime.portal import Visits, portal
+from warmcell.sandbox.interface import NO_CALLBACKS, CellCallbacks, ProcessInfo, PtySize, RunOptions, SpawnOptions
+from warmcell.sessions.cell_results import CellResult, DisplayData
 from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
     from warmcell.net import FetchRequest, FetchResponse
+    from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
+
+#: The longest that one request waits for the end of the process, on the server.
+_WAIT_SECONDS = 30.0
+#: Failed connections in a row after which `output` gives up.
+_ATTEMPTS = 3
+Callback = Callable[[Any], object]
+_ASK_AGAIN_SECONDS = 0.05
+
+
+class HttpProcess:
+    def __init__(self, endpoint: SandboxEndpoint, info: ProcessInfo) -> None:
+        self._endpoint, self.info = endpoint, info
+        self._route = f"processes/{info.pid}"
+
+    async def refresh(self) -> ProcessInfo:
+        self.info = record(ProcessInfo, await self._endpoint.request("GET", self._route))
+        return self.info
+
+    def refresh_blocking(self) -> ProcessInfo:
+        return portal.call(self.refresh)
+
+    async def write(self, data: bytes) -> None:
+        await self._endpoint.request("POST", f"{self._route}/stdin", content=data, seconds=3600)
+
+    async def close_stdin(self) -> None:
+        await self._endpoint.request("DELETE", f"{self._route}/stdin")
+
+    async def resize(self, size: PtySize) -> None:
+        await self._endpoint.request("POST", f"{self._route}/resize", json=dataclasses.asdict(size))
+
+    async def signal(self, number: int) -> None:
+        await self._endpoint.request("POST", f"{self._route}/signal", json={"signal": number})
+
+    async def kill(self) -> None:
+        await self._endpoint.request("DELETE", self._route)
+        await self.refresh()
+
+    async def kill_quietly(self) -> None:
+        with suppress(SandboxError):  # the process or its sandbox has ended
+            await self.kill()
+
+    async def wait(self, callbacks: asyncio.Future[None] | None = None) -> ExecResult:
+        if callbacks is not None:
+            await asyncio.shield(callbacks)
+        answer: dict[str, Any] = {"status": "running"}
+        while answer["status"] == "running":
+            params = {"timeout": _WAIT_SECONDS}
+            answer = await self._endpoint.request("GET", f"{self._route}/wait", params=params, seconds=_WAIT_SECONDS)
+        await self.refresh()
+        return outcome(answer)
+
+    async def output(self) -> AsyncGenerator[OutputEvent]:
+        """Reconnects when the connection is lost, and resumes after the last event."""
+        position, failures = "0-0", 0
+        while True:
+            try:
+                async with self._endpoint.events("GET", f"{self._route}/output", params={"from": position}) as events:
+                    async for name, data, event_id in events:
+                        if name == "result":
+                            return
+                        position, failures = event_id, 0
+                        yield OutputEvent(name, b64decode(data["base64"]))  # type: ignore[arg-type]
+            except BackendUnavailable:
+                failures += 1
+                if failures >= _ATTEMPTS:
+                    raise
+
+    def output_blocking(self) -> Iterator[OutputEvent]:
+        return in_step(self.output())
+
+
+class HttpSession:
+    def __init__(
+        self,
+        endpoint: SandboxEndpoint,
+        created: Mapping[str, Any],
+        make_sandbox: Callable[[Mapping[str, Any]], SandboxDriver],
+    ) -> None:
+        """`created` is the server's description of the session."""
+        self.id: str = created["id"]
+        self.language: str = created["language"]
+        self.is_closed = False
+        self._endpoint, self._make_sandbox = endpoint, make_sandbox
+        self._route = f"sessions/{self.id}"
+        #: Cells whose requests are on their way or answered in part, in order.
+        self._cells: list[asyncio.Event] = []
+
+    async def run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        ended = asyncio.Event()
+        self._cells.append(ended)
+        try:
+            return await self._run(code, timeout, callbacks)
+        finally:
+            self._cells.remove(ended)
+            ended.set()
+
+    async def _run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        body = {"code": code, "timeout": timeout, "answers_input": callbacks.on_input is not None}
+        if callbacks is NO_CALLBACKS:
+            return cell_outcome(await self._request("POST", "/run", json=body, seconds=timeout))
+        self._check_open()
+        result = CellResult()
+        async with self._endpoint.events("POST", f"{self._route}/run", json=body) as events:
+            async for name, data, _ in events:
+                if name == "result":
+                    result = cell_outcome(data)
+                else:
+                    await self._call_back(name, data, callbacks)
+        return result
+
+    async def _call_back(self, name: str, data: dict[str, Any], callbacks: CellCallbacks) -> None:
+        callback: Callback | None = getattr(callbacks, f"on_{name}", None)
+        if callback is None:
+            return
+        value = record(DisplayData, data) if name == "display" else data["prompt" if name == "input" else "text"]
+        answer = callback(value)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if name == "input":
+            await self._request("POST", "/input", json={"text": str(answer)})
+
+    def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        if callbacks is NO_CALLBACKS:
+            return portal.call(self.run, code, timeout, callbacks)
+        visits = Visits()
+        lifted = {name: _visit(visits, getattr(callbacks, name)) for name in CellCallbacks.__slots__}
+        return portal.call_visited(visits, self.run, code, timeout, CellCallbacks(**lifted))
+
+    async def variables(self, timeout: float) -> dict[str, str]:
+        values: dict[str, str] = await self._request("GET", "/variables", seconds=timeout)
+        return values
+
+    def variables_blocking(self, timeout: float) -> dict[str, str]:
+        return portal.call(self.variables, timeout)
+
+    async def interrupt(self) -> bool:
+        """Asks again while the request of a cell has not reached the server."""
+        cell = self._cells[0] if self._cells else None
+        while True:
+            answer = await self._request("POST", "/interrupt")
+            is_done: bool = answer is None or answer["interrupted"]  # None: a server that does not say
+            if is_done or cell is None or cell.is_set():
+                return is_done
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_AGAIN_SECONDS):
+                    await cell.wait()
+
+    async def restart(self) -> None:
+        await self._request("POST", "/restart")
+
+    async def fork(self, reseed: bool) -> tuple[SandboxDriver, HttpSession]:
+        created = await self._request("POST", "/fork", json={"reseed": reseed}, seconds=300)
+        sandbox = self._make_sandbox(created["sandbox"])
+        endpoint = SandboxEndpoint(self._endpoint.connection, created["sandbox"]["id"])
+        return sandbox, HttpSession(endpoint, created["session"], self._make_sandbox)
+
+    async def checkpoint(self) -> CheckpointDriver:
+        raise InvalidRequest("sessions on a server have no checkpoints", hint="fork the session as often as needed")
+
+    async def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            await self._endpoint.request("DELETE", self._route)
+
+    async def _request(self, method: str, route: str, **more: Any) -> Any:
+        self._check_open()
+        return await self._endpoint.request(method, self._route + route, **more)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise SessionEnded(SessionEnded.CLOSED)
+
+
+def _visit(visits: Visits, callback: Callback | None) -> Callback | None:
+    """Has the waiting thread call the callback; its answer comes back through a list, as a visit returns nothing."""
+    if callback is None:
+        return None
+    answers: list[object] = []
+
+    async def visit(value: Any) -> object:
+        await visits.lift(lambda: answers.append(callback(value)))()
+        return answers.pop()
+
+    return visit
 
 
 class HttpSandbox:

@@ -15,8 +15,7 @@ from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.operations import Operations
-from warmcell.sandbox.local.process import LocalProcess
-from warmcell.sandbox.local.program_start import RingFactory, make_ring, start_program
+from warmcell.sandbox.local.process import LocalProcess, RingFactory, make_ring, start_program
 from warmcell.sessions.processes import ProcessTable
 from warmcell.sessions.streams import Ring
 

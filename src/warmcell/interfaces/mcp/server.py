@@ -1,16 +1,22 @@
-"""The MCP server's request handlers. `transports.py` connects clients to it."""
+"""The MCP server's request handlers, and a sandbox's files as resources. `transports.py` connects clients to it.
+
+A resource is `sandbox:///path`, where the path is relative to the work directory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+import mimetypes
 import time
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 import mcp_types as types
 from mcp.server.lowlevel.server import Server
@@ -19,7 +25,6 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from warmcell.core.door_text import explain, in_guest_terms
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.mcp import resources
 from warmcell.interfaces.mcp.clients import Client, Clients, SandboxFactory, cancel_once
 from warmcell.sandbox.tools.answers import failure
 from warmcell.sandbox.tools.definitions import Definition
@@ -30,6 +35,11 @@ INSTRUCTIONS = (
     "you disconnect. `denials` lists what was refused, with what the operator could do to allow it."
 )
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+SCHEME = "sandbox"
+MAX_BYTES = 4 * 1024 * 1024
+TEMPLATE = types.ResourceTemplate(
+    name="file", title="A file of the sandbox", uri_template=f"{SCHEME}:///{{+path}}", description="By its path."
+)
 
 
 def make_server(
@@ -103,15 +113,22 @@ async def _answer(context: Any, client: Client, name: str, arguments: dict[str, 
 
 
 async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:
-    return types.ListResourcesResult(resources=await resources.list_resources(await _client(context)))
+    """The files of the work directory, up to the limit of `list_files`."""
+    client = await _client(context)
+    found: dict[str, Any] = await client.tools.call("list_files", {"recursive": True})
+    sizes = {entry["path"]: entry["size"] for entry in found.get("entries", []) if entry["kind"] == "file"}
+    files = [
+        types.Resource(name=path, uri=uri_of(path), mime_type=_mime(path), size=size) for path, size in sizes.items()
+    ]
+    return types.ListResourcesResult(resources=files)
 
 
 async def _list_templates(context: Any, _: object) -> types.ListResourceTemplatesResult:
-    return types.ListResourceTemplatesResult(resource_templates=[resources.TEMPLATE])
+    return types.ListResourceTemplatesResult(resource_templates=[TEMPLATE])
 
 
 async def _read_resource(context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-    content = await resources.read_resource(await _client(context), str(params.uri))
+    content = await read_resource(await _client(context), str(params.uri))
     return types.ReadResourceResult(contents=[content])
 
 
@@ -160,10 +177,10 @@ async def _as_result(client: Client, answer: dict[str, Any]) -> types.CallToolRe
     """The answer as structure and text, with images and links to files with the full output."""
     blocks: list[Any] = [types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))]
     for output in answer.get("outputs", []):
-        image = await resources.read_image(client, output)
+        image = await read_image(client, output)
         blocks += [image] if image is not None else []
     for path in answer.get("full_output", {}).values():
-        blocks.append(types.ResourceLink(type="resource_link", name=path, uri=resources.uri_of(path)))
+        blocks.append(types.ResourceLink(type="resource_link", name=path, uri=uri_of(path)))
     return types.CallToolResult(content=blocks, structured_content=answer, is_error=answer["status"] != "success")
 
 
@@ -204,3 +221,39 @@ def is_wanted(context: Any) -> bool:
     """Whether the client asked for progress."""
     meta = context.meta or {}
     return any(meta.get(name) is not None for name in ("progress_token", "progressToken"))
+
+
+def uri_of(path: str) -> str:
+    return f"{SCHEME}:///{quote(path)}"
+
+
+async def read_resource(client: Client, uri: str) -> types.TextResourceContents | types.BlobResourceContents:
+    parts = urlsplit(uri)
+    if parts.scheme != SCHEME or parts.netloc or parts.query or parts.fragment:
+        raise MCPError(types.INVALID_PARAMS, f"invalid resource URI {uri[:200]!r}: use {SCHEME}:///PATH")
+    path = unquote(parts.path.lstrip("/"))
+    try:
+        raw = await client.sandbox.read_file(path, max_bytes=MAX_BYTES)
+    except SandboxError as error:
+        raise MCPError(types.INVALID_PARAMS, explain(error)) from None
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        blob = base64.b64encode(raw).decode()
+        return types.BlobResourceContents(uri=uri, mime_type=_mime(path), blob=blob)
+    return types.TextResourceContents(uri=uri, mime_type=_mime(path) or "text/plain", text=text)
+
+
+async def read_image(client: Client, output: dict[str, str]) -> types.ImageContent | None:
+    """An image that a cell displayed; None for other outputs and images that were not saved."""
+    if "path" not in output:
+        return None
+    try:
+        raw = await client.sandbox.read_file(output["path"], max_bytes=MAX_BYTES)
+    except SandboxError:  # too large or already removed; the answer has its path
+        return None
+    return types.ImageContent(type="image", data=base64.b64encode(raw).decode(), mime_type=output["mime"])
+
+
+def _mime(path: str) -> str | None:
+    return mimetypes.guess_type(path)[0]

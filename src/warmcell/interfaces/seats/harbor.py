@@ -13,8 +13,7 @@ from warmcell.core.errors import BuildFailed, ExecutionTimeout, ImageNotFound
 from warmcell.core.types import Limits
 from warmcell.images import Image, ImageStore
 from warmcell.interfaces.seats import framework_missing
-from warmcell.interfaces.seats.cage_commands import A_DAY, MAX_FILE, TIMED_OUT, CageCommands
-from warmcell.interfaces.seats.guest_archives import unpack_guest_tar
+from warmcell.interfaces.seats.cage_commands import A_DAY, MAX_FILE, TIMED_OUT, CageCommands, unpack_guest_tar
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.builder import SandboxPolicyBuilder

@@ -14,25 +14,22 @@ from warmcell.core.types import BackendCapabilities, Connection, ExecRequest, Ex
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import PtySize, RunOptions
-from warmcell.sandbox.local.changes import LocalChanges
 from warmcell.sandbox.local.context import SandboxContext
-from warmcell.sandbox.local.files import LocalFiles
+from warmcell.sandbox.local.files import LocalChanges, LocalFiles
 from warmcell.sandbox.local.guests import Guest, language_for
 from warmcell.sandbox.local.live import LocalLive
 from warmcell.sandbox.local.live_runs import LiveRuns
 from warmcell.sandbox.local.npm_packages import install_npm
 from warmcell.sandbox.local.pip_packages import Installer, Packages
 from warmcell.sandbox.local.process import LocalProcess
-from warmcell.sandbox.local.session import LocalSession
-from warmcell.sandbox.local.session_fork import check_fork, fork_session
-from warmcell.sandbox.local.session_start import session_languages
+from warmcell.sandbox.local.session import session_languages
+from warmcell.sandbox.local.session_copies import fork_session, take_checkpoint
 from warmcell.sandbox.settings import SandboxSettings
 from warmcell.workspace.workspace import AnyPath
 
 if TYPE_CHECKING:
     from warmcell.changes.layer import ChangeLayer
     from warmcell.net import FetchRequest, FetchResponse
-    from warmcell.sandbox.local.checkpoint import LocalCheckpoint
 
 
 class LocalSandbox:
@@ -42,7 +39,9 @@ class LocalSandbox:
         self.place = settings.backend_name
         self.files = LocalFiles(self.context)
         self.changes = LocalChanges(self.context)
-        self.live = LocalLive(self.context, self._fork_session, self._take_checkpoint)
+        self.live = LocalLive(
+            self.context, functools.partial(fork_session, self), functools.partial(take_checkpoint, self)
+        )
         self._live_runs = LiveRuns(self.context, self.live)
         self.runs = LocalRuns(self.context, self._live_runs)
         self._operations = self.context.operations
@@ -128,16 +127,6 @@ class LocalSandbox:
             await child.close()
             raise
         return child
-
-    async def _fork_session(self, session: LocalSession, reseed: bool) -> tuple[LocalSandbox, LocalSession]:
-        check_fork(self.context, session.language, reseed)
-        child = await self.make_sibling()
-        return child, await fork_session(self.context, session, child, reseed)
-
-    async def _take_checkpoint(self, session: LocalSession) -> LocalCheckpoint:
-        from warmcell.sandbox.local.checkpoint import take_checkpoint
-
-        return await take_checkpoint(self, session)
 
     async def branch(self) -> LocalSandbox:
         """A sandbox on the same directory that starts with these changes and goes on by itself."""

@@ -22,10 +22,8 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import ProcessInfo, PtySize, SpawnOptions
 from warmcell.sandbox.local.context import SandboxContext
 from warmcell.sandbox.local.guests import no_live_cage
-from warmcell.sandbox.local.process import LocalProcess
-from warmcell.sandbox.local.program_start import Argv, RingFactory, make_ring, start_program
-from warmcell.sandbox.local.session import ForkSession, LocalSession, TakeCheckpoint
-from warmcell.sandbox.local.session_start import make_starter, session_language
+from warmcell.sandbox.local.process import Argv, LocalProcess, RingFactory, make_ring, start_program
+from warmcell.sandbox.local.session import ForkSession, LocalSession, TakeCheckpoint, make_starter, session_language
 from warmcell.sessions.interpreter import Interpreter
 from warmcell.sessions.ports import MOST_CONNECTIONS, PortListener
 from warmcell.sessions.processes import LiveProcess, ProcessTable, call_once

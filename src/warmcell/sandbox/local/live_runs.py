@@ -15,10 +15,9 @@ from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.runner.not_started import NotStarted, command_refusal
 from warmcell.sandbox.interface import RunOptions
 from warmcell.sandbox.local.context import SandboxContext
-from warmcell.sandbox.local.guests import ProcessGuest, no_live_cage
+from warmcell.sandbox.local.guests import ProcessGuest, command_line, no_live_cage
 from warmcell.sandbox.local.live import LocalLive
 from warmcell.sandbox.local.process import LocalProcess
-from warmcell.sandbox.local.shell_words import command_line
 from warmcell.sessions.streams import Beginning
 
 #: Characters of a command in `processes()`.

@@ -1,4 +1,4 @@
-"""LocalSession: an interpreter in the sandbox's live cage."""
+"""LocalSession: an interpreter in the sandbox's live cage. Which languages have one, and how its worker is started."""
 
 from __future__ import annotations
 
@@ -8,22 +8,70 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import SandboxError, SessionEnded
+from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
 from warmcell.lifetime.run import Run
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import NO_CALLBACKS, CellCallbacks
-from warmcell.sandbox.local.session_start import Starter
+from warmcell.sandbox.local.guests import language_for
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import NO_LISTENERS, Listener, Listeners, Worker
 from warmcell.sessions.interpreter import Interpreter
 
 if TYPE_CHECKING:
+    from warmcell.backends.process.live import LiveCage
+    from warmcell.languages.config import ProcessConfig
     from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
 
 #: Forks a session, with or without new random numbers: a new sandbox, and the session in it.
 ForkSession = Callable[["LocalSession", bool], Awaitable[tuple["SandboxDriver", "LocalSession"]]]
 
 TakeCheckpoint = Callable[["LocalSession"], Awaitable["CheckpointDriver"]]
+#: Finds the sandbox's live cage and returns the blocking call that starts the worker in it.
+Starter = Callable[[], Awaitable[Callable[..., Worker]]]
+
+
+def session_language(backend: str, language: str) -> str:
+    """The language's own name. `InvalidRequest` if it has no sessions."""
+    from warmcell.backends.process.session_worker import LANGUAGES
+
+    name = str(language_for(backend, language))
+    if name not in LANGUAGES:
+        raise InvalidRequest(f"{name} has no sessions", field="language", hint=f"one of {', '.join(LANGUAGES)}")
+    return name
+
+
+def session_languages(guest: object) -> tuple[str, ...]:
+    """The languages in which this guest has sessions, if the host has them.
+
+    Without TypeScript, which callers ask for by name: the Node that runs it may be at a path that the cage hides.
+    """
+    if not getattr(guest, "has_live_cage", False):
+        return ()
+    if getattr(guest, "has_image", False):
+        return tuple(guest.image_session_languages)  # type: ignore[attr-defined]
+    from warmcell.backends.process.session_worker import LANGUAGES
+
+    return tuple(name for name in LANGUAGES if name != "typescript")
+
+
+def make_starter(
+    live_cage: Callable[[], Awaitable[LiveCage]],
+    language: str,
+    config: ProcessConfig | None,
+    cwd: str,
+    env: Mapping[str, str],
+    *,
+    is_forkable: bool,
+    python: str | None = None,
+) -> Starter:
+    async def starter() -> Callable[..., Worker]:
+        from warmcell.backends.process.session_worker import start
+        from warmcell.languages.config import ProcessConfig
+
+        begin = partial(start, is_forkable=is_forkable, python=python)
+        return partial(begin, await live_cage(), language, config or ProcessConfig(), cwd, env)
+
+    return starter
 
 
 class LocalSession:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from warmcell.interfaces.client.http_session import HttpSession
+from warmcell.interfaces.client.http_sandbox import HttpSession
 from warmcell.interfaces.serve.responses import outcome_to_dict
 from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry
 from warmcell.sandbox.interface import NO_CALLBACKS
