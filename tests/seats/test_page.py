@@ -35,12 +35,7 @@ def test_every_seat_is_on_the_page_and_has_an_extra() -> None:
     assert {extra for extra, _ in SNIPPETS} == set(FRAMEWORKS)
     files = {path.stem for path in (ROOT / "src/warmcell/interfaces/seats").glob("*.py")}
     seats = {**FRAMEWORKS, **HARNESSES}
-    assert {extra.replace("-", "_") for extra in seats} == files - {
-        "__init__",
-        "cage_commands",
-        "guest_archives",
-        "openai_sandbox",
-    }
+    assert {extra.replace("-", "_") for extra in seats} == files - {"__init__", "cage_commands", "openai_sandbox"}
     extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert all(re.search(rf"^{extra} = \[", extras, re.M) for extra in seats)
     harnesses = (ROOT / "docs/harnesses.md").read_text(encoding="utf-8")

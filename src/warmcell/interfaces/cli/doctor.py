@@ -1,4 +1,4 @@
-"""`warmcell doctor`: shows what this host, or each node of a cluster, can enforce, as a table or JSON."""
+"""`warmcell doctor` shows what this host, or each node of a cluster, can enforce; `warmcell bench` what a run costs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from warmcell.interfaces.cli.exits import OK
 from warmcell.interfaces.cli.messages import Progress, say_error
 from warmcell.interfaces.cli.render import print_json
+from warmcell.interfaces.cli.store_actions import table_lines
 
 if TYPE_CHECKING:
     from warmcell.diagnosis.cluster import NodeReport
@@ -65,14 +66,12 @@ def _node_table(report: NodeReport) -> str:
 def table(rows: Sequence[Row]) -> str:
     """The rows in aligned columns, each followed by its remedy."""
     cells = [[str(getattr(row, column) or "-") for column in COLUMNS] for row in rows]
-    widths = [max(map(len, (name, *(row[i] for row in cells)))) for i, name in enumerate(COLUMNS)]
-    lines = [_line([name.upper() for name in COLUMNS], widths)]
-    for row, texts in zip(rows, cells, strict=True):
-        lines.append(_line(texts, widths))
-        if row.remedy:
-            lines.append(textwrap.indent(f"remedy: {row.remedy}", "    "))
-    return "\n".join(lines)
+    head, *lines = table_lines([name.upper() for name in COLUMNS], *cells)
+    remedies = [textwrap.indent(f"\nremedy: {row.remedy}", "    ") if row.remedy else "" for row in rows]
+    return "\n".join([head, *map(str.__add__, lines, remedies)])
 
 
-def _line(texts: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(text.ljust(width) for text, width in zip(texts, widths, strict=True)).rstrip()
+def bench(arguments: argparse.Namespace) -> int:
+    from warmcell.diagnosis.bench import main
+
+    return main(max(2, arguments.rounds), as_json=arguments.json)

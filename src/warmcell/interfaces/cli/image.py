@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+from warmcell.core.lines import one_line
 from warmcell.interfaces.cli import options
-from warmcell.interfaces.cli.image_progress import ProgressLine, size_text
+from warmcell.interfaces.cli.messages import CLEAR_LINE, is_quiet, is_terminal, size_text
 from warmcell.interfaces.cli.render import print_json
 from warmcell.interfaces.cli.store_actions import MANY, Action, print_freed, print_success, print_table, run_action
 
 if TYPE_CHECKING:
     from warmcell.images import Image, ImageStore
+    from warmcell.images.build.progress import BuildProgress
+    from warmcell.images.progress import ImageProgress
 
 #: `sha256:` and twelve digits, as Docker shows.
 _DIGEST_SHOWN = 19
+_LONGEST_LINE = 4000
+_VERBS = {"copy": "copying", "pull": "pulling", "unpack": "unpacking"}
+_EVERY_SECONDS = 0.1
+_BAR = 24
 
 
 def image(arguments: argparse.Namespace) -> int:
@@ -64,8 +73,6 @@ def _pull(store: ImageStore, arguments: argparse.Namespace) -> None:
 
 
 def _build(store: ImageStore, arguments: argparse.Namespace) -> None:
-    from warmcell.interfaces.cli.build_progress import BuildLines
-
     with BuildLines() as lines:
         made = store.build(
             arguments.operands[0],
@@ -140,3 +147,95 @@ _ACTIONS: dict[str, Action[ImageStore]] = {
     "remove": Action(_remove, "REFERENCE...", 1, MANY),
     "prune": Action(_prune),
 }
+
+
+class BuildLines:
+    """`with BuildLines() as lines:` and `lines.show` as `on_progress`. Writes to stderr."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._number = 0
+        self._seconds = 0.0
+
+    def __enter__(self) -> BuildLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+
+    def show(self, progress: BuildProgress) -> None:
+        self._number = progress.number
+        if progress.state == "output":
+            self._seconds = progress.seconds
+            self._show_output(self._decoder.decode(progress.data))
+            return
+        self._flush()
+        self._write(_describe(progress))
+
+    def _show_output(self, text: str) -> None:
+        """Whole lines; a step's output is not trusted, so control characters are escaped."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in lines:
+            self._write(f"{self._seconds:.3f} {one_line(line.rstrip())}")
+
+    def _flush(self) -> None:
+        if self._rest:
+            self._show_output("\n")
+
+    def _write(self, text: str) -> None:
+        _write(f"#{self._number} {text}\n")
+
+
+def _describe(progress: BuildProgress) -> str:
+    match progress.state:
+        case "started":
+            stage = f"{progress.stage} " if progress.stage else ""
+            return f"[{stage}{progress.number}/{progress.total}] {one_line(progress.text)}"
+        case "cached":
+            return "CACHED"
+        case "failed":
+            return f"ERROR after {progress.seconds:.1f}s"
+        case _:
+            return f"DONE {progress.seconds:.1f}s"
+
+
+def _write(text: str) -> None:
+    if sys.stderr is not None and not is_quiet():
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class ProgressLine:
+    """`with ProgressLine() as progress:` and `progress.show` as `on_progress`. Writes to stderr."""
+
+    def __init__(self) -> None:
+        self._is_terminal = is_terminal()
+        self._next = 0.0
+        self._step = ""
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal:
+            _write(CLEAR_LINE)
+
+    def show(self, progress: ImageProgress) -> None:
+        step = f"{_VERBS[progress.step]} {_short_name(progress.what)}"
+        if not self._is_terminal:
+            if step != self._step:
+                _write(f"{step} ({size_text(progress.total)})\n")
+        elif step != self._step or time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY_SECONDS
+            done = min(1.0, progress.done / max(progress.total, 1))
+            bar = ("=" * int(done * _BAR)).ljust(_BAR)
+            _write(f"{CLEAR_LINE}{step} [{bar}] {size_text(progress.done)} of {size_text(progress.total)}")
+        self._step = step
+
+
+def _short_name(what: str) -> str:
+    """Twelve digits of a digest, or the end of a path."""
+    return what[7:19] if what.startswith("sha256:") else one_line(what)[-40:]

@@ -79,6 +79,17 @@ def is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def size_text(size: int) -> str:
+    if size < 1000:
+        return f"{size} B"
+    value, unit = size / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+
+
 class Progress:
     """`with Progress("compiling rust"):` shows a line while something takes long, on a terminal only.
 

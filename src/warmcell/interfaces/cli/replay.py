@@ -1,7 +1,8 @@
-"""`warmcell replay`: runs recorded programs again and reports differences."""
+"""`warmcell replay` runs recorded programs again and reports differences, `warmcell audit` prints an audit file."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
@@ -126,3 +127,20 @@ def _describe(name: str, before: Any, now: Any) -> list[str]:
         more = [f"    ... {len(lines) - _SHOWN_LINES} more lines"] if len(lines) > _SHOWN_LINES else []
         return [f"  {name}:", *(f"    {one_line(line, 200)}" for line in lines[:_SHOWN_LINES]), *more]
     return [f"  {name}: was {one_line(repr(before), 200)}, is {one_line(repr(now), 200)}"]
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Print one line per record, oldest first; '-' reads stdin."""
+    from warmcell.observe.audit import in_words, read_audit
+
+    try:
+        file = open(0 if arguments.file == "-" else arguments.file, "rb", closefd=arguments.file != "-")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"cannot read {arguments.file!r}: {error.strerror}") from None
+    with file:
+        for record in read_audit(file):
+            if arguments.json:
+                print_json(record)
+            else:
+                print(in_words(record))
+    return OK

@@ -8,8 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from warmcell.core.errors import SandboxError
 from warmcell.interfaces.cli.exits import OK, UsageError
-from warmcell.interfaces.cli.image_progress import size_text
-from warmcell.interfaces.cli.messages import say_note
+from warmcell.interfaces.cli.messages import say_note, size_text
 from warmcell.interfaces.cli.render import finish, print_json
 
 Store = TypeVar("Store")
@@ -61,6 +60,10 @@ def print_freed(freed: int, as_json: bool) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(table_lines(head, *rows)))
+
+
+def table_lines(*rows: Sequence[str]) -> list[str]:
+    """The rows in aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

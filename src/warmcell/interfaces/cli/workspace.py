@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import SessionBusy
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.image_progress import size_text
+from warmcell.interfaces.cli.messages import size_text
 from warmcell.interfaces.cli.render import print_json
 from warmcell.interfaces.cli.store_actions import MANY, Action, print_freed, print_success, print_table, run_action
 

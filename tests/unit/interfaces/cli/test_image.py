@@ -10,7 +10,7 @@ from tests.images.image_files import Layout, entry, layer
 from tests.images.registry_server import run_registry
 
 from warmcell.interfaces.cli import main
-from warmcell.interfaces.cli.image_progress import size_text
+from warmcell.interfaces.cli.messages import size_text
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from tests.unit.interfaces.cli.terminal import Terminal
 from warmcell import Sandbox
 from warmcell.core.errors import BackendUnavailable
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.server_activity import ServerActivity
-from warmcell.interfaces.cli.top import table
+from warmcell.interfaces.cli.top import ServerActivity, table
 
 
 def top(*words: str) -> subprocess.CompletedProcess[str]:
