@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import SimpleNamespace
 
+    from warmcell.core.errors import SandboxError
     from warmcell.pool.prestarted_manager import PrestartedManager
 
 
@@ -64,12 +65,12 @@ def _status(argv: list[str], early: PrestartedManager | None) -> int:
 def _status_of(error: BaseException, argv: list[str]) -> int:
     from warmcell.core.errors import InvalidRequest, PolicyViolation
     from warmcell.interfaces.cli.exits import BROKEN_PIPE, INTERRUPTED, USAGE, UsageError
-    from warmcell.interfaces.cli.messages import silence
+    from warmcell.interfaces.cli.messages import OutputLost, silence
 
-    if isinstance(error, InvalidRequest | PolicyViolation):
-        error = UsageError(error.message, error.hint)
-    if isinstance(error, UsageError):
-        _report_error(argv, "sandbox.invalid_request", error.message, error.hint, "caller")
+    if isinstance(error, OutputLost):
+        error = error.error
+    if isinstance(error, InvalidRequest | PolicyViolation | UsageError):
+        _report_error(argv, InvalidRequest(error.message, hint=error.hint))
         return USAGE
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
@@ -155,20 +156,17 @@ def _start_ahead(early: PrestartedManager | None, *, packages: str = "") -> None
         start_ahead(early.interpreter, early, packages=packages)
 
 
-def _report_error(
-    argv: list[str], code: str, message: str, hint: str | None, fault: str, retryable: bool = False
-) -> None:
+def _report_error(argv: list[str], error: SandboxError) -> None:
     """Report an error without a result: as JSON on stdout with --json, else on stderr."""
     own = argv[: argv.index("--")] if "--" in argv else argv  # the rest is for the guest's program
     if "--json" not in own:
         from warmcell.interfaces.cli.messages import say_error
 
-        say_error(message, hint)
+        say_error(error.message, error.hint)
         return
-    from warmcell.interfaces.cli.render import print_json
+    from warmcell.interfaces.cli.render import error_to_plain, print_json
 
-    plain = {"code": code, "message": message, "hint": hint, "fault": fault, "retryable": retryable}
-    print_json({"status": "error", "error": plain})
+    print_json({"status": "error", "error": error_to_plain(error)})
 
 
 def _report_our_failure(argv: list[str], error: BaseException) -> int:
@@ -177,12 +175,12 @@ def _report_our_failure(argv: list[str], error: BaseException) -> int:
     from warmcell.interfaces.cli.exits import OUR_FAILURE
 
     if isinstance(error, SandboxError):
-        _report_error(argv, error.code, error.message, error.hint, error.fault, error.retryable)
+        _report_error(argv, error)
     elif isinstance(error, OSError):
-        _report_error(argv, "sandbox.error", f"{error.strerror or error}".lower(), None, "host")
+        _report_error(argv, SandboxError(f"{error.strerror or error}".lower()))
     else:
         hint = "set WARMCELL_DEBUG=1 for the traceback"
-        _report_error(argv, "sandbox.error", f"unexpected {type(error).__name__}: {error}", hint, "host")
+        _report_error(argv, SandboxError(f"unexpected {type(error).__name__}: {error}", hint=hint))
     if os.environ.get("WARMCELL_DEBUG") == "1":
         raise error
     _flush_or_silence()

@@ -7,8 +7,7 @@ from warmcell.core.light import suppress
 from warmcell.core.types import ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.messages import Progress
-from warmcell.interfaces.cli.output_relay import OutputLost, PassThrough, relay
+from warmcell.interfaces.cli.messages import PassThrough, Progress, relay
 from warmcell.interfaces.cli.source import Source, choose, guest_stdin, read_code, read_guest_stdin
 from warmcell.languages.registry import find_language
 
@@ -50,8 +49,6 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
                 outcome = _run_by_name(backend, request, output)
     except SandboxError as error:
         outcome = error
-    except OutputLost as lost:
-        raise lost.error from None
     if arguments.record is not None:
         _record(arguments, request, outcome, backend, policy)
     from warmcell.interfaces.cli.render import finish  # imported late, so that the run starts sooner
@@ -59,7 +56,7 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     if output is None:
         about: dict[str, Any] = {**_about(source, "image" if arguments.image else backend)}
         return finish(outcome, True, about | ({"changes": changes} if keeps_apart else {}))
-    _write_rest(output)
+    output.finish()
     return finish(outcome, False, is_printed=output.has_output)
 
 
@@ -117,13 +114,6 @@ def open_audit(file: str | None) -> AbstractContextManager[object]:
         return AuditLog(file)
     except InvalidRequest as error:
         raise UsageError(f"--audit: {error.message.removeprefix('audit: ')}", error.hint) from None
-
-
-def _write_rest(output: PassThrough) -> None:
-    try:
-        output.finish()
-    except OutputLost as lost:
-        raise lost.error from None
 
 
 def _about(source: Source, backend: str) -> dict[str, str]:
@@ -230,7 +220,7 @@ def _run_with_changes(
             return _run_process(request, arguments, policy, stdin, output, **others)
         finally:
             if output is not None:
-                _write_rest(output)
+                output.finish()
             else:
                 changes += map(to_plain, layer.changes())
             review(layer, merged, arguments)

@@ -9,8 +9,7 @@ from warmcell.core.records import dataclass
 from warmcell.core.types import ExecRequest, ExecResult, Language, check_env, check_text
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.messages import Progress
-from warmcell.interfaces.cli.output_relay import OutputLost, PassThrough, relay
+from warmcell.interfaces.cli.messages import PassThrough, Progress, relay
 from warmcell.interfaces.cli.render import finish
 from warmcell.interfaces.cli.source import Source, read_guest_stdin
 from warmcell.languages.registry import find_language
@@ -47,8 +46,6 @@ def sh(arguments: Namespace | SimpleNamespace) -> int:
                 outcome = _run(script, stdin, settings, output)
     except SandboxError as error:
         outcome = error
-    except OutputLost as lost:
-        raise lost.error from None
     return finish(outcome, arguments.json, is_printed=output is not None and output.has_output)
 
 

@@ -16,7 +16,7 @@ from tests.contract.processes import descendants
 from tests.helpers import eventually, require
 
 from warmcell.interfaces.cli.exits import BROKEN_PIPE, OUR_FAILURE, TIMEOUT
-from warmcell.interfaces.cli.output_relay import OutputLost, PassThrough
+from warmcell.interfaces.cli.messages import OutputLost, PassThrough
 
 pytestmark = [pytest.mark.needs("linux", "user namespaces")]
 
