@@ -19,7 +19,7 @@ NOT_LOADED = """
     interfaces/jupyter
     interfaces/mcp interfaces/recording interfaces/seats interfaces/serve interfaces/tool toolbox/python_
     workspace/archive workspace/diff workspace/file_watch workspace/files workspace/patch workspace/transfer
-    workspace/workspace interfaces/cli/audit interfaces/cli/bench interfaces/cli/completion
+    workspace/workspace interfaces/cli/completion
     interfaces/cli/doctor interfaces/cli/eval interfaces/cli/image interfaces/cli/interactive
     interfaces/cli/judge interfaces/cli/jupyter interfaces/cli/manual interfaces/cli/mcp interfaces/cli/replay
     interfaces/cli/serve interfaces/cli/top interfaces/cli/workspace

@@ -396,13 +396,13 @@ def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(cells: Cells, c
 
 def test_interrupt_from_another_thread_is_a_keyboard_interrupt(cells: Cells) -> None:
     begun = threading.Event()
-    timer = threading.Thread(target=lambda: begun.wait(20) and cells.talk.interrupt())
+    timer = threading.Thread(target=lambda: begun.wait(20) and cells.talk.interrupts.request(is_awaited=False))
     timer.start()
     result = cells("import time\nprint('begun', flush=True)\ntime.sleep(60)", on_stdout=lambda text: begun.set())
     timer.join()
     assert result.error is not None and result.error.name == "KeyboardInterrupt"
     assert "in <module>" in result.error.traceback and LIVE not in result.error.traceback
-    cells.talk.interrupt()  # nothing is under way: nothing happens, now or in the next cell
+    cells.talk.interrupts.request(is_awaited=False)  # nothing is under way: nothing happens, now or in the next cell
     assert cells("3").value == "3"
 
 

@@ -39,13 +39,10 @@ else:
     A, S = typing.TypeVar("A"), typing.TypeVar("S")
 
 
-class AsyncSession(Generic[A]):
-    """An interpreter that keeps its state from one cell to the next. Calls are served in turn, from any task."""
+class _SessionDescription:
+    """What both forms of a session have."""
 
-    def __init__(self, sandbox: A, driver: SessionDriver) -> None:
-        #: The sandbox whose files it sees. A fork has its own.
-        self.sandbox = sandbox
-        self._driver = driver
+    _driver: SessionDriver
 
     @property
     def id(self) -> str:
@@ -60,6 +57,15 @@ class AsyncSession(Generic[A]):
     def is_closed(self) -> bool:
         """Whether it was closed. One that only ended can be restarted."""
         return self._driver.is_closed
+
+
+class AsyncSession(_SessionDescription, Generic[A]):
+    """An interpreter that keeps its state from one cell to the next. Calls are served in turn, from any task."""
+
+    def __init__(self, sandbox: A, driver: SessionDriver) -> None:
+        #: The sandbox whose files it sees. A fork has its own.
+        self.sandbox = sandbox
+        self._driver = driver
 
     async def run(
         self,
@@ -147,7 +153,7 @@ class SessionStart(Generic[A]):
             await self._session.close()
 
 
-class Session(Closing, Generic[S]):
+class Session(_SessionDescription, Closing, Generic[S]):
     """`AsyncSession` for blocking code: the same methods and errors. Safe to use from several threads."""
 
     def __init__(self, session: AsyncSession, sandbox: S) -> None:
@@ -155,20 +161,6 @@ class Session(Closing, Generic[S]):
         self.sandbox = sandbox
         self._async = session
         self._driver = session._driver
-
-    @property
-    def id(self) -> str:
-        """128 random bits in hexadecimal."""
-        return self._async.id
-
-    @property
-    def language(self) -> str:
-        return self._async.language
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed. One that only ended can be restarted."""
-        return self._async.is_closed
 
     @same_arguments(AsyncSession.run)
     def run(self, code: object, *, timeout: float | None = None, **callbacks: Any) -> CellResult:
@@ -244,6 +236,4 @@ class Checkpoint(Closing, Generic[S]):
         made = portal.call(self._async.session, reseed)
         return Session(made, self._sandbox._wrap(made.sandbox))
 
-    def close(self) -> None:
-        """Frees its memory and files. Sessions that were started from it go on. May be called twice."""
-        portal.call(self._async.close)
+    close = blocking(AsyncCheckpoint.close)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
+from functools import partial
 from typing import TypeVar
 
 from warmcell.core import events
@@ -74,11 +75,8 @@ class Interpreter:
     def _cell(self, cell: object, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
         def carry_out(run: Run) -> CellResult:
             try:
-                if events.listeners:
-                    return self._run_with_event(
-                        lambda: self._protocol.run(run, code, timeout, listeners, self._most_bytes)
-                    )
-                return self._protocol.run(run, code, timeout, listeners, self._most_bytes)
+                call = partial(self._protocol.run, run, code, timeout, listeners, self._most_bytes)
+                return self._run_with_event(call) if events.listeners else call()
             finally:
                 self._forget(cell)
 

@@ -122,10 +122,6 @@ class SessionProtocol:
         if done.error is not None:
             raise not_forkable(done.error)
 
-    def interrupt(self) -> bool:
-        """Interrupts the running cell, if there is one. The state is kept."""
-        return self.interrupts.request(is_awaited=False)
-
     def end(self, error: SandboxError) -> None:
         """Ends the worker. The current exchange and all later ones raise `error`."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from warmcell.core.records import dataclass
 from warmcell.interfaces.cli.exits import OK
@@ -10,6 +11,7 @@ from warmcell.interfaces.cli.parser import build_parser
 from warmcell.interfaces.cli.render import print_json
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.registry import all_rows, why_missing
+from warmcell.languages.row import LanguageRow
 from warmcell.languages.table import ROWS
 
 
@@ -39,11 +41,12 @@ def commands(*, for_any_host: bool = False) -> list[Command]:
     """The parser's commands and options as data, with the languages and backends of this host, or with all."""
     parsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     summaries = {action.dest: action.help or "" for action in parsers._choices_actions}
-    languages, backends = (_all_languages(), ("process", "wasm")) if for_any_host else (_languages(), _backends())
-    found = []
-    for name, parser in parsers.choices.items():
-        found.append(_command(name, summaries[name], parser, languages if name == "run" else [], backends))
-    return found
+    rows, backends = (ROWS, ("process", "wasm")) if for_any_host else _find_on_host()
+    languages = [word for row in rows for word in (row.name, *row.aliases)]
+    return [
+        _command(name, summaries[name], parser, languages if name == "run" else [], backends)
+        for name, parser in parsers.choices.items()
+    ]
 
 
 def _command(
@@ -60,21 +63,13 @@ def _command(
     return Command(name, summary, tuple(options), tuple(words))
 
 
-def _backends() -> tuple[str, ...]:
+def _find_on_host() -> tuple[Iterable[LanguageRow], tuple[str, ...]]:
+    """The languages that this host can run, and WebAssembly; and the backends."""
     from warmcell.backends.registry import backend_names
 
-    return backend_names()
-
-
-def _all_languages() -> list[str]:
-    return [word for row in ROWS for word in (row.name, *row.aliases)]
-
-
-def _languages() -> list[str]:
-    """Names and aliases of the languages that this host can run, and of WebAssembly."""
     config = ProcessConfig()
     rows = [row for row in all_rows() if row.backend != "process" or why_missing(row.name, config) is None]
-    return [word for row in rows for word in (row.name, *row.aliases)]
+    return rows, backend_names()
 
 
 def bash(known: list[Command]) -> str:

@@ -116,13 +116,10 @@ def _print_table(summary: Summary, scores: dict[int, float]) -> None:
 
 
 def _to_plain(summary: Summary, scores: dict[int, float]) -> dict[str, Any]:
+    names = ("tasks", "samples", "tasks_without_samples", "samples_without_task", "judged_now")
     return {
         "counts": dict(summary.counts),
         "pass_at": {str(k): score for k, score in scores.items()},
-        "tasks": summary.tasks,
-        "samples": summary.samples,
-        "tasks_without_samples": summary.tasks_without_samples,
-        "samples_without_task": summary.samples_without_task,
-        "judged_now": summary.judged_now,
+        **{name: getattr(summary, name) for name in names},
         "seconds": round(summary.seconds, 3),
     }

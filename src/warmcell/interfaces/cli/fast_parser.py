@@ -17,7 +17,15 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
     if argv[:1] != ["run"]:
         return None
     own, for_program = split_at_dashes(argv)
-    found = _defaults()
+    found = SimpleNamespace(
+        **dict.fromkeys(
+            ("code", "memory", "max_output", "policy", "gpu", "backend", "audit", "record", "image", "user", "patch")
+        ),
+        **dict.fromkeys(("changes", "commit", "discard", "json", "quiet"), False),
+        **{name[2:].replace("-", "_"): [] for name in _LISTS},
+        timeout="30",
+        enforcer="auto",
+    )
     places = _read(own[1:], found, (*_VALUES, *_LISTS, "--json", "--quiet"))
     if places is None or not 1 <= len(places) <= 2:
         return None
@@ -78,17 +86,3 @@ def split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
     """Our own arguments, and those after the first `--`, which are for the guest's program."""
     end = argv.index("--") if "--" in argv else len(argv)
     return argv[:end], argv[end + 1 :]
-
-
-def _defaults() -> SimpleNamespace:
-    return SimpleNamespace(
-        **dict.fromkeys(
-            ("code", "memory", "max_output", "policy", "gpu", "backend", "audit", "record", "image", "user", "patch")
-        ),
-        **dict.fromkeys(("changes", "commit", "discard"), False),
-        **{name[2:].replace("-", "_"): [] for name in _LISTS},
-        timeout="30",
-        enforcer="auto",
-        json=False,
-        quiet=False,
-    )

@@ -40,7 +40,8 @@ def judge(arguments: Namespace) -> int:
     out = _open_out(arguments.out)
     backend = _make_backend(source.language.backend, arguments)
     try:
-        judged = _judge(request, cases, backend, checker, jobs, interactor, arguments)
+        chosen = {"clock": arguments.clock, "concurrency": jobs, "stop_early": arguments.stop_early}
+        judged = _judge(request, cases, backend=backend, checker=checker, interactor=interactor, **chosen)
         version = backend.capabilities().versions.get(source.language.name, "") if arguments.json else ""
     finally:
         backend.close()
@@ -73,15 +74,7 @@ def _print_or_write(
         _print_table(list(zip(cases, judged, strict=False)), len(cases))
 
 
-def _judge(
-    request: ExecRequest,
-    cases: list[Case],
-    backend: Any,
-    checker: str | Checker,
-    jobs: int | None,
-    interactor: ExecRequest | None,
-    chosen: Namespace,
-) -> list[Verdict]:
+def _judge(request: ExecRequest, cases: list[Case], **settings: Any) -> list[Verdict]:
     # The line disappears with the build; from the first verdict on the bar shows progress.
     bar = ProgressBar("judged", len(cases), is_quiet=is_quiet())
     with Progress(f"building {request.language}") as building, bar:
@@ -90,17 +83,7 @@ def _judge(
             building.stop()
             bar.advance()
 
-        return judge_program(
-            request,
-            cases,
-            backend=backend,
-            checker=checker,
-            clock=chosen.clock,
-            concurrency=jobs,
-            stop_early=chosen.stop_early,
-            on_verdict=advance,
-            interactor=interactor,
-        )
+        return judge_program(request, cases, on_verdict=advance, **settings)
 
 
 def _read_interactor(arguments: Namespace, request: ExecRequest) -> ExecRequest | None:
@@ -180,12 +163,10 @@ def _to_plain(source: Source, version: str, verdicts: Sequence[tuple[Case, Verdi
 
 
 def _plain_case(case: Case, verdict: Verdict) -> dict[str, Any]:
+    names = ("status", "time", "cpu_time", "memory_bytes")
     return {
         "name": case.name,
-        "status": verdict.status,
-        "time": verdict.time,
-        "cpu_time": verdict.cpu_time,
-        "memory_bytes": verdict.memory_bytes,
+        **{name: getattr(verdict, name) for name in names},
         "result": None if verdict.result is None else verdict.result.to_dict(),
         "error": None if verdict.error is None else error_to_plain(verdict.error),
     }

@@ -87,13 +87,7 @@ def to_plain(outcome: ExecResult | SandboxError) -> dict[str, Any]:
 
 def error_to_plain(error: SandboxError) -> dict[str, Any]:
     """The error's code, message, hint and fault, and whether a retry may succeed."""
-    return {
-        "code": error.code,
-        "message": error.message,
-        "hint": error.hint,
-        "fault": error.fault,
-        "retryable": error.retryable,
-    }
+    return {name: getattr(error, name) for name in ("code", "message", "hint", "fault", "retryable")}
 
 
 def print_json(value: object) -> None:

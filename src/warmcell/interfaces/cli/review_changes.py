@@ -14,7 +14,7 @@ from warmcell.interfaces.cli.messages import say_note, say_warning
 
 if TYPE_CHECKING:
     from warmcell.changes.layer import ChangeLayer
-    from warmcell.changes.model import Change, CommitReport
+    from warmcell.changes.model import Change
     from warmcell.workspace.root import Root
 
 _LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "M"}
@@ -96,16 +96,12 @@ def _pick(layer: ChangeLayer, merged: Root, changes: Sequence[Change]) -> None:
 
 def _commit(layer: ChangeLayer, merged: Root, paths: Sequence[str] | None, flagged: Sequence[str]) -> bool:
     report = layer.commit(paths, flagged, dry_run=False, merged=merged)
-    _say_report(report)
-    return report.is_complete
-
-
-def _say_report(report: CommitReport) -> None:
     say_note(f"committed {len(report.committed)}, merged {len(report.merged)}")
     for conflict in report.conflicts:
         say_warning(f"conflict: {quote(conflict.path)}: {conflict.reason}")
     for path in report.skipped:
         say_warning(f"not committed: {quote(path)} is flagged", "name it: pick it, or commit(allow_flagged=[...])")
+    return report.is_complete
 
 
 def _keep(layer: ChangeLayer) -> None:
@@ -154,13 +150,7 @@ def _describe(change: Change) -> str:
 
 def to_plain(change: Change) -> dict[str, Any]:
     """For `run --json`."""
-    return {
-        "path": change.path,
-        "kind": change.kind,
-        "old_path": change.old_path,
-        "is_flagged": change.is_flagged,
-        "flag_reason": change.flag_reason,
-    }
+    return {name: getattr(change, name) for name in ("path", "kind", "old_path", "is_flagged", "flag_reason")}
 
 
 def _prompt(question: str) -> str:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from warmcell.interfaces.serve.settings import Settings
 
 _PACKAGES = ("starlette", "uvicorn", "pydantic")
+#: Options that the server takes as they are.
+_SAME_SETTINGS = (
+    "host tokens policy python images public_url tls_cert tls_key audit usage state plain_volumes ray "
+    "metrics_by_tenant log_level log_format"
+).split()
 
 
 def serve(arguments: Namespace) -> int:
@@ -56,29 +61,14 @@ def _serve_http(arguments: Namespace) -> int:
     if arguments.plain_volumes and state_key is None:
         raise UsageError("--plain-volumes is for a server with --state and a key: others have volumes anyway")
     settings = Settings(
-        host=arguments.host,
+        **{name: getattr(arguments, name) for name in _SAME_SETTINGS},
         port=options.port(arguments.port),
         token=arguments.token or os.environ.get("WARMCELL_TOKEN") or None,
-        tokens=arguments.tokens,
-        policy=arguments.policy,
         code=new_code() if arguments.open else None,
-        python=arguments.python,
-        images=arguments.images,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
         workers=options.whole_number("--workers", arguments.workers, MAX_WORKERS) or 1,
-        public_url=arguments.public_url,
         trusted_proxies=",".join(arguments.trusted_proxy or ()),
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-        audit=arguments.audit,
-        usage=arguments.usage,
-        state=arguments.state,
         state_key=state_key,
-        plain_volumes=arguments.plain_volumes,
-        ray=arguments.ray,
-        metrics_by_tenant=arguments.metrics_by_tenant,
-        log_level=arguments.log_level,
-        log_format=arguments.log_format,
         sandboxes=options.whole_number("--sandboxes", arguments.sandboxes, 1 << 16) or 1,
         spares=options.whole_number("--spares", arguments.spares, 1 << 12, 0),
         max_body=(options.whole_number("--max-body", arguments.max_body, 1 << 10) or 1) << 20,

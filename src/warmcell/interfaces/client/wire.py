@@ -101,22 +101,14 @@ def stream_event(name: str, plain: dict[str, Any]) -> StreamEvent:
 
 
 def result_from(plain: dict[str, Any]) -> ExecResult:
-    raw = {name: _bytes(plain, name) for name in ("stdout", "stderr")}
+    same = "stdout stderr exit_code signal duration stdout_truncated stderr_truncated outputs queued".split()
     return ExecResult(
-        stdout=plain["stdout"],
-        stderr=plain["stderr"],
-        exit_code=plain["exit_code"],
-        signal=plain["signal"],
-        duration=plain["duration"],
-        stdout_bytes=raw["stdout"],
-        stderr_bytes=raw["stderr"],
-        stdout_truncated=plain["stdout_truncated"],
-        stderr_truncated=plain["stderr_truncated"],
+        **{name: plain[name] for name in same},
+        stdout_bytes=_bytes(plain, "stdout"),
+        stderr_bytes=_bytes(plain, "stderr"),
         usage=record(Usage, plain["usage"]),
         enforced=record(Enforced, plain["enforced"]),
-        outputs=plain["outputs"],
         denials=[record(Denial, item) for item in plain["denials"]],
-        queued=plain["queued"],
         files={path: b64decode(data) for path, data in plain["files"].items()},
         connections=tuple(record(Connection, item) for item in plain.get("connections", ())),
     )

@@ -85,9 +85,7 @@ class CageCommands:
         """Run a program or a shell command line. Background processes that it leaves keep running. If this is
         cancelled or the program prints more than `most` bytes, it is killed with everything that it started.
         """
-        argv = [command] if isinstance(command, str) else list(command)
-        if isinstance(command, str):
-            argv = ["sh", "-c", command]
+        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         if cwd is not None:
             argv = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
         process = await self._async._start_process(

@@ -99,7 +99,15 @@ class LocalSandbox:
         if getattr(self.context.guest, "has_image", False):
             hint = "put them into the image, or run the image's own pip or npm in a live sandbox"
             raise InvalidRequest("they are for the host's interpreters, not an image's", field="packages", hint=hint)
-        await self._use_packages(await install_packages(self.context, self.live, packages, manager))
+        if self.live.is_in_use:  # by something that would not see the packages
+            raise SessionBusy("programs in the live cage would not see the packages; install before spawn and session")
+        settings, before = self.context.settings, self.context.packages
+        config = getattr(settings.backend, "config", settings.config) or ProcessConfig()
+        enforcer = getattr(settings.backend, "enforcer", settings.enforcer)
+        weaker = getattr(settings.backend, "allow_weaker", settings.allow_weaker)
+        installer = Installer(config, enforcer, self.limits.disk_mb, weaker)
+        work = install_npm(installer, packages, before) if manager == "npm" else installer.install(packages, before)
+        await self._use_packages(await self._operations.run(work))
 
     async def use_packages(self, directory: str) -> None:
         """A copy of packages that another sandbox had installed."""
@@ -174,19 +182,6 @@ class LocalSandbox:
             await in_thread(self.context.close_files)
             if events.listeners:
                 events.emit("sandbox.gone", self.id, {"backend": self.place})
-
-
-async def install_packages(context: SandboxContext, live: LocalLive, packages: Sequence[str], manager: str) -> Packages:
-    """The packages that the sandbox has, and these. `SessionBusy` while something runs that would not see them."""
-    if live.is_in_use:
-        raise SessionBusy("programs in the live cage would not see the packages; install before spawn and session")
-    settings = context.settings
-    config = getattr(settings.backend, "config", settings.config) or ProcessConfig()
-    enforcer = getattr(settings.backend, "enforcer", settings.enforcer)
-    weaker = getattr(settings.backend, "allow_weaker", settings.allow_weaker)
-    installer, before = Installer(config, enforcer, context.limits.disk_mb, weaker), context.packages
-    work = install_npm(installer, packages, before) if manager == "npm" else installer.install(packages, before)
-    return await context.operations.run(work)
 
 
 class LocalRuns:

@@ -80,17 +80,20 @@ def language_for(backend: str, name: str) -> Language | str:
 
 def _refuse_process_settings(backend: str, config: GuestConfig) -> None:
     """A caller that names an interpreter or an enforcer must not get a sandbox without them."""
-    hint = f"leave it out, or use a backend other than {backend!r}"
-    if config.process_config is not None:
-        raise InvalidRequest("works only with the process backend", field="config", hint=hint)
-    if config.enforcer != "auto":
-        raise InvalidRequest("works only with the process backend", field="enforcer", hint=hint)
-    if config.allow_weaker is not None:
-        raise InvalidRequest("works only with the process backend", field="allow_weaker", hint=hint)
-    if config.image is not None:
-        raise InvalidRequest("works only with the process backend", field="image", hint=hint)
-    if config.work_path != WORK:
-        raise InvalidRequest("works only with the process backend", field="work_path", hint=hint)
+    names = {**_process_settings(config), "work_path": config.work_path != WORK}
+    for name in (name for name, is_set in names.items() if is_set):
+        hint = f"leave it out, or use a backend other than {backend!r}"
+        raise InvalidRequest("works only with the process backend", field=name, hint=hint)
+
+
+def _process_settings(config: GuestConfig) -> dict[str, bool]:
+    """The settings of a process backend, and whether each is set."""
+    return {
+        "config": config.process_config is not None,
+        "enforcer": config.enforcer != "auto",
+        "allow_weaker": config.allow_weaker is not None,
+        "image": config.image is not None,
+    }
 
 
 def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
@@ -307,9 +310,7 @@ def guest_of_backend(backend: SandboxBackend, config: GuestConfig) -> Guest:
 
 def _refuse_duplicates(config: GuestConfig) -> None:
     """Only limits may be added; the smaller of two applies."""
-    names = {"config": config.process_config is not None, "enforcer": config.enforcer != "auto"}
-    names["allow_weaker"] = config.allow_weaker is not None
-    names["image"] = config.image is not None
+    names = _process_settings(config)
     names["policy"] = config.policy is not None and replace(config.policy, limits=None) != DEFAULT_POLICY
     for name in (name for name, is_set in names.items() if is_set):
         raise InvalidRequest("the backend already has one", field=name, hint="leave it out, or name the backend")

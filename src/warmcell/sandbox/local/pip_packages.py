@@ -190,16 +190,10 @@ class Installer:
         config = replace(self.config, pool_size=0, pool_min=0, python_path=python or self.config.python_path)
         request = ExecRequest("command", "install", _INSTALL_SECONDS, env=env, limits=limits)
         policy = replace(policy, limits=limits)
-        has_tools = python is not None
-        backend = ProcessBackend(
-            config,
-            self.enforcer,
-            policy,
-            fetch_policy=egress,
-            has_tools=has_tools,
-            allow_weaker=self.allow_weaker,
-        )
-        async with backend:
+        weaker, has_tools = self.allow_weaker, python is not None
+        async with ProcessBackend(
+            config, self.enforcer, policy, fetch_policy=egress, has_tools=has_tools, allow_weaker=weaker
+        ) as backend:
             return await backend.execute_command(argv, "/work", request)
 
     def make_error(self, result: ExecResult, failure: str, reasons: Sequence[str], hint: str) -> SandboxError:

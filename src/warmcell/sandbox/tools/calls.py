@@ -212,12 +212,7 @@ class Calls:
             restart=bool(args["restart"]),
             **_callbacks(on_output),
         )
-        try:
-            cell = await run
-        except Exception as error:
-            return failure(error, self._max_text) | await self._saved.save(partial_result(error))
-        answer = await answer_for(cell, self._sandbox, self._max_text)
-        return answer | await self._saved.save(as_run(cell))
+        return await self._answer(run)
 
     async def run_command(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
         run = self._sandbox.sh(
@@ -229,12 +224,14 @@ class Calls:
         )
         return await self._answer(run)
 
-    async def _answer(self, run: Awaitable[ExecResult]) -> dict[str, Any]:
+    async def _answer(self, run: Awaitable[ExecResult | CellResult]) -> dict[str, Any]:
         try:
             result = await run
         except Exception as error:
             return failure(error, self._max_text) | await self._saved.save(partial_result(error))
-        return success(result, self._max_text) | await self._saved.save(result)
+        if isinstance(result, ExecResult):
+            return success(result, self._max_text) | await self._saved.save(result)
+        return await answer_for(result, self._sandbox, self._max_text) | await self._saved.save(as_run(result))
 
     async def read_file(self, args: dict[str, Any]) -> dict[str, Any]:
         raw = await self._sandbox.read_file(args["path"], max_bytes=MAX_FILE_BYTES)
