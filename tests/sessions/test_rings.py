@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmcell.core.output_events import OutputEvent
+from warmcell.sandbox.local.process import _join
 from warmcell.sessions.processes import text_of
 from warmcell.sessions.streams import Beginning, Ring
 
@@ -28,3 +30,10 @@ def test_a_cut_never_splits_a_character(size: int, text: str) -> None:
         ring = kind(size)
         ring.add(text.encode("utf-8", "replace"))
         assert "\ufffd" not in text_of(ring) or "\ufffd" in text
+
+
+def test_pieces_that_wait_are_joined_up_to_a_bound() -> None:
+    events = [OutputEvent("stdout", b"a"), OutputEvent("stdout", b"b"), OutputEvent("stderr", b"c")]
+    assert list(_join(events)) == [OutputEvent("stdout", b"ab"), OutputEvent("stderr", b"c")]
+    large = OutputEvent("stdout", bytes(1 << 16))
+    assert list(_join([large, events[0], events[1], large])) == [large, OutputEvent("stdout", b"ab"), large]

@@ -62,6 +62,9 @@ class Beginning(Ring):
 _CHUNK = 1 << 16
 #: How many bytes may wait for a follower before reading stops, which blocks the program.
 _MOST_WAITING = 1 << 20
+#: From so many followers on, reading pauses after each piece, so that small pieces become larger ones: passing a piece
+#: on takes time for each follower, which the other threads of this process need.
+_MANY_FOLLOWERS, _PAUSE_PER_FOLLOWER = 16, 20e-6
 
 
 class Follower:
@@ -139,7 +142,12 @@ class Output:
 
     def _read_once(self) -> None:
         self._read()
-        self.listen()
+        count = len(self.followers)
+        if count < _MANY_FOLLOWERS:
+            self.listen()
+        else:
+            self._loop.forget(self._descriptor)
+            self._loop.call_later(count * _PAUSE_PER_FOLLOWER, self.listen)
 
     def _read(self) -> bool:
         try:
@@ -150,8 +158,9 @@ class Output:
             self.close()
             return False
         self.ring.add(data)
+        event = OutputEvent(self.name, data)  # type: ignore[arg-type]
         for follower in self.followers:
-            follower.add(OutputEvent(self.name, data))  # type: ignore[arg-type]
+            follower.add(event)
         return True
 
 

@@ -6,16 +6,18 @@ import asyncio
 import json
 from base64 import b64encode
 from codecs import getincrementaldecoder
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
-from warmcell.interfaces.serve.requests import cancel_and_wait, while_connected
+from warmcell.interfaces.serve.requests import OWNER, cancel_and_wait, while_connected
 from warmcell.interfaces.serve.responses import (
     ClientDisconnected,
     HttpError,
@@ -30,6 +32,8 @@ KEEPALIVE = ": keepalive\n\n"
 MAX_QUEUED = 16
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _END: Any = object()
+#: How many pieces of streams are sent in one iteration of the event loop.
+_PIECES_AT_ONCE = 2
 #: Sends one event: its name and its data.
 Emit = Callable[[str, object], Awaitable[None]]
 
@@ -54,7 +58,7 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            await while_connected(Request(scope, receive), self._send(send))
+            await while_connected(Request(scope, receive), self._send(send, scope.get(OWNER, "")))
         except ClientDisconnected:
             return
         except HttpError as error:
@@ -66,12 +70,60 @@ class _EventStream(Response):
             if self._on_end is not None:
                 await self._on_end()
 
-    async def _send(self, send: Any) -> None:
+    async def _send(self, send: Any, owner: str) -> None:
+        turns = StreamTurns.of_this_loop()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(_with_error(self._events)) as items:  # type: ignore[type-var]
             async for item in items:
+                await turns.wait(owner)
                 await send({"type": "http.response.body", "body": item.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+class StreamTurns:
+    """The pieces of all streams of one event loop: a few are sent in each iteration, and owners take turns.
+
+    Without it, hundreds of streams of one process would send each piece in the same iteration, and every other request
+    would wait for that again and again.
+    """
+
+    _of_loops: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, StreamTurns]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._free, self._is_counting = _PIECES_AT_ONCE, False
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @classmethod
+    def of_this_loop(cls) -> StreamTurns:
+        return cls._of_loops.setdefault(asyncio.get_running_loop(), cls())
+
+    async def wait(self, owner: str) -> None:
+        """Return when a piece of this owner may be sent."""
+        loop = asyncio.get_running_loop()
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._begin_iteration, loop)
+        if self._free:
+            self._free -= 1
+            return
+        turn = loop.create_future()
+        self._lines.setdefault(owner, deque()).append(turn)
+        await turn
+
+    def _begin_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._free = _PIECES_AT_ONCE
+        while self._free and self._lines:
+            owner, line = next(iter(self._lines.items()))
+            del self._lines[owner]
+            turn = line.popleft()
+            if line:
+                self._lines[owner] = line  # behind the other owners
+            if not turn.done():  # else its stream has ended
+                turn.set_result(None)
+                self._free -= 1
+        self._is_counting = self._free < _PIECES_AT_ONCE
+        if self._is_counting:
+            loop.call_soon(self._begin_iteration, loop)
 
 
 def format_event(name: str, data: object, identity: str | None = None) -> str:

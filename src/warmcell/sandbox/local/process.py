@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SessionEnded
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from warmcell.backends.process.live import LiveCage
 
 _CAGE_END_SECONDS = 30.0
+_MOST_JOINED = 1 << 16
 #: Kept of each stream of a process, for callers that look later.
 _RING_BYTES = 1 << 20
 RingFactory = Callable[[], Ring]
@@ -138,7 +140,7 @@ class LocalProcess:
             is_last = False
             while not is_last:
                 events, is_last = await follower.take()
-                for event in events:
+                for event in _join(events):
                     start = positions.get(event.stream, follower.starts[event.stream])
                     positions[event.stream] = start + len(event.data)
                     fresh = event.data[max(0, received.get(event.stream, 0) - start) :]
@@ -170,6 +172,18 @@ class LocalProcess:
                 yield from events
         finally:  # the garbage collector may run this: it must not block
             self._process.unfollow(follower)
+
+
+def _join(events: Iterable[OutputEvent]) -> Iterator[OutputEvent]:
+    """Small pieces of one stream in a row as one: a reader that is behind gets fewer."""
+    for stream, pieces in groupby(events, lambda event: event.stream):
+        joined = bytearray()
+        for piece in pieces:
+            if joined and len(joined) + len(piece.data) > _MOST_JOINED:
+                yield OutputEvent(stream, bytes(joined))
+                joined.clear()
+            joined += piece.data
+        yield OutputEvent(stream, bytes(joined))
 
 
 class LoopFollower:

@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
+from warmcell.interfaces.serve.event_streams import StreamTurns
+from warmcell.interfaces.serve.requests import OWNER
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
 
 CONNECT = "application/connect+json"
@@ -137,14 +139,15 @@ class MessageStream(Response):
         try:
             with suppress(TimeoutError):  # the client has gone
                 async with asyncio.timeout(None) as patience:
-                    await self._send(send)
+                    await self._send(send, scope.get(OWNER, ""))
         finally:
             looking.cancel()
             for task in watching:
                 task.cancel()
 
-    async def _send(self, send: Any) -> None:
+    async def _send(self, send: Any, owner: str) -> None:
         """Sends the head together with the first batch."""
+        turns = StreamTurns.of_this_loop()
         last: dict[str, Any] = {}
         data, has_head = b"", False
         try:
@@ -156,6 +159,7 @@ class MessageStream(Response):
                     data = b"".join(map(envelope, batch))
                     if isinstance(batch, LastMessages):
                         break
+                    await turns.wait(owner)
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     data = b""
         except Exception as error:

@@ -10,9 +10,12 @@ from contextlib import aclosing
 from typing import Any
 
 import h11
+from starlette.requests import HTTPConnection
 
 from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
+from warmcell.interfaces.serve.event_streams import StreamTurns
 from warmcell.interfaces.serve.middleware import CLIENT, PART, SCHEME, scheme_of
 from warmcell.interfaces.serve.requests import cancel_and_wait
 from warmcell.interfaces.serve.responses import ClientDisconnected, error_to_dict
@@ -89,13 +92,15 @@ async def relay(peer: Peer, scope: Any, receive: Receive, send: Any) -> None:
     """Raises `WorkerLost`, or its `loss`, if the peer exits before it has answered; a stream ends with
     an error event instead.
     """
-    kind = ""
+    kind, turns, owner = "", StreamTurns.of_this_loop(), find_token(HTTPConnection(scope)) or ""
     upstream = await connect_to_peer(peer)
     async with aclosing(_relay_request(peer, upstream, scope, receive)) as events:
         try:
             async for event in events:
                 if isinstance(event, h11.Response):
                     kind = dict(event.headers).get(b"content-type", b"").decode("latin-1") or "unknown"
+                elif isinstance(event, h11.Data):
+                    await turns.wait(owner)
                 await send(_to_asgi(event))
         except WorkerLost as error:
             reason = peer.loss or error

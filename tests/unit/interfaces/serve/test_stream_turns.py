@@ -1,0 +1,60 @@
+"""Many streams of one tenant and the other requests of the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+from warmcell.interfaces.serve.event_streams import StreamTurns, event_stream
+from warmcell.interfaces.serve.requests import OWNER
+
+STREAMS = 100
+
+
+async def test_streams_that_have_news_at_once_do_not_all_send_in_one_iteration() -> None:
+    loop, is_ready, sent = asyncio.get_running_loop(), asyncio.Event(), Counter[int]()
+    iteration = 0
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        loop.call_soon(count)
+
+    async def events() -> AsyncIterator[str]:
+        await is_ready.wait()
+        yield "news"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body") == b"news":
+            sent[iteration] += 1
+
+    scope = {"type": "http", OWNER: "one"}
+    streams = [asyncio.create_task(event_stream(events())(scope, receive, send)) for _ in range(STREAMS)]
+    await asyncio.sleep(0)
+    loop.call_soon(count)
+    is_ready.set()
+    await asyncio.gather(*streams)
+    assert sum(sent.values()) == STREAMS
+    assert max(sent.values()) <= 4
+
+
+async def test_owners_take_turns_and_streams_that_ended_take_none() -> None:
+    turns, order = StreamTurns(), list[str]()
+
+    async def send(owner: str) -> None:
+        await turns.wait(owner)
+        order.append(owner)
+
+    many = [asyncio.create_task(send("many")) for _ in range(STREAMS)]
+    late = asyncio.create_task(send("few"))
+    await asyncio.sleep(0)
+    many[-1].cancel()
+    await asyncio.gather(*many[:-1], late)
+    assert order.index("few") < 6
+    assert order.count("many") == STREAMS - 1
