@@ -7,8 +7,10 @@ import os
 import time
 
 MARK = "WARMCELL_PROCESS"
-#: How often to look again while a process may be in the middle of an exec.
-_QUIET_LOOKS, _PAUSE = 8, 0.002
+#: How often to look again while a process is in the middle of an exec: on a loaded machine that takes a while.
+_QUIET_LOOKS, _PAUSE = 250, 0.002
+#: The fields with the addresses of the environment, counted from the state. 0 during an exec.
+_ENVIRONMENT = slice(47, 49)
 
 
 def kill(leader, mark):
@@ -67,12 +69,13 @@ def own_descendants():
 
 def _look(leader, mark):
     """The members, and whether they are complete: a process in the middle of an exec shows no environment."""
-    parents, sessions = {}, {}
+    parents, sessions, places = {}, {}, {}
     for pid in _pids():
         fields = _fields(pid)
         if fields is not None:
             parents[pid], sessions[pid] = int(fields[1]), int(fields[3])
-    marks = {pid: _mark_of(pid) for pid in sessions}
+            places[pid] = fields[_ENVIRONMENT]
+    marks = {pid: _mark_of(pid, places[pid]) for pid in sessions}
     found = {pid for pid in sessions if (leader and leader in (pid, sessions[pid])) or marks[pid] == mark}
     grown = True
     while grown:
@@ -98,16 +101,18 @@ def _fields(pid):
     return fields if fields[0] not in (b"Z", b"X") else None
 
 
-def _mark_of(pid):
-    """The mark of a process, "" if it has none, None if its environment is empty, as during an exec."""
+def _mark_of(pid, place):
+    """The mark of a process, "" if it has none, None during an exec. `place`: where its environment was before."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")
     except OSError:
         return ""
+    if words == [b""]:  # an empty environment has an address too
+        fields = _fields(pid)
+        return None if fields is not None and (b"0" in place or fields[_ENVIRONMENT] != place) else ""
     prefix = f"{MARK}=".encode()
-    found = next((word for word in words if word.startswith(prefix)), b"" if words != [b""] else None)
-    return None if found is None else found[len(prefix) :].decode("ascii", "replace")
+    return next((word for word in words if word.startswith(prefix)), b"")[len(prefix) :].decode("ascii", "replace")
 
 
 def _signal(pids, number):
