@@ -1,4 +1,4 @@
-"""Splits the declarations of the installed wasmtime into statements, for `guest/wasm/bindings_on_demand.py`."""
+"""Splits the declarations of the installed wasmtime into statements, for `guest/wasm/forked.py`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def write_bindings(directory: Path) -> Path | None:
         return None
     sys.path.insert(0, str(ROOT / "src/warmcell/guest"))
     try:
-        from wasm import bindings_on_demand
+        from wasm import forked
     finally:
         sys.path.remove(str(ROOT / "src/warmcell/guest"))
     package = Path(spec.origin).parent
     content = split_declarations((package / "_bindings.py").read_text(), (package / "_ffi.py").read_text())
     if content is None:
         return None
-    path = directory / bindings_on_demand.NAME
-    bindings_on_demand.write(str(path), str(package), content)
+    path = directory / forked.NAME
+    forked.write(str(path), str(package), content)
     return path
 
 

@@ -11,7 +11,7 @@ import pytest
 from warmcell.backends.process import artefacts as module
 from warmcell.backends.process.artefacts import ArtefactCache, add_cache_key
 from warmcell.backends.process.backend import ProcessBackend
-from warmcell.backends.wasm import module_cache
+from warmcell.backends.wasm import module_loader
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, ExecRequest, ExecResult
@@ -248,8 +248,8 @@ def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) ->
 
 @pytest.mark.attack("S2-20")
 def test_compiled_modules_in_memory_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_cache, "_MOST_OPEN_BYTES", 100_000)
-    cache = module_cache.ModuleCache(None)
+    monkeypatch.setattr(module_loader, "_MOST_OPEN_BYTES", 100_000)
+    cache = module_loader.ModuleCache(None)
 
     def module(size: int) -> SignedFile:
         descriptor = os.memfd_create("module")

@@ -61,7 +61,7 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
 
 def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:
     """Else a host that is quick makes new connections while those that it has ended still hold their descriptors."""
-    spec = importlib.util.spec_from_file_location("live_loop", os.path.join(LIVE, "loop.py"))
+    spec = importlib.util.spec_from_file_location("live_loop", os.path.join(LIVE, "relays.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

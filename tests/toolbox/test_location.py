@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.toolbox import loader, location
+from warmcell.toolbox import loader, runtime
 
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    caches = (location.modules_directory, location.ready_made_directory, loader.find_artefact)
+    caches = (runtime.modules_directory, runtime.ready_made_directory, loader.find_artefact)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -24,8 +24,8 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_checkout_uses_its_own_modules() -> None:
-    assert location.modules_directory() == os.path.dirname(os.path.realpath(loader.__file__))
-    assert location.has_modules()
+    assert runtime.modules_directory() == os.path.dirname(os.path.realpath(loader.__file__))
+    assert runtime.has_modules()
 
 
 def test_an_installation_uses_those_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,17 +33,17 @@ def test_an_installation_uses_those_of_the_package(tmp_path: Path, monkeypatch: 
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "toolbox.wasm").touch()
-    monkeypatch.setattr(location, "_OWN", str(tmp_path))
+    monkeypatch.setattr(runtime, "_OWN", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert location.modules_directory() == str(package) and location.has_modules()
-    assert location.ready_made_directory() == str(package / "ready_made")
+    assert runtime.modules_directory() == str(package) and runtime.has_modules()
+    assert runtime.ready_made_directory() == str(package / "ready_made")
     assert loader.find_artefact("node").path == str(package / "node.wasm")
 
 
 def test_without_modules_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(location, "_OWN", str(tmp_path))
-    monkeypatch.setattr(location, "PACKAGE", "no_such_package")
-    assert not location.has_modules()
+    monkeypatch.setattr(runtime, "_OWN", str(tmp_path))
+    monkeypatch.setattr(runtime, "PACKAGE", "no_such_package")
+    assert not runtime.has_modules()
     with pytest.raises(BackendUnavailable, match="'warmcell-toolbox' is not installed") as raised:
         loader.find_artefact("toolbox").read()
     assert raised.value.hint == "pip install 'warmcell[wasm]'"

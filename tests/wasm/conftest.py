@@ -12,10 +12,9 @@ import pytest
 from tests.helpers import require
 
 from warmcell.backends.wasm.backend import WasmBackend
-from warmcell.backends.wasm.module_cache import ModuleCache
-from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.module_loader import ModuleCache
 from warmcell.backends.wasm.pool import WorkerPool, program_pool
-from warmcell.backends.wasm.run_request import RunRequest
+from warmcell.backends.wasm.run_request import ModuleSource, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.types import MIB, ExecRequest, ExecResult
 from warmcell.guest.wasm.protocol import RunLimits

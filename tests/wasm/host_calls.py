@@ -7,7 +7,7 @@ import json
 
 from tests.wasm import guests
 
-from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.run_request import ModuleSource
 
 CALLS = "\n".join(
     f"""(import "sandbox" "__sandbox_{what}" (func ${what} (param i32 i32) (result i32)))

@@ -91,7 +91,7 @@ def test_a_secret_that_others_can_read_is_refused(empty_cache: Path) -> None:
 
 
 def test_verified_content_cannot_change(empty_cache: Path) -> None:
-    from warmcell.backends.wasm.module_cache import ModuleCache
+    from warmcell.backends.wasm.module_loader import ModuleCache
 
     _run_once(empty_cache)
     cache = ModuleCache(empty_cache)
@@ -130,7 +130,7 @@ def test_a_large_module_gets_a_clean_worker(empty_cache: Path, no_workers: Worke
 
 
 def test_it_is_kept_small(empty_cache: Path) -> None:
-    from warmcell.backends.wasm.module_cache import ModuleCache
+    from warmcell.backends.wasm.module_loader import ModuleCache
 
     _run_once(empty_cache)
     (artefact,) = _artefacts(empty_cache)

@@ -16,10 +16,9 @@ from tests.wasm import guests
 from tests.wasm.conftest import run_once, take_limits
 from tests.wasm.host_calls import CALLS, asks, own
 
-from warmcell.backends.wasm.module_cache import ModuleCache
-from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
+from warmcell.backends.wasm.module_loader import ModuleCache
 from warmcell.backends.wasm.pool import WorkerPool
-from warmcell.backends.wasm.run_request import RunRequest
+from warmcell.backends.wasm.run_request import ModuleSource, RunRequest, source_from_code
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
 from warmcell.core.types import MIB, ExecResult

@@ -19,7 +19,7 @@ import pytest
 from tests.helpers import require
 
 from warmcell.backends.wasm import module_loader, worker_handle
-from warmcell.backends.wasm.module_cache import ModuleCache
+from warmcell.backends.wasm.module_loader import ModuleCache
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner

@@ -16,8 +16,7 @@ from warmcell.backends.wasm import launcher as launchers
 from warmcell.backends.wasm import pool as pools
 from warmcell.backends.wasm import worker_handle as workers
 from warmcell.backends.wasm.launcher import PlainLauncher
-from warmcell.backends.wasm.module_source import ModuleSource, source_from_code
-from warmcell.backends.wasm.run_request import Preopen, RunRequest
+from warmcell.backends.wasm.run_request import ModuleSource, Preopen, RunRequest, source_from_code
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import MemoryExceeded
 from warmcell.core.types import MIB, ExecResult

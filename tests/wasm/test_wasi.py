@@ -31,8 +31,7 @@ from tests.wasm.probe import (
     Probe,
 )
 
-from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_request import HostDirectory, Preopen, RunRequest, resolve_preopens
+from warmcell.backends.wasm.run_request import HostDirectory, Preopen, RunRequest, resolve_preopens, source_from_code
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import EnforcerFailed, ExecutionFailed, InvalidRequest
 from warmcell.core.types import MIB, ExecResult

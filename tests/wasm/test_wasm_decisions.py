@@ -10,10 +10,15 @@ import struct
 import pytest
 
 from warmcell.backends.wasm.channel import Frame
-from warmcell.backends.wasm.host_calls import fetch_request
-from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.results import RunContext, enforcement, make_result
-from warmcell.backends.wasm.run_request import Preopen, RunRequest
+from warmcell.backends.wasm.run_request import (
+    Preopen,
+    RunContext,
+    RunRequest,
+    enforcement,
+    make_result,
+    source_from_code,
+)
+from warmcell.backends.wasm.supervisor import fetch_request
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
 from warmcell.core.types import MIB, ExecResult, Usage
 from warmcell.guest.wasm.protocol import MAX_TEXT_BYTES, ExitReport, ProtocolViolation, RunLimits, decode_exit

@@ -14,8 +14,7 @@ from tests.wasm.conftest import run_once
 from tests.wasm.host_calls import asks, own
 
 from warmcell import Sandbox
-from warmcell.backends.wasm.module_cache import ModuleCache
-from warmcell.backends.wasm.module_loader import LoadRequest, ModuleLoader
+from warmcell.backends.wasm.module_loader import LoadRequest, ModuleCache, ModuleLoader
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor

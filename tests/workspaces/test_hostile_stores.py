@@ -13,8 +13,8 @@ from tests.workspaces.trees import directory_of, list_objects
 from warmcell import SnapshotInvalid
 from warmcell.workspace.root import Root
 from warmcell.workspaces import Manifest, WorkspaceStore
-from warmcell.workspaces.snapshots.packs import read_index
-from warmcell.workspaces.snapshots.restore import TreeWriter
+from warmcell.workspaces.snapshots.chunks import read_index
+from warmcell.workspaces.snapshots.take import TreeWriter
 from warmcell.workspaces.snapshots.tree import Entry, from_plain, read_piece, write_line, write_pieces
 
 

@@ -15,8 +15,7 @@ from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
 from warmcell.workspaces.snapshots.archive import SnapshotArchive
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, is_worth_compressing
-from warmcell.workspaces.snapshots.restore import TreeWriter, find_data
-from warmcell.workspaces.snapshots.take import DirectoryReader
+from warmcell.workspaces.snapshots.take import DirectoryReader, TreeWriter, find_data
 from warmcell.workspaces.snapshots.tree import MAX_SIZE, Entry, write_line, write_pieces
 
 BLOCK = 256 << 10

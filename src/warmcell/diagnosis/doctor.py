@@ -336,7 +336,7 @@ def _missing(name: str, error: SandboxError | OSError, doing: str, before: str =
 def _wasm() -> Row:
     from importlib.util import find_spec
 
-    from warmcell.toolbox.location import REMEDY, has_modules
+    from warmcell.toolbox.runtime import REMEDY, has_modules
 
     if find_spec("wasmtime") is None:
         return Row("language wasm", "missing", None, "wasmtime is not installed", REMEDY)

@@ -8,7 +8,7 @@ import os
 from warmcell.cage.fast_imports import read_json
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
-from warmcell.toolbox.location import REMEDY, modules_directory
+from warmcell.toolbox.runtime import REMEDY, modules_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,13 @@ import os
 
 from warmcell.cage.fast_imports import read_json
 from warmcell.core.late_log import LateLog
-from warmcell.toolbox.location import ready_made_directory
-from warmcell.toolbox.runtime import machine, processor_features, settings_digest, wasmtime_version
+from warmcell.toolbox.runtime import (
+    machine,
+    processor_features,
+    ready_made_directory,
+    settings_digest,
+    wasmtime_version,
+)
 from warmcell.toolbox.signed_directory import (
     SignedDirectory,
     SignedFile,

@@ -1,4 +1,4 @@
-"""The installed wasmtime, the worker script, and everything that compiled code depends on besides its module."""
+"""Where the modules are, the installed wasmtime, the worker script, and what else compiled code depends on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,40 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.languages.base import base_executable
 from warmcell.lifetime.bytecode import write_bytecode
 from warmcell.lifetime.late_site import run_site
-from warmcell.toolbox.location import REMEDY
 from warmcell.toolbox.small_digests import sha256
 
 _WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
 WORKER_SCRIPT = os.path.join(_WORKER, "worker.py")
 #: The files that decide how a module is compiled: proposals, settings, and the growth counter added to it.
-_DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py")
+_DECIDING_FILES = ("binary.py", "component.py", "engine.py")
+PACKAGE = "warmcell_toolbox"
+REMEDY = "pip install 'warmcell[wasm]'"
+_OWN = os.path.dirname(os.path.realpath(__file__))
+
+
+@functools.cache
+def modules_directory() -> str:
+    """Our own directory in a checkout, otherwise that of the package `warmcell-toolbox`.
+
+    Without any modules it is our own, where nothing will be found.
+    """
+    if os.path.isfile(os.path.join(_OWN, "toolbox.wasm")):
+        return _OWN
+    spec = PathFinder.find_spec(PACKAGE)
+    if spec is None:
+        run_site()  # the command line may have skipped it
+        spec = PathFinder.find_spec(PACKAGE)
+    return _OWN if spec is None or not spec.origin else os.path.dirname(os.path.realpath(spec.origin))
+
+
+@functools.cache
+def ready_made_directory() -> str:
+    """The compiled modules, visible to workers. It may be missing."""
+    return os.path.join(modules_directory(), "ready_made")
+
+
+def has_modules() -> bool:
+    return os.path.isfile(os.path.join(modules_directory(), "toolbox.wasm"))
 
 
 @functools.cache

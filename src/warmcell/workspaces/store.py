@@ -21,11 +21,11 @@ from warmcell.core.records import dataclass, field
 from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold
 from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.workspace.names import printable
-from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.remove import clear, remove_directory
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
-from warmcell.workspaces.manifest import Manifest
-from warmcell.workspaces.provision import provision
+from warmcell.workspace.workspace import Workspace
+from warmcell.workspaces.manifest import Manifest, provision
 from warmcell.workspaces.running import WorkspaceSandbox, start_sandbox
 from warmcell.workspaces.snapshots.archive import SnapshotArchive, SnapshotRecord, sync_file_system
 from warmcell.workspaces.snapshots.chunks import parse_key
@@ -336,3 +336,21 @@ def _check_name(name: str) -> str:
         hint = "letters, digits, dots, dashes and underscores, at most 100"
         raise InvalidRequest(f"{printable(str(name))[:80]!r} is not a name", field="name", hint=hint)
     return name
+
+
+class SharedSnapshots:
+    """The arguments are those of `WorkspaceStore`, which lists and resumes these snapshots too. Blocking."""
+
+    def __init__(self, url: str, options: Mapping[str, Any], key: bytes | None) -> None:
+        self._archive = WorkspaceStore(url, options=options, key=key)._archive
+
+    def take(self, workspace: Workspace, source: str) -> SnapshotId:
+        """`source` names the sandbox: its next snapshot stores what has changed."""
+        document: dict[str, Any] = {"workspace": source, "workspace_name": source, "name": None, "settings": {}}
+        return self._archive.take(workspace.host_path, source, document).id
+
+    def restore(self, workspace: Workspace, snapshot: str) -> None:
+        """Replace the content of the work directory."""
+        self._archive.get(snapshot)  # raises before anything is removed
+        clear(workspace.root)
+        self._archive.restore(snapshot, workspace.root)

@@ -10,8 +10,8 @@ from tests.helpers import PATIENCE, until_async
 from tests.unit.backends.stand_in_nodes import StandInNodes
 
 from warmcell import ExecRequest, ExecResult
-from warmcell.backends.ray import batch_runs, cluster
-from warmcell.backends.ray.batch_runs import BatchRuns
+from warmcell.backends.ray import cluster, node_service
+from warmcell.backends.ray.node_service import BatchRuns
 from warmcell.backends.ray.placement import choose
 
 REQUEST = ExecRequest("python", "print(1)", 20)
@@ -48,7 +48,7 @@ async def test_few_run_at_a_time_and_the_others_are_queued() -> None:
 
 
 async def test_results_wait_for_others_while_the_node_has_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_runs, "_HOLD_SECONDS", PATIENCE)
+    monkeypatch.setattr(node_service, "_HOLD_SECONDS", PATIENCE)
     runs = BatchRuns()
     guests = Guests(runs, 7)
     await until_async(lambda: guests.running == 2)
@@ -62,7 +62,7 @@ async def test_results_wait_for_others_while_the_node_has_enough_to_do(monkeypat
 
 
 async def test_results_do_not_wait_while_one_of_two_batches_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_runs, "_HOLD_SECONDS", PATIENCE)
+    monkeypatch.setattr(node_service, "_HOLD_SECONDS", PATIENCE)
     runs = BatchRuns()
     many, few = Guests(runs, 9), Guests(runs, 2, at_once=1)
     await until_async(lambda: many.running == 2 and few.running == 1)
@@ -79,7 +79,7 @@ async def test_results_do_not_wait_while_one_of_two_batches_runs_short(monkeypat
 
 
 async def test_other_messages_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_runs, "_HOLD_SECONDS", PATIENCE)
+    monkeypatch.setattr(node_service, "_HOLD_SECONDS", PATIENCE)
     runs = BatchRuns()
     guests = Guests(runs, 7)
     await until_async(lambda: guests.running == 2)

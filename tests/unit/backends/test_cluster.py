@@ -29,7 +29,7 @@ from warmcell import (
     judge,
 )
 from warmcell.backends.fake import FakeGuest
-from warmcell.backends.ray.batch_runs import BatchRuns
+from warmcell.backends.ray.node_service import BatchRuns
 from warmcell.backends.ray.placement import Needs, NodeFacts, NodeInfo, choose, usable
 from warmcell.lifetime.portal import portal
 

@@ -16,11 +16,10 @@ from tests.unit.backends.stand_in_nodes import ScriptedBackend
 from warmcell import BackendUnavailable, ExecRequest, ExecutionFailed, NodeLost
 from warmcell.backends.ray import direct_connection
 from warmcell.backends.ray.direct_connection import Connection, DirectListener, Offer, connect
-from warmcell.backends.ray.node_actor import NodeActor
 from warmcell.backends.ray.node_link import NodeLink
 from warmcell.backends.ray.node_service import NodeService
 from warmcell.backends.ray.placement import NodeInfo
-from warmcell.backends.ray.ray_nodes import RayTransport
+from warmcell.backends.ray.ray_nodes import NodeActor, RayTransport
 
 LOOPBACK = "127.0.0.1"
 REQUEST = ExecRequest("python", "print(1)", 20)

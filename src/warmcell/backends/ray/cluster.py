@@ -13,8 +13,8 @@ from itertools import chain, count
 from typing import Any, Protocol
 
 from warmcell.backends.ray.node_link import NodeLink, Transport
+from warmcell.backends.ray.node_service import own_version
 from warmcell.backends.ray.placement import Needs, Node, NodeInfo, choose, usable
-from warmcell.backends.ray.versions import own_version
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
 from warmcell.lifetime.threads import in_thread
 

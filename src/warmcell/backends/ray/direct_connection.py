@@ -2,6 +2,8 @@
 
 The node offers it through Ray, with a random key, and stops listening when the program has connected. Both ends prove
 that they know the key before either unpickles anything of the other. The connection is not encrypted.
+
+Its messages also carry tunnels: byte streams to a server on the node, as if it were here.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from typing import Any
 
+from warmcell.core.errors import SandboxError
 from warmcell.core.records import dataclass
 from warmcell.lifetime.temporary_directory import socket_directory
 
@@ -25,6 +29,11 @@ _KEY_BYTES, _LENGTH_BYTES = 32, 8
 _PROGRAM, _NODE = b"program", b"node"
 #: The path of a Unix socket, or a host and its port.
 Address = str | tuple[str, int]
+#: Bytes on their way to a reader; a writer of more waits.
+WINDOW = 256 * 1024
+_CHUNK = 1 << 16
+#: Connects a client with the server of a node, until that closes its end.
+Carry = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +157,96 @@ async def connect(offer: Offer) -> Connection:
         connection.close()
         raise
     return connection
+
+
+class Window:
+    """How much of a stream may be on its way."""
+
+    def __init__(self) -> None:
+        self._free = WINDOW
+        self._has_room = asyncio.Event()
+
+    async def take(self, size: int) -> None:
+        while self._free <= 0:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._free -= size
+
+    def add(self, size: int) -> None:
+        self._free += size
+        self._has_room.set()
+
+
+class Carrier:
+    """Copies a connection to messages and messages to the connection. Both ends of a tunnel have one."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, send: Callable[..., object]) -> None:
+        self._reader, self._writer, self._send = reader, writer, send
+        self._window = Window()
+        self._incoming: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def receive(self, kind: str, value: Any = b"") -> None:
+        """A message of the other end: data, the end of its data, or that it has passed on ours."""
+        if kind == "credit":
+            self._window.add(value)
+        else:
+            self._incoming.put_nowait(value)
+
+    async def run(self) -> None:
+        """Until both directions have ended. Closes the connection."""
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._read())
+                both.create_task(self._write())
+        finally:
+            self._writer.close()
+
+    async def _read(self) -> None:
+        with suppress(ConnectionError):
+            while data := await self._reader.read(_CHUNK):
+                await self._window.take(len(data))
+                self._send("data", data)
+        self._send("eof")
+
+    async def _write(self) -> None:
+        with suppress(ConnectionError):
+            while data := await self._incoming.get():
+                self._writer.write(data)
+                await self._writer.drain()
+                self._send("credit", len(data))
+            self._writer.write_eof()
+
+
+class NodeSocket:
+    """A Unix socket in a private directory of this host. Each connection to it leads to the server of the node."""
+
+    def __init__(self, carry: Carry) -> None:
+        self._carry = carry
+        self._stack = ExitStack()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+        self.path = ""
+
+    async def listen(self) -> None:
+        directory = self._stack.enter_context(socket_directory("node"))
+        self.path = f"{directory}/socket"
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._carry(reader, writer)
+        except (SandboxError, ConnectionError, asyncio.CancelledError):
+            return  # the client sees that its connection was closed, and asks the link why
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        self._stack.close()

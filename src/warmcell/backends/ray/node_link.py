@@ -10,8 +10,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
+from warmcell.backends.ray.direct_connection import Carrier, NodeSocket
 from warmcell.backends.ray.node_service import SANDBOXES, TAKE_SECONDS
-from warmcell.backends.ray.tunnel import Carrier, NodeSocket
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, NodeLost, SandboxError
 
 if TYPE_CHECKING:

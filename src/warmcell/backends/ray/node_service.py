@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from warmcell.backends.ray.batch_runs import BatchRuns
-from warmcell.backends.ray.direct_connection import Connection
+from warmcell.backends.ray.direct_connection import Carrier, Connection, Window
 from warmcell.backends.ray.placement import NodeFacts
 from warmcell.backends.ray.stored_images import StoredImages
-from warmcell.backends.ray.tunnel import Carrier, Window
-from warmcell.backends.ray.versions import own_version
 from warmcell.core.errors import ExecutionFailed, SandboxError
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
-from warmcell.core.types import BackendCapabilities, ExecRequest
+from warmcell.core.records import replace
+from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult
 from warmcell.lifetime.threads import in_thread
 
 #: An empty batch after so long shows that the node is alive.
@@ -36,6 +34,78 @@ _SERVERS = {
     SANDBOXES: "warmcell.interfaces.serve.node_server",
     FRONT: "warmcell.interfaces.serve.cluster.node_server",
 }
+#: How long a result waits for others.
+_HOLD_SECONDS = 0.2
+
+
+class _Line:
+    """Runs of which as many run at a time."""
+
+    def __init__(self, at_once: int) -> None:
+        self.at_once, self.places = at_once, asyncio.Semaphore(at_once)
+        self.waiting = self.running = 0
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the node stays busy with it for a while."""
+        return self.waiting > self.at_once
+
+
+class BatchRuns:
+    """Runs of batches. A few run at a time, and others wait here, so that the node has work while results and the next
+    requests travel, many in one call: a call of Ray costs more than a run's own messages.
+    """
+
+    def __init__(self) -> None:
+        #: By how many run at a time.
+        self._lines: dict[int, _Line] = {}
+        #: Set when what goes out must not wait: it is not only results of batches, or the node has little left to do.
+        self.has_urgent = asyncio.Event()
+
+    async def run(self, execute: Callable[[], Awaitable[ExecResult]], at_once: int) -> ExecResult:
+        """`at_once` follows from the node's processors and the kind of the batch."""
+        line = self._lines.get(at_once)
+        if line is None:
+            line = self._lines[at_once] = _Line(at_once)
+        waited = await self._wait_for_place(line)
+        line.running += 1
+        try:
+            result = await execute()
+        finally:
+            line.running -= 1
+            line.places.release()
+        return replace(result, queued=result.queued + waited)
+
+    async def _wait_for_place(self, line: _Line) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        line.waiting += 1
+        try:
+            await line.places.acquire()
+        finally:
+            line.waiting -= 1
+            if line.waiting == line.at_once:
+                self.has_urgent.set()
+        return loop.time() - began
+
+    async def hold_results(self) -> None:
+        """Lets results of batches wait for others, while enough runs wait here to keep the node busy."""
+        active = [line for line in self._lines.values() if line.waiting or line.running]
+        if active and all(line.has_enough for line in active):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HOLD_SECONDS):
+                    await self.has_urgent.wait()
+
+
+@cache
+def own_version() -> str:
+    """Of this installation: both ends of a link must have the same."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("warmcell")
+    except PackageNotFoundError:  # used from a checkout that is not installed
+        return "unknown"
 
 
 class NodeService:

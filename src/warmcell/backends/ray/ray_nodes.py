@@ -1,4 +1,4 @@
-"""RayNodes: the cluster as Ray shows it, and actors on its nodes."""
+"""RayNodes: the cluster as Ray shows it, and the actors that Ray starts on its nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from warmcell.backends.ray.direct_connection import Connection, connect
+from warmcell.backends.ray.direct_connection import Connection, DirectListener, connect
+from warmcell.backends.ray.node_service import NodeService
 from warmcell.backends.ray.placement import RESOURCE, NodeFacts, NodeInfo
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
 from warmcell.lifetime.ownership import Lock
@@ -101,7 +102,7 @@ class RayNodes:
         """An actor on this node. It ends with this program."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from warmcell.backends.ray.node_actor import NodeActor
+        from warmcell.backends.ray.ray_nodes import NodeActor
 
         placed = NodeAffinitySchedulingStrategy(node_id, soft=False)
         options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": placed}
@@ -198,3 +199,46 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "died" in line or "Error" in line]
     return (telling or lines or [type(error).__name__])[-1][:300]
+
+
+class NodeActor:
+    """An asynchronous actor around a `NodeService`: its methods overlap, on one event loop."""
+
+    def __init__(self, make_backend: bytes) -> None:
+        self._make_backend = make_backend
+        self._service: NodeService | None = None
+        self._listener: DirectListener | None = None
+
+    async def start(self) -> bytes:
+        """The node's facts, or the error that keeps it from running anything."""
+        try:
+            self._service = NodeService(pickle.loads(self._make_backend))  # noqa: S301  # of our own program
+            return pickle.dumps(await self._service.start())
+        except SandboxError as error:
+            return pickle.dumps(error.with_traceback(None))
+
+    async def listen(self, is_local: bool) -> bytes:
+        """Offers a direct connection to programs of this host, or to those of other hosts."""
+        import ray
+
+        assert self._service is not None
+        self._listener = self._listener or DirectListener(self._service.serve)
+        return pickle.dumps(await self._listener.listen(None if is_local else ray.util.get_node_ip_address()))
+
+    async def submit(self, payload: bytes) -> None:
+        assert self._service is not None
+        self._service.submit(payload)
+
+    async def take(self) -> bytes:
+        assert self._service is not None
+        return await self._service.take()
+
+    async def check(self) -> None:
+        """Returns if this process is not about to end."""
+
+    async def close(self) -> None:
+        """The connection stays until Ray ends the process: its end would mean that the node was lost."""
+        if self._listener is not None:
+            self._listener.stop()
+        if self._service is not None:
+            await self._service.close()

@@ -12,10 +12,9 @@ from warmcell.backends.base import BackendBase
 from warmcell.backends.built import Program
 from warmcell.backends.streaming import refuse_descriptor, stream
 from warmcell.backends.wasm.launcher import worker_launcher
-from warmcell.backends.wasm.module_cache import ModuleCache, shared_cache
-from warmcell.backends.wasm.module_source import source_from_code
+from warmcell.backends.wasm.module_loader import ModuleCache, shared_cache
 from warmcell.backends.wasm.pool import MOST_WORKERS
-from warmcell.backends.wasm.run_request import Preopen, RunRequest, check_fuel, run_limits
+from warmcell.backends.wasm.run_request import Preopen, RunRequest, check_fuel, run_limits, source_from_code
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.output_events import StreamEvent

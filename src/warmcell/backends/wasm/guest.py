@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from warmcell.backends.wasm.launcher import worker_launcher
-from warmcell.backends.wasm.module_source import source_from_code
-from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest, run_limits
+from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest, run_limits, source_from_code
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.core.errors import InvalidRequest

@@ -1,21 +1,118 @@
-"""The validated input of one run, and the host directories behind its preopens."""
+"""The validated input of one run: its module, its arguments and limits, the host directories behind its preopens.
+
+And its end: turns a worker's exit report into a result or an error.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warmcell.cage.records import NamedTuple
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
 from warmcell.core.records import dataclass, field
-from warmcell.core.types import MIB, EffectiveLimits, check_env, check_text, check_timeout, is_plain
-from warmcell.guest.wasm.protocol import RunLimits
+from warmcell.core.types import (
+    MIB,
+    EffectiveLimits,
+    Enforced,
+    ExecResult,
+    Usage,
+    check_env,
+    check_text,
+    check_timeout,
+    is_plain,
+)
+from warmcell.guest.wasm.protocol import ExitReport, RunLimits
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.runner.listening import Listener
+from warmcell.runner.outcome import text_of
+from warmcell.runner.streams import Capture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
 _MAX_FUEL = (1 << 63) - 1
 _MOST_KNOWN = 64
 Fetch = Callable[[bytes], bytes]
+MAGIC = b"\0asm"
+CORE_VERSION = b"\1\0\0\0"
+START = "_start"
+#: Small modules are often run repeatedly; larger ones are not worth keeping in memory.
+_SMALL_BYTES = 64 << 10
+_KILLED = 137
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A module. `is_own` marks those that Warmcell ships; they may import the module `sandbox`.
+
+    `read` returns the bytes; the files of our own modules are read only to compile them.
+    """
+
+    format: Literal["wasm", "wat", "component"]
+    read: Callable[[], bytes]
+    digest: str
+    entry: str = START
+    is_own: bool = False
+    #: A harmless command line. A worker runs it once to learn which memory pages a run touches.
+    rehearsal: Sequence[str] = ()
+    #: Derived: its names inside a worker, without fuel and with fuel.
+    loaded_names: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        name = f"{self.digest}:{self.entry}:{self.is_own:d}"
+        object.__setattr__(self, "loaded_names", (f"{name}:0", f"{name}:1"))
+
+
+def source_from_code(code: str | bytes) -> ModuleSource:
+    """Recognises a binary module, base64 of one, or WAT text; `InvalidRequest` if the code is none of the three."""
+    return _recognise_cached(code) if len(code) <= _SMALL_BYTES else _recognise(code)
+
+
+@functools.lru_cache(maxsize=64)
+def _recognise_cached(code: str | bytes) -> ModuleSource:
+    return _recognise(code)
+
+
+def _recognise(code: str | bytes) -> ModuleSource:
+    if isinstance(code, bytes):
+        return _from_bytes(code)
+    text = code.strip()
+    if text.startswith(("(", ";;")):
+        return _make("wat", text.encode())
+    return _from_bytes(_from_base64(text))
+
+
+def _from_bytes(data: bytes) -> ModuleSource:
+    if not data.startswith(MAGIC):
+        if data.lstrip().startswith((b"(", b";;")):
+            return _make("wat", data)
+        raise InvalidRequest("invalid module: it does not start with the WebAssembly magic number", field="code")
+    if data[4:8] != CORE_VERSION:
+        raise InvalidRequest(
+            "invalid module: not a core module of version 1 (components are not supported)", field="code"
+        )
+    return _make("wasm", data)
+
+
+def _from_base64(text: str) -> bytes:
+    import base64
+    import binascii
+
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(
+            "is neither WAT text nor a base64-encoded module", field="code", hint="give the binary module as bytes"
+        ) from None
+
+
+def _make(form: Literal["wasm", "wat"], data: bytes) -> ModuleSource:
+    import hashlib
+
+    return ModuleSource(form, lambda: data, hashlib.sha256(form.encode() + b"\0" + data).hexdigest())
 
 
 class Preopen(NamedTuple):
@@ -164,3 +261,90 @@ def _find_read_only(directory: str, paths: Sequence[str]) -> Iterator[ReadOnlyPa
         except OSError as error:
             raise host_failure(error, "open a protected path") from None
         yield ReadOnlyPath(path, path in paths, found.st_dev, found.st_ino)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What the supervisor knows about a finished run."""
+
+    request: RunRequest
+    #: Seconds before the guest could run, and seconds that the guest ran.
+    queued: float
+    duration: float
+    enforced: Enforced
+
+
+def make_result(report: ExitReport, stdout: Capture, stderr: Capture, context: RunContext) -> ExecResult:
+    """Raises the error for a limit that ended the run or for a failure of the worker.
+
+    Besides the worker's own kinds, `cpu` is for a run that the supervisor killed.
+    """
+    limits = context.request.limits
+    if report.kind == "failed":
+        hint = "`ulimit -v unlimited`, or free some memory" if "ulimit -v" in report.message else None
+        raise ExecutionFailed(f"the WASM run failed: {report.message}", hint=hint)
+    result = _result(report, stdout, stderr, context)
+    match report.kind:
+        case "timeout":
+            raise ExecutionTimeout(limits.timeout, result)
+        case "cpu":
+            raise ExecutionTimeout(limits.cpu_seconds or limits.timeout, result, clock="cpu")
+        case "memory":
+            raise MemoryExceeded(limits.memory_bytes // MIB, result)
+        case "fuel":
+            raise FuelExhausted(limits.fuel or 0, result)
+    return result
+
+
+def _result(report: ExitReport, stdout: Capture, stderr: Capture, context: RunContext) -> ExecResult:
+    """For a run that a limit ended, the partial result."""
+    (out, out_bytes), (err, err_bytes) = text_of(stdout), text_of(stderr)
+    # A trap is the guest's own end. Its message goes where a shell would print that of a crash.
+    note = report.message.strip() + "\n" if report.kind == "trap" and report.message else ""
+    return ExecResult(
+        stdout=out,
+        stderr=f"{err}\n{note}" if note and err and not err.endswith("\n") else err + note,
+        exit_code=report.exit_code if report.kind in ("exit", "trap") else _KILLED,
+        duration=context.duration,
+        stdout_bytes=out_bytes,
+        stderr_bytes=err_bytes + note.encode(),
+        stdout_truncated=stdout.total > stdout.cap,
+        stderr_truncated=stderr.total > stderr.cap,
+        usage=Usage(report.cpu_seconds, context.duration, report.memory_bytes),
+        enforced=context.enforced,
+        queued=context.queued,
+    )
+
+
+def enforcement(request: RunRequest, isolation_class: str, wasmtime_version: str) -> Enforced:
+    """Which mechanism enforces each limit of a run."""
+    limits = request.limits
+    cpu = "fuel" if limits.fuel is not None else "watchdog" if limits.cpu_seconds is not None else None
+    is_writable = any(preopen.writable for preopen in request.preopens)
+    per_file = "rlimit per file" if limits.file_bytes is not None else None
+    disk = per_file if is_writable else "nothing writable"
+    files = "wasi preopens" if request.preopens else "no filesystem"
+    network = "host call" if request.fetch is not None else "no sockets"
+    return _make_enforced(isolation_class, wasmtime_version, cpu, disk, files, network)
+
+
+@functools.lru_cache(maxsize=64)
+def _make_enforced(
+    isolation_class: str, wasmtime_version: str, cpu: str | None, disk: str | None, files: str, network: str
+) -> Enforced:
+    return Enforced(
+        isolation_class=isolation_class,
+        enforcer=f"wasmtime {wasmtime_version}",
+        timeout="epoch+kill",
+        memory="wasmtime limits",
+        cpu=cpu,
+        processes="wasm",
+        open_files="rlimit",
+        disk=disk,
+        output="supervisor",
+        network=network,
+        filesystem_read=files,
+        filesystem_write=files,
+        environment="wasi",
+        syscalls="wasm",
+    )

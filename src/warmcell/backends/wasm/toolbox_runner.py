@@ -6,11 +6,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from warmcell.backends.wasm.module_cache import shared_cache
-from warmcell.backends.wasm.module_loader import LoadRequest, ModuleLoader
-from warmcell.backends.wasm.module_source import ModuleSource
+from warmcell.backends.wasm.module_loader import LoadRequest, ModuleLoader, shared_cache
 from warmcell.backends.wasm.pool import program_pool
-from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest
+from warmcell.backends.wasm.run_request import Fetch, ModuleSource, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, CommandNotFound, SandboxError
 from warmcell.core.slow_steps import report_slow_step

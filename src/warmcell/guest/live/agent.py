@@ -13,7 +13,7 @@ import os
 import socket
 
 from . import frames, preloaded, relays, starting, trees
-from .loop import READ, WRITE, Loop
+from .relays import READ, WRITE, Loop
 
 PR_SET_CHILD_SUBREAPER = 36
 _MOST_DESCRIPTORS = 16

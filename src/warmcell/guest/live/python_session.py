@@ -16,7 +16,7 @@ import sys
 import time
 from types import ModuleType
 
-from . import preloaded, session_display, session_errors, session_magics, session_modules, session_streams
+from . import preloaded, session_display, session_magics, session_modules, session_streams
 from .session_channel import PIECE, Channel
 
 #: Descriptors: the channel to the host, where a forkable session writes its image, and where a fork reads its own.
@@ -71,9 +71,7 @@ class Session:
         self._screen = session_display.Screen(channel, self._streams, PIECE)
         adapting = session_modules.install(self._screen)
         if os.environ.get("E2B_SANDBOX") == "true":  # set for everything in sandboxes of the E2B API
-            from . import session_e2b
-
-            session_e2b.install(self._screen, adapting)
+            session_display.install_e2b(self._screen, adapting)
         builtins.display = self._screen.display
         builtins.update_display = self._screen.update_display
         builtins.clear_output = self._screen.clear_output
@@ -93,7 +91,7 @@ class Session:
         elif request["op"] in ("branch", "resume"):
             work = self._write_image if request["op"] == "branch" else lambda: self._read_image(**request["how"])
             error = self._run_guarded(work, request["cell"])
-            described = None if error is None else session_errors.describe(error)
+            described = None if error is None else session_streams.describe(error)
             self._channel.send(event="done", cell=request["cell"], error=described)
 
     def _run_cell(self, request):
@@ -129,7 +127,7 @@ class Session:
         if error is None and self._result is None:
             self._channel.send_text(f'{{"event":"done","cell":{number},"cpu":{cpu:.6f},"peak":{peak}}}')
             return
-        described = None if error is None else session_errors.describe(error)
+        described = None if error is None else session_streams.describe(error)
         self._channel.send(event="done", cell=number, error=described, result=self._result, cpu=cpu, peak=peak)
 
     # ---- one cell ----
@@ -235,7 +233,7 @@ class Session:
     def _send_variables(self, request):
         found = {}
         error = self._run_guarded(lambda: self._collect(found), request["cell"])
-        described = None if error is None else session_errors.describe(error)
+        described = None if error is None else session_streams.describe(error)
         self._channel.send(event="variables", cell=request["cell"], names=found, error=described)
 
     def _collect(self, found):

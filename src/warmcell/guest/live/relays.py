@@ -1,10 +1,9 @@
 """Relays bytes between two descriptors, in each direction independently: terminals and pipes, ports and sockets."""
 
 import os
+import select
 import socket
 from functools import partial
-
-from .loop import READ, WRITE
 
 #: How many bytes of terminal output are kept when the program has ended.
 _MOST_WAITING = 1 << 20
@@ -12,6 +11,38 @@ _MOST_WAITING = 1 << 20
 _SCRATCH = memoryview(bytearray(1 << 18))
 #: A read of at least `_LARGE` bytes is repeated, up to `_MOST_PIECES` times, before other descriptors get their turn.
 _LARGE, _MOST_PIECES = 1 << 16, 8
+READ, WRITE = select.POLLIN, select.POLLOUT
+
+
+class Loop:
+    """An exception in a callback ends the agent, so callbacks handle the errors of their peers."""
+
+    def __init__(self):
+        self._poll = select.poll()
+        self._callbacks = {}
+
+    def watch(self, descriptor, events, callback):
+        """Calls `callback()` when the descriptor is ready for `events` or hung up; without events, unregisters it."""
+        if not events:
+            self.forget(descriptor)
+            return
+        self._callbacks[descriptor] = callback
+        self._poll.register(descriptor, events)
+
+    def forget(self, descriptor):
+        if self._callbacks.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def forget_all(self):
+        for descriptor in list(self._callbacks):
+            self.forget(descriptor)
+
+    def turn(self):
+        """Handles the newest descriptors first: closed connections free theirs before the next request is read."""
+        for descriptor, _ in reversed(self._poll.poll()):
+            callback = self._callbacks.get(descriptor)
+            if callback is not None:
+                callback()
 
 
 class Lane:

@@ -1,6 +1,7 @@
 """Representations of a value: always text, and the rich forms that its `_repr_*_` methods offer to notebooks."""
 
 import base64
+import functools
 import json
 import sys
 
@@ -23,12 +24,14 @@ _PLOTLY = "application/vnd.plotly.v1+json"
 #: The data of a figure or table, for clients that cannot show it.
 _CHART, _TABLE = "application/vnd.warmcell.chart+json", "application/vnd.warmcell.table+json"
 _MOST_VALUES = 100_000
-
-
 #: Types of the next display that were too large for it.
 _left_out = []
 #: Types that have no rich form.
 _PLAIN = frozenset([int, float, bool, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(len)])
+#: A list or a dict as data. Wrapped in an object, because the host accepts only JSON objects.
+VALUE = "application/vnd.warmcell.value+json"
+#: Longer values are sent as text only.
+_LONGEST = 1 << 20
 
 
 def bundle(value):
@@ -143,7 +146,7 @@ def picture(figure):
 class Screen:
     """`display` and related functions for code in cells."""
 
-    #: Replaced by `session_e2b`.
+    #: Replaced by `install_e2b`.
     bundle = staticmethod(bundle)
 
     def __init__(self, channel, streams, piece):
@@ -248,3 +251,40 @@ class Handle:
 
     def update(self, value, **how):
         self._screen.update_display(value, display_id=self.display_id, **how)
+
+
+def install_e2b(screen, adapting):
+    """Behaviour of E2B's kernel that notebooks do not have. Only for sandboxes of the E2B API."""
+    screen.bundle = _bundle_with_data
+    adapting.also("PIL.Image", lambda module: _display_saved_images(screen, module.Image))
+
+
+def _bundle_with_data(value):
+    found = bundle(value)
+    if isinstance(value, (list, dict)) and 0 < len(found.get("text/plain", "")) <= _LONGEST:
+        try:
+            found[VALUE] = json.dumps({"value": value}, default=_to_json_type)
+        except Exception:
+            return found  # not JSON, or its representation raised: text only
+    return found
+
+
+def _to_json_type(value):
+    """JSON types for numpy arrays and numbers, dates and times."""
+    for name in ("tolist", "isoformat"):
+        if callable(plain := getattr(type(value), name, None)):
+            return plain(value)
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
+
+
+def _display_saved_images(screen, kind):
+    """Displays images that are saved to a named file, not those saved to a buffer."""
+    save = kind.save
+
+    @functools.wraps(save)
+    def save_and_show(image, fp, *args, **kwargs):
+        save(image, fp, *args, **kwargs)
+        if isinstance(fp, str):
+            screen.display(image)
+
+    kind.save = save_and_show

@@ -4,16 +4,18 @@ An image is a sequence of pickles: the state of the process, private files one b
 no variable refers to; then large buffers. Guest processes write and read it; the host only copies it.
 """
 
+import ctypes
 import io
 import linecache
 import mmap
 import os
 import pickle
+import struct
 import sys
 import threading
 import types
 
-from . import session_buffers, session_files, session_pickle, trees
+from . import session_files, session_pickle, trees
 from .session_files import CannotBranch
 
 #: Where the work directory may be. The host copies or keeps it.
@@ -25,6 +27,13 @@ _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 _END = None
 #: Two huge pages: a smaller buffer may not contain an aligned one.
 _LARGE = 1 << 22
+#: The last bytes of an image: where the list of buffers starts.
+_TRAILER = struct.Struct("<Q")
+#: Made when this is imported, which is before the fork for most sessions.
+_library = ctypes.CDLL(None)
+_library.mmap.restype = ctypes.c_void_p
+_library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class ImagePipe(io.RawIOBase):
@@ -59,11 +68,9 @@ class ImageReader(io.BufferedReader):
 
 def _advise(view):
     """Advises whole pages of the buffer only. A failure does not matter."""
-    import ctypes
-
     start = ctypes.addressof(ctypes.c_char.from_buffer(view))
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
+    _library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
 
 
 # ---- writing ----
@@ -108,7 +115,7 @@ def write(out, namespace, about, descriptors):
     except Exception as error:
         raise CannotBranch(_find_culprit(variables, modules, error)) from None
     pickle.dump([session_files.describe(number) for number in sorted(descriptors - carried)], out, 5)
-    session_buffers.write(out, buffers)
+    _write_buffers(out, buffers)
 
 
 def _surroundings():
@@ -170,7 +177,7 @@ def read(source, namespace, reseed, keeps_files=False):
     about = _load(source)
     _read_private_files(source, keeps_files)
     _stand_there(about)
-    modules, variables = pickle.load(source, buffers=session_buffers.read(source.fileno()))  # noqa: S301  # as `_load`
+    modules, variables = pickle.load(source, buffers=_read_buffers(source.fileno()))  # noqa: S301  # as `_load`
     for name, state in modules.items():
         vars(sys.modules.get(name) or __import__(name, fromlist=["*"])).update(state)
     namespace.update(variables)
@@ -222,3 +229,51 @@ def _set_random(about, reseed):
         numpy_random.seed() if reseed else numpy_random.set_state(about["numpy"])
     if "_ssl" in sys.modules:
         sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)
+
+
+# ---- buffers ----
+#
+# Every session that reads the image maps them privately: a buffer takes no memory of its own until the session writes
+# to it. The file is sealed, so what one session writes no other one sees.
+
+
+def _write_buffers(out, buffers):
+    """Writes the buffers, each at the start of a page, and where they lie."""
+    places = []
+    for buffer in buffers:
+        out.write(bytes(-out.size % mmap.PAGESIZE))
+        with buffer.raw() as data:
+            places.append((out.size, data.nbytes))
+            out.write(data)
+    start = out.size
+    pickle.dump(places, out, 5)
+    out.write(_TRAILER.pack(start))
+
+
+def _read_buffers(descriptor):
+    """The buffers of an image, in the order in which its pickle refers to them."""
+    end = os.fstat(descriptor).st_size - _TRAILER.size
+    (start,) = _TRAILER.unpack(os.pread(descriptor, _TRAILER.size, end))
+    places = pickle.loads(os.pread(descriptor, end - start, start))  # noqa: S301  # in the cage, like the variables
+    return [_map(descriptor, offset, size) for offset, size in places]
+
+
+def _map(descriptor, offset, size):
+    """Not by `mmap.mmap`, which keeps a descriptor open for each mapping: the next image would have to explain it."""
+    how = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _library.mmap(None, size, how, mmap.MAP_PRIVATE, descriptor, offset)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise MemoryError(f"cannot map a buffer of {size} bytes")
+    array = (ctypes.c_char * size).from_address(address)
+    array.mapping = _Mapping(address, size)
+    return memoryview(array).cast("B")
+
+
+class _Mapping:
+    """Ends with the last object that uses its memory."""
+
+    def __init__(self, address, size):
+        self._unmap, self._range = _library.munmap, (address, size)
+
+    def __del__(self):
+        self._unmap(*self._range)

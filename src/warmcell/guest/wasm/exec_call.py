@@ -15,11 +15,10 @@ import wasmtime
 from wasm.deadline import DeadlineReached
 from wasm.engine import LoadedModule
 from wasm.memory import GuestMemory
-from wasm.open_files import open_files_limit
 from wasm.protocol import ExitReport, write_json
 from wasm.run import Invocation
 from wasm.run_stack import FuelGone, RunStack
-from wasm.wasi_setup import WasiSetup
+from wasm.wasi_setup import WasiSetup, open_files_limit
 from wasmtime import _ffi as ffi
 
 from wasm.host_calls import MalformedRequest

@@ -7,6 +7,8 @@ raise an exception.
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +23,11 @@ _HOW_TO_ENABLE = {
     "fetch": "networking is disabled for this sandbox; pass fetch_policy=FetchPolicy(allowed_domains=[...])",
     "exec": "this run may not start commands",
 }
-
 #: Takes the request and the calling guest. None means not allowed.
 Handler = Callable[[dict[str, Any], wasmtime.Caller], bytes | None]
+#: The supervisor accepts at most 64 KiB of JSON; the body is sent as a blob.
+_MOST_HEAD_BYTES = 48 << 10
+_FIELDS = {"url": str, "method": str, "headers": dict, "timeout": (int, float), "follow_redirects": bool, "body": str}
 
 
 class MalformedRequest(Exception):
@@ -100,3 +104,31 @@ def _parse(raw: bytes | None) -> dict[str, Any] | None:
 
 def _refusal(what: str) -> bytes:
     return write_json({"error": {"code": f"{what}_disabled", "message": _HOW_TO_ENABLE[what]}})
+
+
+def parse_fetch(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The validated fields of a fetch, and its body. Raises `MalformedRequest`.
+
+    Parsed here, so that the supervisor never parses a guest's JSON.
+    """
+    fields = {name: value for name, value in request.items() if value is not None}
+    for name, value in fields.items():
+        if name not in _FIELDS or not isinstance(value, _FIELDS[name]):
+            raise MalformedRequest(f"{name} is unknown or of the wrong type")
+        if isinstance(value, bool) and name != "follow_redirects":
+            raise MalformedRequest(f"{name} is of the wrong type")
+    if "url" not in fields:
+        raise MalformedRequest("url is missing")
+    if not all(isinstance(value, str) for value in fields.get("headers", {}).values()):
+        raise MalformedRequest("header values must be strings")
+    body = fields.pop("body", None)
+    if len(write_json(fields)) > _MOST_HEAD_BYTES:
+        raise MalformedRequest("url and headers are too long")
+    return ({**fields, "has_body": True}, _decode(body)) if body is not None else (fields, b"")
+
+
+def _decode(body: str) -> bytes:
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedRequest("body must be base64") from None

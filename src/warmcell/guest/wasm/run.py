@@ -14,14 +14,12 @@ from typing import NamedTuple
 import wasmtime
 from wasm.binary import MEMORY_NAME, REFUSED_NAME
 from wasm.deadline import Deadline, DeadlineReached
-from wasm.direct_calls import memory_bytes, set_arguments, set_epoch_deadline, set_wasi
 from wasm.engine import ModuleFacts
-from wasm.instances import PreparedInstance
-from wasm.open_files import open_files_limit
+from wasm.instances import PreparedInstance, memory_bytes, set_arguments, set_epoch_deadline, set_wasi
 from wasm.pages import anonymous_bytes
 from wasm.protocol import ExitReport
 from wasm.wasi_calls import GuestExit, WasiCalls
-from wasm.wasi_setup import SetupFailed, WasiSetup, set_stdin
+from wasm.wasi_setup import SetupFailed, WasiSetup, open_files_limit, set_stdin
 from wasmtime import _ffi as ffi
 
 PAGE_BYTES = 65536

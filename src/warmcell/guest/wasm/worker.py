@@ -23,15 +23,13 @@ from wasm.channel import Channel, SupervisorGone
 from wasm.deadline import Deadline, DeadlineReached
 from wasm.engine import Engines, LoadedModule, ModuleFacts, ModuleInput, Refused, write_compiled
 from wasm.exec_call import CommandUnavailable, ExecCall
-from wasm.fetch_call import parse_fetch
-from wasm.open_files import open_files_limit
 from wasm.protocol import ExitReport, RunLimits, RunSpec, decode_run, decode_spec, encode_exit
 from wasm.run import Invocation, Runner
 from wasm.run_stack import RunStack
 from wasm.wasi_calls import WasiCalls
-from wasm.wasi_setup import WasiSetup
+from wasm.wasi_setup import WasiSetup, open_files_limit
 
-from wasm.host_calls import HostCalls
+from wasm.host_calls import HostCalls, parse_fetch
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:  # the C half of the module: the rest takes longer to load

@@ -33,7 +33,7 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.local.driver import LocalSandbox
 from warmcell.sandbox.settings import SandboxSettings
 from warmcell.workspace.snapshot import SnapshotId
-from warmcell.workspaces.shared_snapshots import SharedSnapshots
+from warmcell.workspaces.store import SharedSnapshots
 
 #: The program that started the actor decides: no quota and no lifetime but its own.
 _MOST = 1 << 16

@@ -15,7 +15,7 @@ _PACKAGE = "warmcell"
 _ROOMS = (
     *("backends.process", "backends.streaming", "cage", "core", "diagnosis.doctor", "enforcers", "images"),
     *("interfaces.serve", "judging", "languages", "lifetime", "net", "observe", "policy", "pool", "runner"),
-    *("sandbox", "sessions", "toolbox.location", "workspace", "workspaces"),
+    *("sandbox", "sessions", "toolbox.runtime", "workspace", "workspaces"),
 )
 
 

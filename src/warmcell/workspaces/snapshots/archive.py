@@ -1,6 +1,6 @@
 """SnapshotArchive: snapshots of directories in one place, each with a small document of its owner's.
 
-    packs/NAME          chunks (`packs.py`)
+    packs/NAME          chunks (`chunks.py`)
     snapshots/ID        one record each: the document, and the pieces of the top directory; ID is its digest
     catalogue.db        an index of both (`catalogue.py`), and nothing that the objects do not have
     staging/            files that are not finished
@@ -18,7 +18,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -31,19 +31,17 @@ from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots import catalogue as index
-from warmcell.workspaces.snapshots.catalogue import Catalogue
-from warmcell.workspaces.snapshots.chunks import ChunkCodec, damage_error
-from warmcell.workspaces.snapshots.compaction import compact_packs
+from warmcell.workspaces.snapshots.catalogue import Catalogue, ChunkReader, add_packs, remove_packs
+from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, PackWriter, damage_error, read_index
 from warmcell.workspaces.snapshots.objects import PACKS, SNAPSHOTS, LocalObjects, Objects, Staging
-from warmcell.workspaces.snapshots.packs import Pack, PackWriter, read_index
-from warmcell.workspaces.snapshots.reading import ChunkReader
-from warmcell.workspaces.snapshots.restore import TreeWriter
-from warmcell.workspaces.snapshots.take import LIMITS, DirectoryReader
+from warmcell.workspaces.snapshots.take import LIMITS, DirectoryReader, TreeWriter, list_directory
 from warmcell.workspaces.snapshots.tree import Entry, from_plain, to_plain
 
 _PATIENCE_SECONDS = 60.0
 _ID = re.compile(r"[0-9a-f]{32}")
 _VERSION = 1
+#: A pack is written again if less than this part of it is needed.
+_NEEDED_PART = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +295,57 @@ def sync_file_system(fd: int) -> None:
         library.syncfs(fd)
     else:
         os.sync()
+
+
+def compact_packs(
+    catalogue: Catalogue, objects: Objects, staging: Staging, read: ChunkReader, tops: Iterable[Entry]
+) -> int:
+    """Returns the bytes freed. `tops` are the top directories of all snapshots. No other program writes to the store.
+
+    New packs are on disk before the index names them, and old ones are removed after that: a kill in between leaves
+    only packs that the next compaction removes.
+    """
+    needed = _find_needed(read, tops)
+    with catalogue.connect() as database:
+        packs: dict[str, list[tuple[str, int]]] = {name: [] for (name,) in database.execute("select name from packs")}
+        rows = database.execute("select name, digest, length from chunks join packs on pack = number")
+        for name, digest, length in rows:
+            packs[name].append((bytes(digest).hex(), length))
+    removed, freed, writer = [], 0, PackWriter(objects, staging)
+    try:
+        for name, chunks in packs.items():
+            kept = [(digest, length) for digest, length in chunks if digest in needed]
+            size, kept_size = sum(length for _, length in chunks), sum(length for _, length in kept)
+            if kept_size and kept_size >= _NEEDED_PART * size:
+                continue
+            for digest, _ in kept:
+                read(digest)  # verifies it
+                writer.append(digest, read.read_stored(digest))
+            removed.append(name)
+            freed += size - kept_size
+        writer.finish()
+    finally:
+        writer.abandon()
+    with catalogue.connect() as database:
+        add_packs(database, writer.packs, is_preferred=True)
+        remove_packs(database, removed)
+    for name in removed:
+        objects.remove(PACKS, name)
+    return freed
+
+
+def _find_needed(read: ChunkReader, tops: Iterable[Entry]) -> set[str]:
+    needed: set[str] = set()
+    waiting = list(tops)
+    while waiting:
+        directory = waiting.pop()
+        fresh = [block for block in directory.blocks if block not in needed]
+        needed.update(block for block in directory.blocks if isinstance(block, str))
+        if not fresh:  # all of its pieces were seen: so was everything below it
+            continue
+        for entry in list_directory(read, directory):
+            if entry.kind == "directory":
+                waiting.append(entry)
+            elif entry.kind == "file":
+                needed.update(block for block in entry.blocks if isinstance(block, str))
+    return needed

@@ -6,12 +6,16 @@ opened for each operation, so that threads, forks and other programs need no car
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from warmcell.core.errors import ExecutionFailed, SandboxError, SnapshotInvalid
-from warmcell.workspaces.snapshots.packs import Pack
+from warmcell.lifetime.own_modes import make_directory
+from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, damage_error
+from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging, missing
 
 _PATIENCE_SECONDS = 60.0
 _TABLES = """
@@ -23,6 +27,7 @@ create table if not exists snapshots (id text primary key, document blob not nul
 create table if not exists scans (source text primary key, document blob not null);
 create table if not exists workspaces (id text primary key, name text unique not null, document blob not null);
 """
+_KEPT_OPEN = 32
 
 
 class Catalogue:
@@ -116,3 +121,54 @@ def read_scan(database: sqlite3.Connection, source: str) -> bytes | None:
 
 def put_scan(database: sqlite3.Connection, source: str, document: bytes) -> None:
     database.execute("insert or replace into scans values (?, ?)", (source, document))
+
+
+class ChunkReader:
+    """Reads and verifies chunks for one operation. Calling it with a digest returns the data.
+
+    Packs of a URL are copied here once. `close` removes the copies.
+    """
+
+    def __init__(self, catalogue: Catalogue, objects: Objects, staging: Staging, codec: ChunkCodec) -> None:
+        self._objects, self._codec = objects, codec
+        self._connection = catalogue.connect()
+        self._database = self._connection.__enter__()
+        self._copies = staging.new_path()
+        self._open: dict[str, int] = {}
+
+    def __call__(self, digest: str) -> bytes:
+        return self._codec.open(self.read_stored(digest), digest)
+
+    def read_stored(self, digest: str) -> bytes:
+        """As it lies in the pack, not verified."""
+        place = find_chunk(self._database, digest)
+        if place is None:
+            raise missing("chunk", digest)
+        pack, offset, length = place
+        data = os.pread(self._descriptor(pack), length, offset)
+        if len(data) != length:
+            raise damage_error(f"packs/{pack}", "the pack is incomplete")
+        return data
+
+    def fetch(self, pack: str) -> str:
+        """The path of a pack, or of a copy of it."""
+        if not os.path.isdir(self._copies):
+            make_directory(self._copies)
+        return self._objects.fetch(PACKS, pack, self._copies)
+
+    def _descriptor(self, pack: str) -> int:
+        if pack not in self._open:
+            if len(self._open) >= _KEPT_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            try:
+                self._open[pack] = os.open(self.fetch(pack), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise missing(PACKS, pack) from None
+        return self._open[pack]
+
+    def close(self) -> None:
+        self._connection.__exit__(None, None, None)
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        shutil.rmtree(self._copies, ignore_errors=True)  # missing if nothing was fetched

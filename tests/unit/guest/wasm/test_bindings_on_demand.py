@@ -18,7 +18,7 @@ DESCRIBE = """
 import ctypes, json, sys
 guest, packages, file = sys.argv[1:]
 sys.path[:0] = [guest, packages]
-from wasm.bindings_on_demand import use
+from wasm.forked import use
 is_used = bool(file) and use(file, packages + "/wasmtime")
 import wasmtime
 from wasmtime import _ffi as ffi, _bindings as bindings
@@ -37,7 +37,7 @@ HELLO = """
 import sys, threading
 guest, packages, file = sys.argv[1:]
 sys.path[:0] = [guest, packages]
-from wasm.bindings_on_demand import use
+from wasm.forked import use
 assert use(file, packages + "/wasmtime")
 from wasmtime import Engine, Instance, Module, Store, _ffi as ffi
 types = []
@@ -111,7 +111,7 @@ def test_bindings_for_another_version_are_ignored(packages: Path, file: Path, tm
             bindings.write("\n")
     elif what != "nothing":
         other.write_bytes(b"\0" + content[1:] if what == "another interpreter" else content[:-100])
-    program = "import sys; sys.path.insert(0, sys.argv[1]); from wasm.bindings_on_demand import use; "
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from wasm.forked import use; "
     program += "print(use(sys.argv[3], sys.argv[2] + '/wasmtime'), len(sys.meta_path))"
     assert describe(program, installed, file if what == "another wasmtime" else other) == "False 3\n"
 

@@ -14,7 +14,7 @@ from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.state_homes import EncryptedHome, StateHome
 from warmcell.workspace.files import write_all
 from warmcell.workspace.root import Root
-from warmcell.workspaces.snapshots import packs
+from warmcell.workspaces.snapshots import chunks
 
 pytest.importorskip("cryptography")
 KEY = "1a" * 32
@@ -142,7 +142,7 @@ def test_a_full_disk_loses_nothing(state: SavedState, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packs, "write_all", fail)
+        patch.setattr(chunks, "write_all", fail)
         for save in (home.save, lambda: state.keep_copy(home.path)):
             with pytest.raises(ExecutionFailed, match="write to the store: No space"):
                 save()
