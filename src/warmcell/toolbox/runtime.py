@@ -8,7 +8,6 @@ import os
 from _frozen_importlib_external import PathFinder
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.languages.base import base_executable
 from warmcell.lifetime.bytecode import write_bytecode
 from warmcell.lifetime.late_site import run_site
 from warmcell.toolbox.small_digests import sha256
@@ -16,7 +15,7 @@ from warmcell.toolbox.small_digests import sha256
 _WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
 WORKER_SCRIPT = os.path.join(_WORKER, "worker.py")
 #: The files that decide how a module is compiled: proposals, settings, and the growth counter added to it.
-_DECIDING_FILES = ("binary.py", "component.py", "engine.py")
+_DECIDING_FILES = ("binary.py", "component.py", "engine.py", "growth_counter.py")
 PACKAGE = "warmcell_toolbox"
 REMEDY = "pip install 'warmcell[wasm]'"
 _OWN = os.path.dirname(os.path.realpath(__file__))
@@ -77,11 +76,6 @@ def write_worker_bytecode() -> None:
     wasmtime = wasmtime_directory()
     for directory in (_WORKER, wasmtime, os.path.join(wasmtime, "component")):
         write_bytecode(directory)
-
-
-def interpreter() -> str:
-    """The interpreter for workers: the base interpreter of this one. It gets the path of wasmtime."""
-    return base_executable()
 
 
 @functools.cache

@@ -10,26 +10,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from warmcell.backends.wasm.channel import Channel, Frame, WorkerDied, WorkerTimedOut
-from warmcell.backends.wasm.launcher import WorkerProcess, worker_launcher
+from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.core.records import dataclass
 from warmcell.guest.wasm.protocol import RunSpec, encode_run, encode_spec
+from warmcell.languages.base import base_executable
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener, Pace
 from warmcell.runner.streams import Capture
-from warmcell.toolbox.runtime import (
-    WORKER_SCRIPT,
-    interpreter,
-    ready_made_directory,
-    wasmtime_directory,
-    write_worker_bytecode,
-)
+from warmcell.toolbox.runtime import WORKER_SCRIPT, ready_made_directory, wasmtime_directory, write_worker_bytecode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+
+    from warmcell.backends.wasm.caged_launcher import CagedProcess
+    from warmcell.backends.wasm.launcher import PlainProcess
 else:  # the C half of the module: the rest takes longer to load
     import _socket as socket
 
@@ -139,10 +137,11 @@ class WorkerHandle:
         for descriptor in self._by_descriptor:
             self.full_poll.register(descriptor, select.POLLIN)
 
-    def _launch(self, run: Run) -> WorkerProcess:
+    def _launch(self, run: Run) -> CagedProcess | PlainProcess:
+        """In the base interpreter of this one, which gets the path of wasmtime."""
         wasmtime = wasmtime_directory()
         write_worker_bytecode()
-        argv = [interpreter(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
+        argv = [base_executable(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
         directories = (os.path.dirname(WORKER_SCRIPT), wasmtime, ready_made_directory())
         shown = [path for path in directories if os.path.isdir(path)]
         process = worker_launcher().launch(argv, self._theirs, shown, self._mount_slots, run)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import wasmtime
-from wasm.binary import Outline, Unreadable, add_growth_counter
+from wasm.binary import Outline, Unreadable
+from wasm.growth_counter import add_growth_counter
 from wasm.pages import TouchedPages
 from wasmtime import _ffi as ffi
 

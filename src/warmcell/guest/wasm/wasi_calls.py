@@ -6,6 +6,7 @@ error, but 127 is a shell's status for an unknown command.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import time
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import wasmtime
 from wasm.deadline import Deadline
 from wasm.engine import WASI, HostFunction, HostFunctions
-from wasm.memory import GuestMemory
 
 _SUCCESS, _EFAULT, _EINVAL, _ENOTSUP = 0, 21, 28, 58
 _SUBSCRIPTION = struct.Struct("<QBxxxxxxxIxxxxQQHxxxxxx")
@@ -22,6 +22,37 @@ _MAX_SUBSCRIPTIONS = 1024
 _CLOCK, _FD_READ, _FD_WRITE = range(3)
 _REALTIME, _MONOTONIC = 0, 1
 _IS_ABSOLUTE = 1
+
+
+class GuestMemory:
+    """A guest's memory, by checked address. Valid during one host call only.
+
+    No argument of a guest can raise an exception.
+    """
+
+    def __init__(self, caller: wasmtime.Caller) -> None:
+        exported = caller.get("memory")
+        self.size = 0
+        self._base = 0
+        if isinstance(exported, wasmtime.Memory):
+            self.size = exported.data_len(caller)
+            self._base = ctypes.addressof(exported.data_ptr(caller).contents) if self.size else 0
+
+    def has(self, start: int, size: int) -> bool:
+        # A pointer beyond 2 GiB arrives as a negative i32 and is a valid address.
+        start &= 0xFFFFFFFF
+        return size >= 0 and start + size <= self.size
+
+    def read(self, start: int, size: int) -> bytes | None:
+        if not self.has(start, size):
+            return None
+        return ctypes.string_at(self._base + (start & 0xFFFFFFFF), size) if size else b""
+
+    def write(self, start: int, data: bytes) -> bool:
+        if not self.has(start, len(data)):
+            return False
+        ctypes.memmove(self._base + (start & 0xFFFFFFFF), data, len(data))
+        return True
 
 
 class GuestExit(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import wasm.binary as growth_counter
+import wasm.growth_counter as growth_counter
 from hypothesis import given
 from hypothesis import strategies as st
 from wasm.binary import MEMORY_NAME, REFUSED_NAME, Outline, Unreadable, leb128

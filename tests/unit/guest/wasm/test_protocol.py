@@ -7,8 +7,8 @@ import os
 import socket
 
 import pytest
-import wasm.channel as worker_channel
 import wasm.protocol as worker_protocol
+import wasm.worker as worker_channel
 from hypothesis import given
 from hypothesis import strategies as st
 
