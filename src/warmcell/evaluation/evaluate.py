@@ -118,12 +118,9 @@ class _Evaluation:
             cleanup.callback(self._samples.close)
             self._ledger.forget_missing_samples()
             self.close = cleanup.pop_all().close
-        self.total = self._samples.count()
-        self._tasks = tasks
-        self._on_progress = on_progress
-        self._counts = self._ledger.counts()
-        self._judged = 0
-        self._started = time.monotonic()
+        self._tasks, self._on_progress = tasks, on_progress
+        self.total, self._counts = self._samples.count(), self._ledger.counts()
+        self._judged, self._started = 0, time.monotonic()
 
     async def run(self, places: int, backends: ImageBackends, supervisors: Supervisors | None) -> Summary:
         work = self._work()

@@ -124,11 +124,8 @@ class _Session:
         check: Checker,
         on_verdict: OnVerdict | None,
     ) -> None:
-        self._execute = execute
-        self._cases = cases
-        self._check = check
-        self._requests = requests
-        self._on_verdict = on_verdict
+        self._execute, self._requests, self._cases = execute, requests, cases
+        self._check, self._on_verdict = check, on_verdict
         self._verdicts: dict[int, Verdict] = {}
 
     async def run(self, concurrency: int, stop_early: bool) -> list[Verdict]:

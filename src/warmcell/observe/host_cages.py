@@ -51,7 +51,7 @@ def find_cages(proc: str = "/proc") -> list[HostCage]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    now = _uptime(proc)
+    now = float(_read(f"{proc}/uptime").split()[0])
     return [
         _cage(processes, children, pid, processes[manager].parent, now, proc)
         for manager in list(processes)
@@ -129,10 +129,6 @@ def _command(proc: str, pid: int) -> str:
         return _read(f"{proc}/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:
         return ""
-
-
-def _uptime(proc: str) -> float:
-    return float(_read(f"{proc}/uptime").split()[0])
 
 
 def _read(path: str) -> bytes:

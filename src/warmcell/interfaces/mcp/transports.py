@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
-from warmcell.interfaces.serve.mcp_messages import check_size
+from warmcell.interfaces.serve.requests import check_mcp_message
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -142,7 +142,7 @@ class _BoundedMessages:
             await self._app(scope, receive, send)
             return
         try:
-            body = await check_size(await _read_body(receive))
+            body = await check_mcp_message(await _read_body(receive))
         except ClientDisconnected:
             return
         except HttpError as error:

@@ -88,8 +88,7 @@ def make_app(service: Service, inner: Sequence[Middleware] = ()) -> Starlette:
 
     observers = Observers(service.settings.usage, by_tenant=service.settings.metrics_by_tenant)
     app = Starlette(
-        middleware=[*make_guards(service.settings), *inner],
-        exception_handlers={404: render_404, 405: render_405},
+        middleware=[*make_guards(service.settings), *inner], exception_handlers={404: render_404, 405: render_405}
     )
     app.router = AppRouter([*make_routes(observers), *mcp_route.routes(service)], lifespan)
     app.state.service, app.state.bodies = service, BodyMemory()

@@ -58,11 +58,16 @@ async def build_and_run(
         return await _build_then_run(backend, asked, compile_timeout)
 
 
-def steps_for_bad_code(error: InvalidRequest) -> Steps | None:
-    """Steps of a program that cannot run, such as an empty one; None if the error is about another field."""
-    if error.field != "code":
-        return None
-    return Steps(None, Step("ended", ExecResult(exit_code=1), error.message))
+async def run_request(
+    service: Service, tenant: Tenant, make: Callable[[], ExecRequest], compile_timeout: float, patience: float
+) -> Steps:
+    """`build_and_run`, for which a program that cannot run, such as an empty one, is an outcome too."""
+    try:
+        return await build_and_run(service, tenant, service.apply_limits(make()), compile_timeout, patience)
+    except InvalidRequest as error:
+        if error.field != "code":
+            raise
+        return Steps(None, Step("ended", ExecResult(exit_code=1), error.message))
 
 
 async def _build_then_run(backend: ProcessBackend, asked: ExecRequest, compile_timeout: float) -> Steps:

@@ -21,7 +21,7 @@ from warmcell.core.errors import (
     SessionEnded,
 )
 from warmcell.core.types import MIB, ExecRequest, Limits
-from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, steps_for_bad_code
+from warmcell.interfaces.serve.build_and_run import Step, Steps, run_request
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import HttpError, error_response, json_response, public_message
 from warmcell.interfaces.serve.routing import route
@@ -80,18 +80,13 @@ async def run_code(request: Request, tenant: Tenant) -> Response:
 
 async def _steps(service: Service, tenant: Tenant, body: RunCode) -> Steps:
     patience = min(QUEUE_SECONDS, service.settings.queue_timeout)
+    # On an overloaded host a guest is given longer to use its time, but its client does not wait for that.
+    longest = body.compile_timeout + body.run_timeout + patience
     try:
-        asked = service.apply_limits(body.request())
-        # On an overloaded host a guest is given longer to use its time, but its client does not wait for that.
-        longest = body.compile_timeout + body.run_timeout + patience
         async with asyncio.timeout(longest):
-            return await build_and_run(service, tenant, asked, body.compile_timeout, patience)
+            return await run_request(service, tenant, body.request, body.compile_timeout, patience)
     except TimeoutError:
         raise BackendBusy(longest) from None
-    except InvalidRequest as error:
-        if (steps := steps_for_bad_code(error)) is None:
-            raise
-        return steps
 
 
 def _render(steps: Steps) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from warmcell.core.errors import ProvisionFailed, SandboxError
 from warmcell.interfaces.serve.authentication import authenticate
-from warmcell.interfaces.serve.mcp_messages import check_size
 from warmcell.interfaces.serve.middleware import annotate_events
-from warmcell.interfaces.serve.requests import OWNER, read_body, while_allowed
+from warmcell.interfaces.serve.requests import OWNER, check_mcp_message, read_body, while_allowed
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT
 from warmcell.interfaces.serve.service import Service
@@ -111,15 +110,12 @@ class McpApp:
         from mcp.server.auth.provider import AccessToken
 
         user = AuthenticatedUser(AccessToken(token="", client_id=tenant.id, scopes=[]))
-        if _SESSION in request.headers:
-            request.scope["user"], request.scope[_TENANT] = user, tenant
-            return
-        # Initialize requests in progress count too: the SDK registers a session only later.
-        used = sum(owner == authorization_context(user) for owner in manager._session_owners.values())
-        if used + self._initializing[tenant.id] >= tenant.sandboxes:
-            raise HttpError(
-                429, f"this token already has {tenant.sandboxes} MCP sessions", headers={"Retry-After": "5"}
-            )
+        if _SESSION not in request.headers:
+            # Initialize requests in progress count too: the SDK registers a session only later.
+            used = sum(owner == authorization_context(user) for owner in manager._session_owners.values())
+            if used + self._initializing[tenant.id] >= tenant.sandboxes:
+                message = f"this token already has {tenant.sandboxes} MCP sessions"
+                raise HttpError(429, message, headers={"Retry-After": "5"})
         request.scope["user"], request.scope[_TENANT] = user, tenant
 
     async def _manager(self) -> StreamableHTTPSessionManager:
@@ -164,7 +160,7 @@ class McpApp:
 
 async def _read_ahead(request: Request, limit: int) -> Callable[[], Awaitable[Any]]:
     """Read the body, and return a `receive` that gives it again: the SDK logs a client that leaves as an error."""
-    body = await check_size(await read_body(request, limit))
+    body = await check_mcp_message(await read_body(request, limit))
     first = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB, ExecRequest
-from warmcell.interfaces.serve.build_and_run import Step, Steps, build_and_run, steps_for_bad_code
+from warmcell.interfaces.serve.build_and_run import Step, run_request
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import HttpError, error_response, json_response, public_message, status_of
 from warmcell.interfaces.serve.routing import route
@@ -78,12 +78,8 @@ class Execute(BaseModel):
 async def runtimes(request: Request, tenant: Tenant) -> Response:
     """The languages of this host and their versions."""
     versions = await _versions(get_service(request))
-    return json_response(
-        [
-            {"language": name, "version": version, "aliases": list(find_language(name).aliases)}
-            for name, version in versions.items()
-        ]
-    )
+    aliases = {name: list(find_language(name).aliases) for name in versions}
+    return json_response([{"language": n, "version": v, "aliases": aliases[n]} for n, v in versions.items()])
 
 
 async def execute(request: Request, tenant: Tenant) -> Response:
@@ -94,22 +90,12 @@ async def execute(request: Request, tenant: Tenant) -> Response:
     version = (await _versions(service)).get(row.name) if row is not None else None
     if row is None or version is None or not fits(version, body.version):
         raise InvalidRequest(f"{body.language[:40]}-{body.version[:40]} runtime is unknown")
-    steps = await while_connected(request, _steps(service, tenant, body))
+    patience, compile_timeout = service.settings.queue_timeout, body.compile_timeout / 1000
+    steps = await while_connected(request, run_request(service, tenant, body.request, compile_timeout, patience))
     response: dict[str, Any] = {"language": row.name, "version": version}
     if steps.compile is not None:
         response["compile"] = _step(steps.compile)
     return json_response(response | {"run": _step(steps.run or Step("ended", steps.compile.result))})  # type: ignore[union-attr]
-
-
-async def _steps(service: Service, tenant: Tenant, body: Execute) -> Steps:
-    try:
-        asked = service.apply_limits(body.request())
-        patience = service.settings.queue_timeout
-        return await build_and_run(service, tenant, asked, body.compile_timeout / 1000, patience)
-    except InvalidRequest as error:
-        if (steps := steps_for_bad_code(error)) is None:
-            raise
-        return steps
 
 
 async def _versions(service: Service) -> dict[str, str]:

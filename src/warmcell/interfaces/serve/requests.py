@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError
+from warmcell.lifetime.threads import in_thread
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -29,6 +31,11 @@ OWNER, BUFFERED, REVOCABLE = "warmcell.owner", "warmcell.body", "warmcell.revoca
 ENDABLE = "warmcell.endable"
 #: The message of that cancellation, and of the error that its client gets.
 ENDED_BY_OPERATOR = "an operator of the server ended it"
+#: Of MCP requests other than tool calls. The SDK keeps what a client says about itself as long as its session, as
+#: objects that take 25 times as much memory as their text.
+MAX_PLAIN_BYTES = 64 * 1024
+#: In a tool call that is larger: long texts, not many values, which the SDK would take seconds to check.
+MAX_VALUES = 10_000
 
 
 class OpenRequests:
@@ -198,3 +205,29 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
             task.exception()  # mark it as retrieved, or asyncio logs that it never was
     if interrupted is not None:
         raise interrupted
+
+
+async def check_mcp_message(body: bytes) -> bytes:
+    """The body for the MCP SDK. Raises `HttpError` 413 if it is large, and not a tool call or with too many values."""
+    if len(body) <= MAX_PLAIN_BYTES:
+        return body
+    return await in_thread(lambda: _check_large(body))
+
+
+def _check_large(body: bytes) -> bytes:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HttpError(400, "the body is not valid JSON") from None
+    if not isinstance(message, dict) or message.get("method") != "tools/call":
+        raise HttpError(413, f"a request other than tools/call has at most {MAX_PLAIN_BYTES} bytes")
+    waiting: list[Any] = [message]
+    count = 0
+    while waiting:
+        found = waiting.pop()
+        items = list(found.values()) if isinstance(found, dict) else found
+        count += len(items)
+        if count > MAX_VALUES:
+            raise HttpError(413, f"a tool call has at most {MAX_VALUES} values")
+        waiting += [item for item in items if isinstance(item, dict | list)]
+    return json.dumps(message).encode()  # of two members of one name, the SDK sees the one that was checked

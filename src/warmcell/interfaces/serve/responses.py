@@ -109,11 +109,7 @@ def _details(error: SandboxError) -> dict[str, Any]:
 _OTHER_FIELDS = frozenset({"http_status", "message", "hint", "fault", "retryable", "result"})
 #: Errors that end a guest's program early and carry its partial result.
 ENDED_EARLY = (ExecutionTimeout, MemoryExceeded, FuelExhausted, SessionEnded)
-_OUTCOMES = {
-    ExecutionTimeout: "timeout",
-    MemoryExceeded: "memory_exceeded",
-    SessionEnded: "ended",
-}
+_OUTCOMES = {ExecutionTimeout: "timeout", MemoryExceeded: "memory_exceeded", SessionEnded: "ended"}
 
 
 def outcome_to_dict(outcome: ExecResult | CellResult | SandboxError) -> dict[str, Any]:

@@ -63,7 +63,10 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
         raise InvalidRequest("--tls-key needs --tls-cert")
     check_cluster_settings(settings)
     raise_descriptor_limit()
-    settings = replace(settings, max_connections=_connections_to_allow(settings))
+    allowed = connections_within_limit(settings.max_connections)
+    if allowed < settings.max_connections:
+        _log.warning("at most %d connections, not %d: raise `ulimit -n`", allowed, settings.max_connections)
+    settings = replace(settings, max_connections=allowed)
     with ExitStack() as cleanup:
         if settings.state is not None:
             cleanup.callback(hold_state(settings.state, settings.workers, settings.state_key).let_go)
@@ -91,13 +94,6 @@ def raise_descriptor_limit() -> None:
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _connections_to_allow(settings: Settings) -> int:
-    allowed = connections_within_limit(settings.max_connections)
-    if allowed < settings.max_connections:
-        _log.warning("at most %d connections, not %d: raise `ulimit -n`", allowed, settings.max_connections)
-    return allowed
 
 
 async def serve_app(

@@ -18,14 +18,7 @@ from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, Limits
 from warmcell.interfaces.serve.front.control import FrontQueue
 from warmcell.interfaces.serve.host_resources import HostResources, connections_within_limit
-from warmcell.interfaces.serve.quotas import (
-    SANDBOXES,
-    SNAPSHOTS,
-    SOCKETS,
-    ConcurrencyLimiter,
-    RateLimiter,
-    TenantQuota,
-)
+from warmcell.interfaces.serve.quotas import SANDBOXES, SNAPSHOTS, SOCKETS, ConcurrencyLimiter, RateLimiter, TenantQuota
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import GpuAccess, Gpus, ImageAccess, ImageChoice, check_access
@@ -199,11 +192,7 @@ class Service:
 
     @asynccontextmanager
     async def run_slot(
-        self,
-        tenant: Tenant,
-        timeout: float | None = None,
-        gpus: Gpus | None = None,
-        image: ImageChoice | None = None,
+        self, tenant: Tenant, timeout: float | None = None, gpus: Gpus | None = None, image: ImageChoice | None = None
     ) -> AsyncIterator[ProcessBackend]:
         """Wait for a slot in the queue, and yield the backend to use while holding it.
 

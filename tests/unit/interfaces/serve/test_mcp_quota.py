@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from warmcell.interfaces.serve.mcp_messages import MAX_PLAIN_BYTES, check_size
 from warmcell.interfaces.serve.mcp_route import McpApp
-from warmcell.interfaces.serve.requests import BodyMemory
+from warmcell.interfaces.serve.requests import MAX_PLAIN_BYTES, BodyMemory, check_mcp_message
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
@@ -80,11 +79,11 @@ LONG = "x" * MAX_PLAIN_BYTES
 async def test_what_the_sdk_would_keep_is_small(body: object, status: int) -> None:
     """It keeps the last `initialize` of a session as objects, until the session ends."""
     with pytest.raises(HttpError) as refused:
-        await check_size(body if isinstance(body, bytes) else json.dumps(body).encode())
+        await check_mcp_message(body if isinstance(body, bytes) else json.dumps(body).encode())
     assert refused.value.status == status
 
 
 async def test_tool_calls_may_have_long_texts() -> None:
     sent = {"method": "tools/call", "params": {"arguments": {"code": LONG + "\n\udc80"}}}
-    assert json.loads(await check_size(json.dumps(sent).encode())) == sent
-    assert await check_size(b"small, and the SDK's to refuse") == b"small, and the SDK's to refuse"
+    assert json.loads(await check_mcp_message(json.dumps(sent).encode())) == sent
+    assert await check_mcp_message(b"small, and the SDK's to refuse") == b"small, and the SDK's to refuse"
