@@ -44,16 +44,11 @@ def words(tolerance: str = "0") -> Checker:
     return check
 
 
-def find_passed_tests(output: str) -> set[str]:
-    """The tests that pytest's summary (`-rA`) lists as passed."""
-    found = (_PYTEST_LINE.match(line.rstrip()) for line in output.splitlines())
-    return {match[2].partition(" - ")[0] for match in found if match}
-
-
 def has_passed_tests(case: Case, result: ExecResult) -> bool:
-    """Every test named in `expected`, one on each line, is reported as passed."""
+    """Every test named in `expected`, one on each line, is listed as passed in pytest's summary (`-rA`)."""
     wanted = set(case.expected_bytes.decode("utf-8", "replace").splitlines())
-    return wanted <= find_passed_tests(result.stdout)
+    found = (_PYTEST_LINE.match(line.rstrip()) for line in result.stdout.splitlines())
+    return wanted <= {match[2].partition(" - ")[0] for match in found if match}
 
 
 def _last_line(result: ExecResult) -> str:

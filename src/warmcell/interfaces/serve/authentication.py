@@ -6,7 +6,7 @@ from base64 import b64decode
 
 from starlette.requests import HTTPConnection
 
-from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.responses import HttpError, shutting_down
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 
@@ -25,7 +25,7 @@ def authenticate(request: HTTPConnection, scope: str | None) -> Tenant:
     """
     service = get_service(request)
     if service.is_draining and scope is not None:
-        raise HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})
+        raise shutting_down()
     tenant = service.tenant(find_token(request))
     if scope is None:
         return tenant or ANONYMOUS

@@ -80,14 +80,11 @@ def _lack_of_room(place: str, purpose: str) -> str | None:
 
 def _descriptor_problem(reserved: int) -> str | None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft == resource.RLIM_INFINITY or _count_descriptors() <= soft - min(reserved, soft // 2):
+    # Linux before 6.2 does not tell the number.
+    count = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
+    if soft == resource.RLIM_INFINITY or count <= soft - min(reserved, soft // 2):
         return None
     return f"the server has almost no free descriptors (RLIMIT_NOFILE is {soft})"
-
-
-def _count_descriptors() -> int:
-    count = os.stat("/proc/self/fd").st_size
-    return count or len(os.listdir("/proc/self/fd"))  # Linux before 6.2 does not tell the number
 
 
 def connections_within_limit(wanted: int) -> int:

@@ -158,8 +158,7 @@ def _step(step: Step) -> dict[str, Any]:
 def piston_refusal(error: Exception) -> Response:
     if isinstance(error, SandboxError):
         status = status_of(error)
-        headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        return json_response({"message": public_message(error)}, 400 if status == 422 else status, headers)
+        return json_response({"message": public_message(error)}, 400 if status == 422 else status)
     if isinstance(error, HttpError):
         return json_response({"message": error.message}, error.status, error.headers)
     return error_response(error)

@@ -130,8 +130,7 @@ def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> 
 async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) -> None:
     """Bring back the sandboxes of the last server, and name those that cannot come back."""
     state = service.saved
-    if state is None:
-        return
+    assert state is not None
     homes, packages, images = set(), set(), set()
     for document in await in_thread(lambda: state.documents(SANDBOXES)):
         try:
@@ -252,8 +251,7 @@ def _load_sessions(state: SavedState, entry: SandboxEntry, document: dict[str, A
 async def save_all(service: Service) -> None:
     """The server stops: everything is on disk when this returns."""
     state = service.saved
-    if state is None:
-        return
+    assert state is not None
     await write_all(service.sandboxes.all())
     if state.is_encrypted:
         await asyncio.gather(*(_save_at_stop(service, entry) for entry in service.sandboxes.all()))

@@ -122,7 +122,7 @@ class SavedState:
         assert sealed is not None
         copy = EncryptedSnapshot(self, name, sealed)
         with on_error(copy.close), explain_failure("save the files"):
-            copy.write(directory)
+            sealed.save(directory)
         return copy
 
     def find_copy(self, name: Any) -> StateHome | None:
@@ -155,19 +155,16 @@ class SavedState:
                 if is_durable:
                     self.sync_files()
                     sync_file(draft)
-                self._replace(draft, path, number)
+                with self._replacing:
+                    if number > self._newest.get(path, 0):
+                        os.replace(draft, path)
+                        self._newest[path] = number
                 if is_durable:
                     sync_file(path)
                     sync_directory(os.path.dirname(path))
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(draft)
-
-    def _replace(self, draft: str, path: str, number: int) -> None:
-        with self._replacing:
-            if number > self._newest.get(path, 0):
-                os.replace(draft, path)
-                self._newest[path] = number
 
     def remove(self, kind: str, identity: str) -> None:
         if self.is_closing:

@@ -125,29 +125,25 @@ def start_telemetry() -> ExitStack:
     if not any(endpoints) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return stack
     try:
-        _export_to(stack)
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from warmcell.observe.tracing import Tracing
+
+        os.environ.setdefault("OTEL_SERVICE_NAME", "warmcell")
+        tracers, meters = TracerProvider(), MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())])
+        tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        stack.callback(tracers.shutdown)
+        stack.callback(meters.shutdown)
+        stack.callback(Tracing(tracers, meters).close)
     except (ImportError, BackendUnavailable):
         packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         _log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is exported: pip install %s", packages)
     return stack
-
-
-def _export_to(stack: ExitStack) -> None:
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    from warmcell.observe.tracing import Tracing
-
-    os.environ.setdefault("OTEL_SERVICE_NAME", "warmcell")
-    tracers, meters = TracerProvider(), MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())])
-    tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    stack.callback(tracers.shutdown)
-    stack.callback(meters.shutdown)
-    stack.callback(Tracing(tracers, meters).close)
 
 
 class JsonFormatter(logging.Formatter):

@@ -153,9 +153,6 @@ class EncryptedSnapshot(StateHome):
         super().__init__(state, name)
         self._sealed = sealed
 
-    def write(self, directory: str) -> None:
-        self._sealed.save(directory)
-
     def copy_to(self, target: Root) -> None:
         self._sealed.load(target)
 
