@@ -126,7 +126,12 @@ def remove_token(path: str, name_or_id: str) -> Tenant:
 
 @contextmanager
 def _edit(path: str) -> Iterator[list[Tenant]]:
-    """Yield the list and write it back atomically: a server that reads meanwhile sees the old file or the new one."""
+    """Yield the list and write it back atomically: a server that reads meanwhile sees the old file or the new one.
+
+    The file is written as JSON, and its suffix says so to its readers.
+    """
+    if os.path.splitext(path)[1].lower() != ".json":
+        raise InvalidRequest(f"cannot write {path!r}: token files are JSON", field="tokens", hint="name it .json")
     try:
         with _lock(path):
             tenants = list(read_tokens(path)) if os.path.exists(path) else []

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.unit.interfaces.cli.conftest import Ended
 
 
@@ -18,3 +19,13 @@ def test_the_list_shows_quotas(warmcell: Callable[..., Ended], tmp_path: Path) -
     assert made.stdout.strip() not in listed
     [row] = json.loads(warmcell("token", "list", "--json", "--tokens", file).stdout)
     assert (row["name"], row["sandboxes"], row["disk_mb"]) == ("team", 3, 64)
+
+
+@pytest.mark.parametrize("name", ["tokens", "tokens.toml", "tokens.json.bak", "tokens.JSON5"])
+def test_a_file_that_could_not_be_read_again_is_not_written(
+    warmcell: Callable[..., Ended], tmp_path: Path, name: str
+) -> None:
+    for action in ("new", "revoke"):
+        refused = warmcell("token", action, "team", "--tokens", str(tmp_path / name))
+        assert refused.status == 2 and "token files are JSON" in refused.stderr and "name it .json" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
