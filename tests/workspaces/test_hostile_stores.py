@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.helpers import is_root
 from tests.workspaces.trees import directory_of, list_objects
 
-from warmcell import SnapshotInvalid
+from warmcell import BackendUnavailable, SnapshotInvalid
 from warmcell.workspace.root import Root
 from warmcell.workspaces import Manifest, WorkspaceStore
 from warmcell.workspaces.snapshots.chunks import read_index
@@ -147,3 +148,16 @@ def test_a_time_that_no_file_has_is_refused(time: int) -> None:
     assert from_plain(["d", "a", 0o755, 2**63 * 10**9 - 1, 0, [], ""]).mtime_ns
     with pytest.raises(SnapshotInvalid, match="out of range"):
         from_plain(["d", "a", 0o755, time, 0, [], ""])
+
+
+@pytest.mark.skipif(is_root(), reason="root may read and write everything")
+@pytest.mark.parametrize("mode", [0, 0o500])
+def test_a_store_that_may_not_be_written_is_not_reported_as_damaged(store: WorkspaceStore, mode: int) -> None:
+    store.provision(Manifest())
+    Path(store.path).chmod(mode)
+    try:
+        with pytest.raises(BackendUnavailable, match="permission denied") as refused:
+            store.provision(Manifest())
+    finally:
+        Path(store.path).chmod(0o700)
+    assert "--store DIR" in str(refused.value.hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -44,7 +45,13 @@ class Records:
         return os.path.join(self.images, hex_of(digest))
 
     def has_image(self, digest: str) -> bool:
-        return is_digest(digest) and os.path.isfile(os.path.join(self.image_directory(digest), "image.json"))
+        """Raises `PermissionError`: an image that cannot be read is not an image that is missing."""
+        if not is_digest(digest):
+            return False
+        try:
+            return stat.S_ISREG(os.stat(os.path.join(self.image_directory(digest), "image.json")).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def image(self, digest: str) -> dict[str, Any]:
         record = read_record(os.path.join(self.image_directory(digest), "image.json"))

@@ -34,6 +34,7 @@ from warmcell.images.prune import collect_garbage
 from warmcell.images.records import Records
 from warmcell.images.references import Reference, is_digest, parse_reference
 from warmcell.images.sources import SourceReader
+from warmcell.images.store_access import check_access, explain_access
 from warmcell.images.store_parts import StoreParts
 from warmcell.images.unpack import WhiteoutsUnsupported
 from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_cache
@@ -88,6 +89,8 @@ class ImageStore:
         where = os.fspath(path)
         if not os.path.exists(where):
             raise InvalidRequest(f"{where!r} does not exist", field="path")
+        if not os.access(where, os.R_OK):
+            raise InvalidRequest(f"cannot read {where!r}: permission denied", field="path")
         wanted = parse_reference(name).name if name is not None else None
         with self.adding():
             source = SourceReader(self._blobs, self._limits, on_progress).read(where, wanted)
@@ -174,11 +177,13 @@ class ImageStore:
 
     def get(self, reference: str) -> Image:
         """The image of a name, or of a digest (`sha256:...`)."""
-        return self._image(*self._find(reference))
+        with explain_access(self.path):
+            return self._image(*self._find(reference))
 
     def list(self) -> list[Image]:
         """Every named image, by name."""
-        return [self._image(name, digest) for name, digest in sorted(self._records.names().items())]
+        with explain_access(self.path):
+            return [self._image(name, digest) for name, digest in sorted(self._records.names().items())]
 
     def tag(self, reference: str, name: str) -> Image:
         """Give an image another name; one that had that name before loses it."""
@@ -199,7 +204,7 @@ class ImageStore:
         with self.lease(image):
             exporter = Exporter(self._blobs, self._layers)
             write = exporter.write_layout if format == "oci" else exporter.write_docker
-            with explain_full_disk(os.path.dirname(os.path.abspath(path))):
+            with explain_full_disk(os.path.dirname(os.path.abspath(path))), explain_access(self.path):
                 write(image.digest, image.name, os.fspath(path))
 
     def remove(self, reference: str) -> int:
@@ -208,19 +213,20 @@ class ImageStore:
         What no other name and no running program needs is removed now, or by `prune` if another program is adding an
         image.
         """
-        name, digest = self._find(reference)
-        for other, found in self._records.names().items():
-            if other == name or (is_digest(reference) and found == digest):
-                self._records.remove_name(other)
+        with explain_access(self.path):
+            name, digest = self._find(reference)
+            for other, found in self._records.names().items():
+                if other == name or (is_digest(reference) and found == digest):
+                    self._records.remove_name(other)
         try:
-            with self._lock(is_shared=False, waits=False):
+            with explain_access(self.path), self._lock(is_shared=False, waits=False):
                 return collect_garbage(self._records, self._layers, self._blobs)
         except ExecutionFailed:
             return 0
 
     def prune(self) -> int:
         """Remove everything that no name and no running program needs; returns the bytes freed."""
-        with self._lock(is_shared=False):
+        with explain_access(self.path), self._lock(is_shared=False):
             return collect_garbage(self._records, self._layers, self._blobs)
 
     def lease(self, image: Image) -> ImageLease:
@@ -298,14 +304,16 @@ class ImageStore:
     @contextmanager
     def adding(self) -> Iterator[StoreParts]:
         """For code that adds images by itself: meanwhile nothing is removed from the store."""
-        with explain_full_disk(self.path), self._lock(is_shared=True):
+        with explain_full_disk(self.path), explain_access(self.path), self._lock(is_shared=True):
             yield StoreParts(self.path, self._blobs, self._layers, self._records, self._limits)
 
     @contextmanager
     def _lock(self, *, is_shared: bool, waits: bool = True) -> Iterator[None]:
         make_cache(self.path)
         if os.stat(self.path).st_uid != os.geteuid():
-            raise InvalidRequest(f"the image store {self.path!r} belongs to another user", field="path")
+            hint = "run as that user, or use another directory"
+            raise InvalidRequest(f"the image store {self.path!r} belongs to another user", field="path", hint=hint)
+        check_access(self.path)
         deadline = time.monotonic() + (_PATIENCE_SECONDS if waits else 0)
         while (held := hold(self.path, is_shared=is_shared)) is None:
             if time.monotonic() > deadline:

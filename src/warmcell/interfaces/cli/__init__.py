@@ -177,7 +177,8 @@ def _report_our_failure(argv: list[str], error: BaseException) -> int:
     if isinstance(error, SandboxError):
         _report_error(argv, error)
     elif isinstance(error, OSError):
-        _report_error(argv, SandboxError(f"{error.strerror or error}".lower()))
+        place = f": {error.filename!r}" if error.filename else ""
+        _report_error(argv, SandboxError(f"{error.strerror or error}".lower() + place))
     else:
         hint = "set WARMCELL_DEBUG=1 for the traceback"
         _report_error(argv, SandboxError(f"unexpected {type(error).__name__}: {error}", hint=hint))

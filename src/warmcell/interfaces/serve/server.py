@@ -187,6 +187,9 @@ def hold_state(directory: str, workers: int, key: str | None = None) -> HeldDire
     wanted = _Layout(1 if fingerprint is None else 2, workers, fingerprint)
     try:
         make_directories(os.path.abspath(directory))
+        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+            hint = f"start it as the directory's owner, with write permission, {_OTHER_DIRECTORY}"
+            raise InvalidRequest(f"cannot write to {directory!r}: permission denied", field="state", hint=hint)
         if (held := hold(directory)) is None:
             raise InvalidRequest(f"{directory!r} is in use by another server or user", field="state")
         with on_error(held.let_go):

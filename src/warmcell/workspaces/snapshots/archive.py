@@ -31,7 +31,13 @@ from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots import catalogue as index
-from warmcell.workspaces.snapshots.catalogue import Catalogue, ChunkReader, add_packs, remove_packs
+from warmcell.workspaces.snapshots.catalogue import (
+    Catalogue,
+    ChunkReader,
+    add_packs,
+    not_permitted,
+    remove_packs,
+)
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, PackWriter, damage_error, read_index
 from warmcell.workspaces.snapshots.objects import PACKS, SNAPSHOTS, LocalObjects, Objects, Staging
 from warmcell.workspaces.snapshots.take import LIMITS, DirectoryReader, TreeWriter, list_directory
@@ -240,6 +246,9 @@ class SnapshotArchive:
 
     @contextmanager
     def lock(self, *, is_shared: bool) -> Iterator[None]:
+        # `hold` cannot tell a directory of another user from one that is in use.
+        if os.stat(self.path).st_uid != os.geteuid() or not os.access(self.path, os.R_OK | os.X_OK):
+            raise not_permitted(self.path)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (held := hold(self.path, is_shared=is_shared)) is None:
             if time.monotonic() > deadline:

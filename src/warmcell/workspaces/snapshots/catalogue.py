@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from warmcell.core.errors import ExecutionFailed, SandboxError, SnapshotInvalid
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError, SnapshotInvalid
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, damage_error
 from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging, missing
@@ -61,7 +61,14 @@ def _translate(error: sqlite3.Error, path: str) -> SandboxError:
         return ExecutionFailed(
             f"cannot write to the catalogue {path!r}: the disk is full", hint="make room on the disk"
         )
+    if any(os.path.exists(place) and not os.access(place, os.W_OK) for place in (path, os.path.dirname(path))):
+        return not_permitted(path)
     return SnapshotInvalid(f"cannot use the catalogue {path!r}: {error}", hint="restore the store from a backup")
+
+
+def not_permitted(path: str) -> BackendUnavailable:
+    hint = f"give the store to user {os.geteuid()}, writable, or use another one: `--store DIR`"
+    return BackendUnavailable(f"cannot use {path!r}: permission denied, or read-only", hint=hint)
 
 
 def has_chunk(database: sqlite3.Connection, digest: str) -> bool:

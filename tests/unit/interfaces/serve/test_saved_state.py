@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, is_root
 
-from warmcell.core.errors import BackendUnavailable, ExecutionFailed
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, InvalidRequest
 from warmcell.interfaces.serve import saved_state
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, restore_sandboxes
 from warmcell.interfaces.serve.saved_state import SANDBOXES, VOLUMES, SavedState
+from warmcell.interfaces.serve.server import hold_state
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.usage import directory_bytes
@@ -180,3 +181,15 @@ def test_deep_directories_are_measured(tmp_path: Path) -> None:
         assert directory_bytes(str(tmp_path / "absent")) == 0
     finally:
         remove_directory(str(place))  # pytest's own removal is recursive
+
+
+@pytest.mark.skipif(is_root(), reason="root may read and write everything")
+@pytest.mark.parametrize("mode", [0, 0o500])
+def test_a_directory_that_may_not_be_written_is_not_reported_as_in_use(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    try:
+        with pytest.raises(InvalidRequest, match="permission denied") as refused:
+            hold_state(str(tmp_path), 1)
+    finally:
+        tmp_path.chmod(0o700)
+    assert "owner" in str(refused.value.hint)
