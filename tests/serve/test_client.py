@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.serve.conftest import Server
 
@@ -17,6 +19,9 @@ from warmcell import (
     SandboxError,
 )
 from warmcell.core.output_events import OutputEvent, ResultEvent
+from warmcell.interfaces.client.wire import content
+from warmcell.interfaces.serve.requests import parse_model
+from warmcell.interfaces.serve.v1.models import CodeBody, RunBody
 
 
 async def test_a_client_is_a_backend(server: Server) -> None:
@@ -59,6 +64,32 @@ def test_a_sandbox_over_there(server: Server) -> None:
             sandbox.sh("true")
     with pytest.raises(BackendUnavailable, match="closed"):
         sandbox.sh("true")
+
+
+@pytest.mark.parametrize(("language", "reason"), [("wasm", "wasm"), ("python", "bytes are for wasm only")])
+def test_bytes_as_code_reach_the_server(server: Server, language: str, reason: str) -> None:
+    """It runs no WebAssembly and says so."""
+    module = b"\0asm\1\0\0\0"
+    with Client(server.url) as client:
+        if language == "wasm":
+            with pytest.raises(SandboxError, match=reason):
+                client.execute(ExecRequest(language, module, 5))
+        with client.sandbox() as sandbox, pytest.raises(SandboxError, match=reason):
+            sandbox.run(module, language)
+
+
+@pytest.mark.parametrize("body", [CodeBody, RunBody])
+@pytest.mark.parametrize("code", [b"\0asm", "print(1)"])
+def test_code_survives_the_wire(body: type[CodeBody] | type[RunBody], code: str | bytes) -> None:
+    asked = {"language": "wasm", "code": content(code), "timeout": 5}
+    assert parse_model(json.dumps(asked).encode(), body).code == code
+
+
+@pytest.mark.parametrize("code", ["", 5, {"base64": "!"}, {"base64": 5}, {"base64": "", "more": 1}, {}])
+def test_wrong_code_is_named(code: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_model(json.dumps({"language": "wasm", "code": code, "timeout": 5}).encode(), RunBody)
+    assert caught.value.field == "code"
 
 
 def test_nobody_there_is_said() -> None:

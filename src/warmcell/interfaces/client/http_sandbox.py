@@ -305,7 +305,7 @@ class HttpRuns:
         return await self._run("sh", {"script": script, "cwd": optional_path_text(cwd)}, options)
 
     async def code(self, code: str | bytes, language: str, options: RunOptions) -> ExecResult:
-        return await self._run("run", {"code": code, "language": language}, options)
+        return await self._run("run", {"code": content(code), "language": language}, options)
 
     async def _run(self, route: str, body: dict[str, Any], options: RunOptions) -> ExecResult:
         body |= {"stdin": None if options.stdin is None else content(options.stdin), "timeout": options.timeout}

@@ -51,7 +51,7 @@ def content(data: str | bytes) -> str | dict[str, str]:
 def plain_request(request: ExecRequest) -> dict[str, Any]:
     return {
         "language": str(request.language),
-        "code": request.code,
+        "code": content(request.code),
         "timeout": request.timeout,
         "stdin": None if request.stdin is None else content(request.stdin),
         "memory_limit_mb": request.memory_limit_mb,

@@ -8,7 +8,7 @@ import re
 from base64 import b64decode
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
 from pydantic.config import JsonDict
 from starlette.requests import Request
 
@@ -44,7 +44,8 @@ BELOW_IN_URL, PLACE_IN_URL = (pattern.replace(r"\x00-\x1f\x7f", r"\x00") for pat
 #: A relative path below the work directory: no `..`, no control characters.
 RELATIVE = r"^(?!/|~|[A-Za-z]:)(?!(?:[^/]*/)*\.{0,2}(?:/|$))[^\x00-\x1f\x7f\\]+$"
 #: No NUL, and at least one visible character.
-Code = Annotated[str, Field(pattern=r"^[^\x00]*[!-~][^\x00]*$")]
+_CODE = r"^[^\x00]*[!-~][^\x00]*$"
+Code = Annotated[str, Field(pattern=_CODE)]
 Plain = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 Variables = Annotated[
@@ -83,6 +84,22 @@ class Bytes(Strict):
 
 
 Content = str | Bytes
+
+
+def _text_or_bytes(value: Any, check_text: Any) -> str | bytes:
+    """Not a union: errors about the text keep `code` as their field."""
+    if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
+        return decode_base64("code", value["base64"])
+    text: str = check_text(value)
+    return text
+
+
+#: Source text, or the bytes of a WebAssembly module, which type checkers take for text.
+CodeOrBytes = Annotated[
+    Code,
+    WrapValidator(_text_or_bytes),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": _CODE}, Bytes.model_json_schema()]}),
+]
 
 
 _FILE_NAMES = {"pattern": RELATIVE, "minLength": 1, "maxLength": 255}
@@ -125,7 +142,7 @@ class RunBody(Strict):
     model_config = ConfigDict(json_schema_extra=_USER_NEEDS_IMAGE)
 
     language: str
-    code: Code
+    code: CodeOrBytes
     timeout: Seconds
     stdin: Content | None = None
     memory_limit_mb: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
@@ -216,7 +233,7 @@ class ScriptBody(Strict):
 
 
 class CodeBody(Strict):
-    code: Code
+    code: CodeOrBytes
     language: str = "python"
     stdin: Content | None = None
     timeout: Seconds | None = None
