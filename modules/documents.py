@@ -15,7 +15,7 @@ from warmcell.interfaces.cli import completion, manual  # noqa: E402
 LOADED = "backends cage core enforcers interfaces languages lifetime policy pool runner toolbox workspace".split()
 NOT_LOADED = """
     backends/fake backends/many backends/process/live backends/ray backends/supervisors enforcers/appcontainer
-    enforcers/bubblewrap enforcers/cdi enforcers/gpus enforcers/seatbelt interfaces/client interfaces/docker
+    enforcers/bubblewrap enforcers/gpus enforcers/seatbelt interfaces/client interfaces/docker
     interfaces/jupyter
     interfaces/mcp interfaces/recording interfaces/seats interfaces/serve interfaces/tool toolbox/python_
     workspace/archive workspace/diff workspace/file_watch workspace/files workspace/patch workspace/transfer

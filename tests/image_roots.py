@@ -16,7 +16,7 @@ from tests.helpers import require
 
 from warmcell import ImageNotFound
 from warmcell.images import Image, ImageStore
-from warmcell.languages.base import base_executable
+from warmcell.lifetime.host_program import base_executable
 
 _MERGED = ("bin", "sbin", "lib", "lib64")
 _PROGRAMS = """

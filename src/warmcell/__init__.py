@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from warmcell.changes.model import CommitReport as CommitReport
     from warmcell.changes.model import Conflict as Conflict
     from warmcell.core.contracts import SandboxBackend as SandboxBackend
-    from warmcell.core.outcomes import Outcome as Outcome
+    from warmcell.core.output_events import Outcome as Outcome
     from warmcell.core.output_events import OutputEvent as OutputEvent
     from warmcell.core.output_events import ResultEvent as ResultEvent
     from warmcell.core.types import BackendCapabilities as BackendCapabilities
@@ -123,8 +123,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "warmcell.changes.model": ("Change", "CommitReport", "Conflict"),
     "warmcell.core.contracts": ("SandboxBackend",),
     "warmcell.enforcers.contract": ("SandboxEnforcer", "WrappedCommand"),
-    "warmcell.core.outcomes": ("Outcome",),
-    "warmcell.core.output_events": ("OutputEvent", "ResultEvent"),
+    "warmcell.core.output_events": ("Outcome", "OutputEvent", "ResultEvent"),
     "warmcell.core.types": tuple(
         "BackendCapabilities Connection Denial Enforced EnforcedLimits ExecRequest ExecResult"
         " Language Limits Usage".split()

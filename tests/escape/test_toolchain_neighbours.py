@@ -10,8 +10,8 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest
 
-from warmcell.languages.base import base_executable
 from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.host_program import base_executable
 
 
 @pytest.fixture(scope="module")

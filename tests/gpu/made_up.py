@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from warmcell.enforcers.host_tree import HostTree
+from warmcell.enforcers.gpus import HostTree
 from warmcell.policy.gpu import NVIDIA, GpuDriver
 
 LIBRARIES = "/opt/driver/lib"

@@ -9,8 +9,7 @@ from tests.gpu.made_up import Tree, driver
 
 from warmcell import InvalidRequest, PolicyViolation, SandboxPolicy, SandboxPolicyBuilder
 from warmcell.core.errors import EnforcerUnavailable
-from warmcell.enforcers.cdi import parse_yaml
-from warmcell.enforcers.gpus import find_driver
+from warmcell.enforcers.gpus import find_driver, parse_yaml
 from warmcell.policy.gpu import AMD, check_gpus, grant_gpus, is_gpu_node, narrow_gpus
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-uvm-tools")

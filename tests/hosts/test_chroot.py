@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import require
 
 from warmcell.enforcers import refusals
-from warmcell.languages.base import base_executable
+from warmcell.lifetime.host_program import base_executable
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 _SCRIPT = """

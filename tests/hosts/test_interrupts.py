@@ -14,9 +14,9 @@ import pytest
 from tests.helpers import PATIENCE
 
 from warmcell import BackendUnavailable, ExecRequest, ProcessBackend, ProcessConfig
-from warmcell.lifetime import short_calls
-from warmcell.lifetime.interrupts import Interrupts
+from warmcell.lifetime import descriptors
 from warmcell.lifetime.run import Run
+from warmcell.lifetime.runs import Interrupts
 
 HELLO = ExecRequest("python", "print(42)", 60)
 pytestmark = [pytest.mark.needs("linux", "user namespaces")]
@@ -55,10 +55,10 @@ def test_between_opening_and_owning(
 ) -> None:
     """Also where short calls keep the interpreter lock, as they do once there were several runs at a time."""
     before = open_descriptors()
-    short_calls.keep_lock()
-    library = SimpleNamespace(**{call: getattr(short_calls._libc, call) for call in ("close", "pipe2", "socketpair")})
+    descriptors.keep_lock()
+    library = SimpleNamespace(**{call: getattr(descriptors._libc, call) for call in ("close", "pipe2", "socketpair")})
     with monkeypatch.context() as patched:
-        patched.setattr(short_calls, "_libc", library if keeps_lock else None)
+        patched.setattr(descriptors, "_libc", library if keeps_lock else None)
         target = library if keeps_lock and hasattr(library, name) else os
         patched.setattr(target, name, interrupting(getattr(target, name), at))
         with pytest.raises(KeyboardInterrupt):

@@ -18,8 +18,8 @@ from tests.hosts import conditions
 from tests.hosts.running import ATTEMPT, on
 
 from warmcell import ExecRequest, ProcessBackend, ProcessConfig, SandboxPolicyBuilder
-from warmcell.languages.base import base_executable
 from warmcell.lifetime import host_program
+from warmcell.lifetime.host_program import base_executable
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,8 +13,8 @@ from warmcell import FakeBackend, InvalidRequest, ProcessBackend, ProcessConfig,
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.core.types import Limits
 from warmcell.enforcers.bubblewrap import BubblewrapEnforcer
-from warmcell.languages.base import base_executable
 from warmcell.languages.host_tools import host_tools
+from warmcell.lifetime.host_program import base_executable
 from warmcell.workspace.mount_points import MountPoint, guest_work_path
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from warmcell.backends.extra_supervisors import ExtraSupervisors
     from warmcell.backends.many import OnProgress, Requests
     from warmcell.backends.supervisor_process import IdleSupervisors
-    from warmcell.core.outcomes import Outcome
-    from warmcell.core.output_events import StreamEvent
+    from warmcell.core.output_events import Outcome, StreamEvent
     from warmcell.core.types import ExecRequest
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from warmcell.core.errors import BackendBusy, ExecutionFailed, InvalidRequest, NodeLost, SandboxError
-from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 
 T = TypeVar("T")

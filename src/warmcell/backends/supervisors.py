@@ -16,7 +16,7 @@ from warmcell.backends.many import Execute, OnProgress, Requests, run_many
 from warmcell.backends.supervisor_process import IdleSupervisors, Recipe, SupervisorProcess, death, end_all
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.threads import in_thread
 

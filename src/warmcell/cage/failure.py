@@ -17,9 +17,7 @@ class CageError(Exception):
 
     def __init__(self, step: str, errno: int, what: str) -> None:
         super().__init__(step, errno, what)
-        self.step = step
-        self.errno = errno
-        self.what = what
+        self.step, self.errno, self.what = step, errno, what
 
     def __str__(self) -> str:
         reason = os.strerror(self.errno) if self.errno else "refused"
@@ -32,8 +30,7 @@ class Step:
     __slots__ = ("_name", "_what")
 
     def __init__(self, name: str, what: str = "") -> None:
-        self._name = name
-        self._what = what
+        self._name, self._what = name, what
 
     def __enter__(self) -> None:
         return None

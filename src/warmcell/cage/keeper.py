@@ -110,10 +110,7 @@ class Keeper:
     def __init__(
         self, plan: LaunchPlan, status: socket.socket, begun: int, guest: int, notifications: int, may_exec: bool
     ) -> None:
-        self._plan = plan
-        self._status = status
-        self._begun = begun
-        self._guest = guest
+        self._plan, self._status, self._begun, self._guest = plan, status, begun, guest
         locks = Locks(lambda owner, pids: owner in pids)
         network = Network("/proc/self/net", is_own=False)
         tree = Tree("/proc", partial(_below, os.getpid()), locks.memory, plan.watch.disk_paths, network)

@@ -28,8 +28,7 @@ class SandboxError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = message, hint
 
     def __str__(self) -> str:
         return f"{self.message} (hint: {self.hint})" if self.hint else self.message
@@ -65,10 +64,7 @@ class ExecutionTimeout(SandboxError):
     ) -> None:
         what = "execution" if phase == "run" else phase
         super().__init__(f"{what} timed out after {timeout:g} s{' of cpu time' if clock == 'cpu' else ''}")
-        self.timeout = timeout
-        self.result = result
-        self.phase = phase
-        self.clock = clock
+        self.timeout, self.result, self.phase, self.clock = timeout, result, phase, clock
 
 
 class MemoryExceeded(SandboxError):
@@ -79,9 +75,7 @@ class MemoryExceeded(SandboxError):
 
     def __init__(self, limit_mb: int, result: ExecResult | None = None, *, is_gpu: bool = False) -> None:
         super().__init__(f"{'GPU ' if is_gpu else ''}memory limit of {limit_mb} MB exceeded")
-        self.limit_mb = limit_mb
-        self.is_gpu = is_gpu
-        self.result = result
+        self.limit_mb, self.is_gpu, self.result = limit_mb, is_gpu, result
 
 
 class FuelExhausted(SandboxError):
@@ -92,8 +86,7 @@ class FuelExhausted(SandboxError):
 
     def __init__(self, fuel: int, result: ExecResult | None = None) -> None:
         super().__init__(f"fuel of {fuel} exhausted")
-        self.fuel = fuel
-        self.result = result
+        self.fuel, self.result = fuel, result
 
 
 class ExecutionFailed(SandboxError):
@@ -142,8 +135,7 @@ class NodeLost(SandboxError):
 
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(f"node {node[:12]} was lost: {reason}", hint="run it again; it goes to another node")
-        self.node = node
-        self.reason = reason
+        self.node, self.reason = node, reason
         self.has_output = False
 
 
@@ -161,8 +153,7 @@ class BuildFailed(SandboxError):
             super().__init__(f"{step!r} failed: {reason or f'exit code {result.exit_code}'}", hint=hint)
         else:
             super().__init__(f"the program does not compile (the compiler's exit code is {result.exit_code})")
-        self.result = result
-        self.step = step
+        self.result, self.step = result, step
 
 
 class _EnforcerError(SandboxError):
@@ -201,9 +192,7 @@ class ProvisionFailed(SandboxError):
 
     def __init__(self, resource: str, reason: str, suggestion: str | None = None) -> None:
         super().__init__(f"could not provision {resource}: {reason}", hint=suggestion)
-        self.resource = resource
-        self.reason = reason
-        self.suggestion = suggestion
+        self.resource, self.reason, self.suggestion = resource, reason, suggestion
 
 
 class SessionNotFound(SandboxError):
@@ -302,8 +291,7 @@ class SessionEnded(SandboxError):
     def __init__(self, reason: str, result: ExecResult | None = None) -> None:
         remedy = "sandbox.session(...) opens another" if reason == self.CLOSED else "restart() starts a new one"
         super().__init__(f"the session has ended: {reason}", hint=f"{remedy}, without the variables")
-        self.reason = reason
-        self.result = result
+        self.reason, self.result = reason, result
 
 
 class SandboxDestroyed(SandboxError):

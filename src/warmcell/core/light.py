@@ -10,7 +10,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import Any, Self
 
 
 class Closing:
@@ -71,3 +71,44 @@ class suppress:  # noqa: N801  # as `contextlib` calls it, so that readers know 
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
         return kind is not None and issubclass(kind, self._kinds)
+
+
+class Cleanup:
+    """An `ExitStack` for plain calls, several times as fast.
+
+    Calls run in reverse order, each once and even if another raises. For one thread at a time.
+    """
+
+    __slots__ = ("_calls",)
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], object]] = []
+
+    def callback(self, call: Callable[[], object]) -> None:
+        self._calls.append(call)
+
+    def close(self) -> None:
+        try:
+            while self._calls:
+                self._calls.pop()()
+        finally:
+            if self._calls:
+                self.close()
+
+    def __enter__(self) -> Cleanup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LateLog:
+    """`logging.getLogger(name)`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        import logging
+
+        return getattr(logging.getLogger(self._name), name)

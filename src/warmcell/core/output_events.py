@@ -1,9 +1,10 @@
-"""What `backend.stream` yields: output as it arrives, then the result."""
+"""What `backend.stream` yields: output as it arrives, then the result. And what `run_many` yields: outcomes."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from warmcell.core.errors import SandboxError
 from warmcell.core.records import dataclass
 from warmcell.core.types import ExecResult
 
@@ -24,3 +25,15 @@ class ResultEvent:
 
 
 StreamEvent = OutputEvent | ResultEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """For the request at `index`: its `result`, or the `error` that `execute` would have raised.
+
+    `error.fault` "host" means that nothing was learnt about the program, not even by a second attempt.
+    """
+
+    index: int
+    result: ExecResult | None = None
+    error: SandboxError | None = None

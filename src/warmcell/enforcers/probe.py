@@ -11,7 +11,7 @@ from warmcell.cage.linux import kernel_files
 from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.compile import DEVICES
-from warmcell.policy.host import HostCapabilities, HostLayout
+from warmcell.policy.resolve import HostCapabilities, HostLayout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from warmcell.cage.linux import kernel_files, kernel_support, namespaces
 from warmcell.cage.linux.syscalls import call
 from warmcell.cage.records import NamedTuple
 from warmcell.enforcers.host import has_foreign_proc
-from warmcell.lifetime.pids_limit import full_group
+from warmcell.lifetime.descriptors import full_group
 
 #: What works without namespaces.
 ELSEWHERE = "WasmBackend needs none of it"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from warmcell.core.errors import ExecutionTimeout
-from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import Outcome
 from warmcell.core.types import MIB, ExecRequest
 from warmcell.lifetime.ownership import Lock, own
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import InvalidRequest, SandboxError
-from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import Outcome
 from warmcell.core.records import replace
 from warmcell.core.types import MAX_TIMEOUT, ExecRequest, ExecResult
 from warmcell.judging.verdicts import Case, CheckerFailed, Verdict, verdict_of

@@ -14,7 +14,7 @@ from warmcell.backends.shared import shared_backend
 from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError
-from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import Outcome
 from warmcell.core.records import replace
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MAX_TIMEOUT, ExecRequest, ExecResult, Limits
 from warmcell.judging.checkers import Checker, checker_for

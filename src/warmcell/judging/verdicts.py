@@ -12,7 +12,7 @@ from warmcell.core.errors import (
     MemoryExceeded,
     SandboxError,
 )
-from warmcell.core.outcomes import Outcome
+from warmcell.core.output_events import Outcome
 from warmcell.core.records import dataclass
 from warmcell.core.request_checks import check_positive_int
 from warmcell.core.types import ExecResult, check_timeout

@@ -11,7 +11,6 @@ from pathlib import Path
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
-from warmcell.languages import node_boot
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
@@ -72,7 +71,7 @@ def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ())
     main_file = next(iter(texts))
     check = ProgramSpec(
         argv=(node.path, *switches, f"{CODE_DIR}/check.cjs", f"{CODE_DIR}/{main_file}"),
-        files={"check.cjs": node_boot.CHECK.encode(), main_file: files[main_file]},
+        files={"check.cjs": CHECK.encode(), main_file: files[main_file]},
         main_file=main_file,
         runtime_paths=node.runtime_paths,
     )
@@ -89,9 +88,9 @@ def _program(node: Node, code: str, suffix: str, switches: tuple[str, ...] = ())
 def files_for(version: Version, code: str, suffix: str) -> tuple[dict[str, str], str]:
     """The files, the guest's own first, and the one to start; both spellings if START must choose."""
     if detects_modules(version):
-        return {f"main.{suffix}": code, "boot.cjs": node_boot.BOOT}, f"main.{suffix}"
+        return {f"main.{suffix}": code, "boot.cjs": BOOT}, f"main.{suffix}"
     both = {f"main.c{suffix}": code, f"main.m{suffix}": code}
-    return {**both, "boot.cjs": node_boot.BOOT, "start.cjs": node_boot.START}, "start.cjs"
+    return {**both, "boot.cjs": BOOT, "start.cjs": START}, "start.cjs"
 
 
 def runs_javascript(version: Version) -> bool:
@@ -176,3 +175,93 @@ def parse_version(text: str) -> Version:
     if match is None:
         raise BackendUnavailable(f"not a Node.js version: {text[:40]!r}", hint=REMEDIES["typescript"])
     return (int(match[1]), int(match[2]), int(match[3]))
+
+
+# Small files beside a JavaScript or TypeScript guest. They run inside the cage; nothing imports them.
+
+#: Loaded before the guest's file. The file is in the code directory, but "./helper.js" and packages are resolved in the
+#: working directory; and code that mixes `require` with top-level await, which Node takes for an ES module, gets a
+#: `require`. (Hooks for `import` exist from Node 22.15 on.)
+BOOT = """
+"use strict";
+const Module = require("node:module");
+const path = require("node:path");
+const { pathToFileURL } = require("node:url");
+
+const workFile = path.join(process.cwd(), "main.js");
+const codeURL = pathToFileURL(__dirname + "/").href;
+const asIfInWork = { id: workFile, filename: workFile, paths: Module._nodeModulePaths(process.cwd()) };
+const isGuestMain = (file) => typeof file === "string" && path.dirname(file) === __dirname;
+
+const resolveFilename = Module._resolveFilename;
+Module._resolveFilename = function (request, parent, ...rest) {
+  const asker = parent && isGuestMain(parent.filename) ? asIfInWork : parent;
+  return resolveFilename.call(this, request, asker, ...rest);
+};
+
+if (Module.registerHooks) {
+  const workURL = pathToFileURL(workFile).href;
+  const isGuestURL = (url) => url !== undefined && url.startsWith(codeURL) && !url.slice(codeURL.length).includes("/");
+  Module.registerHooks({
+    resolve(specifier, context, next) {
+      return next(specifier, isGuestURL(context.parentURL) ? { ...context, parentURL: workURL } : context);
+    },
+  });
+}
+
+const define = (how) => Object.defineProperty(globalThis, "require", { configurable: true, ...how });
+define({ get: () => Module.createRequire(workFile), set: (value) => define({ value, writable: true }) });
+""".lstrip()
+
+#: The entry point for a Node that does not reliably distinguish CommonJS from ES modules: if the text does not parse as
+#: the one, it is taken for the other.
+START = """
+"use strict";
+const fs = require("node:fs");
+const Module = require("node:module");
+const path = require("node:path");
+const vm = require("node:vm");
+const { pathToFileURL } = require("node:url");
+
+const suffix = fs.existsSync(path.join(__dirname, "main.cts")) ? "ts" : "js";
+const common = path.join(__dirname, "main.c" + suffix);
+const modern = path.join(__dirname, "main.m" + suffix);
+let isCommon = true;
+try {
+  const text = fs.readFileSync(common, "utf8").replace(/^#!.*/, "");
+  const script = suffix === "ts" ? Module.stripTypeScriptTypes(text, { mode: "transform" }) : text;
+  new vm.Script(Module.wrap(script));
+} catch {
+  isCommon = false;
+}
+process.argv[1] = isCommon ? common : modern;
+if (isCommon) Module._load(common, null, true);
+else import(pathToFileURL(modern).href);
+""".lstrip()
+
+#: Checks a file without running it: as CommonJS, else as an ES module by `node --check`.
+CHECK = """
+"use strict";
+const { spawnSync } = require("node:child_process");
+const fs = require("node:fs");
+const Module = require("node:module");
+const os = require("node:os");
+const path = require("node:path");
+const vm = require("node:vm");
+
+const file = process.argv[2];
+let text = fs.readFileSync(file, "utf8").replace(/^\\uFEFF/, "").replace(/^#!.*/, "");
+try {
+  if (/ts$/.test(file)) text = Module.stripTypeScriptTypes(text, { mode: "transform" });
+} catch (error) {
+  console.error(`${file}\\n${error}`);
+  process.exit(1);
+}
+try {
+  new vm.Script(Module.wrap(text), { filename: file });
+} catch {
+  const copy = path.join(os.tmpdir(), "main.mjs");
+  fs.writeFileSync(copy, text);
+  process.exitCode = spawnSync(process.execPath, ["--check", copy], { stdio: "inherit" }).status ?? 1;
+}
+""".lstrip()

@@ -9,12 +9,11 @@ from functools import lru_cache, partial
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
 from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
-from warmcell.languages.base import base_executable
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr, configured_program, is_installation, symlink_chain, visible_paths
-from warmcell.lifetime.host_program import own_interpreter
+from warmcell.lifetime.host_program import base_executable, own_interpreter
 
 MAIN_FILE = "main.py"
 OLDEST = (3, 9)

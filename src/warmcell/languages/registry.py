@@ -120,8 +120,7 @@ class LanguageVersions(Mapping[str, str]):
     """The version line of each of these languages. A toolchain is queried at the first look-up, once."""
 
     def __init__(self, languages: tuple[str, ...], config: ProcessConfig) -> None:
-        self._languages = languages
-        self._config = config
+        self._languages, self._config = languages, config
         self._known: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterable
 
 import warmcell.cage
-from warmcell.cage.linux.descriptors import blocking
+from warmcell.cage.linux.descriptors import blocking, make_pair
 from warmcell.core.errors import BackendBusy, ExecutionFailed, SandboxError
-from warmcell.lifetime import short_calls
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     T = TypeVar("T")
 else:  # the C module, which loads faster
@@ -37,14 +37,14 @@ class Descriptors:
     def pipe(self) -> tuple[int, int]:
         """The reading and the writing end."""
         with undisturbed_by_forks:
-            reader, writer = _open_with_limit(short_calls.make_pipe)
+            reader, writer = _open_with_limit(make_pipe)
             self._open |= {reader: None, writer: None}
         return reader, writer
 
     def socketpair(self, kind: socket.SocketKind) -> tuple[socket.socket, int]:
         """Two connected local sockets: ours, and the descriptor of the peer's."""
         with undisturbed_by_forks:
-            ours, theirs = _open_with_limit(lambda: short_calls.make_socket_pair(kind))
+            ours, theirs = _open_with_limit(lambda: make_socket_pair(kind))
             self._open |= {ours.fileno(): ours, theirs: None}
         return ours, theirs
 
@@ -83,7 +83,7 @@ class Descriptors:
             owner = self._open.pop(descriptor)  # before close(), which may raise: a number must never be closed twice
             if owner is not None:
                 owner.detach()
-            short_calls.close(descriptor)
+            close(descriptor)
 
     abandon = close
 
@@ -182,8 +182,6 @@ def shortage_from_message(last_words: str, doing: str) -> SandboxError | None:
 
 def _full_group() -> tuple[str, str, str] | None:
     """The kernel gives the same error for a cgroup's limit as for the user's."""
-    from warmcell.lifetime.pids_limit import full_group
-
     group = full_group()
     if group is None:
         return None
@@ -244,3 +242,97 @@ def open_memory_file(content: bytes) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+# System calls that never block, made without releasing the interpreter lock once many threads use them.
+# Python releases the lock around every system call. Where other threads wait for it, each release gives it to one of
+# them, and getting it back takes two context switches: far longer than closing a descriptor. A run closes a dozen.
+
+_libc: Any = None
+
+
+def keep_lock() -> None:
+    """From now on. Not from the start, because loading the C library's functions takes longer than it saves one run."""
+    global _libc
+    if _libc is None and sys.platform == "linux" and sys.maxsize > 1 << 32:
+        from warmcell.cage.linux import fast_ctypes
+
+        _libc = fast_ctypes.PyDLL(None, use_errno=True)
+
+
+def close(descriptor: int) -> None:
+    if _libc is None:
+        os.close(descriptor)
+    elif _libc.close(descriptor) < 0:
+        raise _last_error()
+
+
+def make_pipe() -> tuple[int, int]:
+    """The reading and the writing end, which children do not inherit."""
+    if _libc is None:
+        return os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+    from warmcell.cage.linux import fast_ctypes
+
+    ends = (fast_ctypes.c_int * 2)()
+    if _libc.pipe2(ends, os.O_CLOEXEC) < 0:
+        raise _last_error()
+    return ends[0], ends[1]
+
+
+def make_socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, int]:
+    """Two connected local sockets: ours, and the descriptor of the other one."""
+    if _libc is None:
+        ours, theirs = make_pair(kind)
+        return ours, theirs.detach()
+    from warmcell.cage.linux import fast_ctypes
+
+    ends = (fast_ctypes.c_int * 2)()
+    if _libc.socketpair(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC, 0, ends) < 0:
+        raise _last_error()
+    return blocking(socket.socket(socket.AF_UNIX, kind, 0, ends[0])), ends[1]
+
+
+def _last_error() -> OSError:
+    from warmcell.cage.linux import fast_ctypes
+
+    number = fast_ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+# The control group around this process that allows no more processes, if one does.
+
+_MOUNTS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
+
+
+def full_group(membership: str = "/proc/self/cgroup", mounts: tuple[str, ...] = _MOUNTS) -> tuple[str, int] | None:
+    """The nearest group whose pids.max is reached, and that number. None where there is none, or it cannot be read."""
+    try:
+        with open(membership) as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return None
+    for _, controllers, path in lines:
+        if not controllers or "pids" in controllers.split(","):
+            for mount in mounts:
+                found = _full_group_above(mount, path)
+                if found is not None:
+                    return found
+    return None
+
+
+def _full_group_above(mount: str, path: str) -> tuple[str, int] | None:
+    while True:
+        most, current = (_number(f"{mount}{path.rstrip('/')}/pids.{name}") for name in ("max", "current"))
+        if most is not None and current is not None and current >= most:
+            return path, most
+        if path == "/":
+            return None
+        path = os.path.dirname(path)
+
+
+def _number(path: str) -> int | None:
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (OSError, ValueError):  # not there, or "max"
+        return None

@@ -31,8 +31,7 @@ class HeldDirectory:
     """A directory and the lock on it. In a fork it belongs to the original."""
 
     def __init__(self, path: str, lock: int) -> None:
-        self.path = path
-        self._lock = lock
+        self.path, self._lock = path, lock
         #: Whether this process may remove it: a fork that exits must not remove the original's.
         self.is_ours = True
         own(self)

@@ -158,3 +158,17 @@ def count_own_processors() -> int:
     if not _has_machine_to_itself or not hasattr(os, "sched_getaffinity"):
         return 1
     return len(os.sched_getaffinity(0))
+
+
+_known: dict[tuple[object, ...], str] = {}
+
+
+def base_executable() -> str:
+    """The real path of the interpreter that this program's virtual environment was created from.
+
+    Raises `BackendUnavailable` if an interpreter does not run this program: it is frozen, or embeds Python.
+    """
+    key = (getattr(sys, "_base_executable", None), sys.executable, getattr(sys, "frozen", False))
+    if key not in _known:
+        _known[key] = os.path.realpath(base_interpreter())
+    return _known[key]

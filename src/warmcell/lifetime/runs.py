@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Not `signal`, which also builds enumerations and takes longer to load than the rest of this module.
+import _signal  # type: ignore[import-not-found]
+import _thread
 import threading
 from collections.abc import Callable
 
@@ -10,7 +13,6 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime import host_program
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.fair_semaphore import FairSemaphore
-from warmcell.lifetime.interrupts import Interrupts
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
 
@@ -129,3 +131,47 @@ class Runs:
 
     def _refuse(self) -> NoReturn:
         raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")
+
+
+#: After this many the interrupt is raised at once.
+_INSISTENT = 3
+
+
+class Interrupts:
+    """Ctrl-C during a run: the run is cancelled like any other, then the caller gets its KeyboardInterrupt.
+
+    Python raises it between any two bytecodes of the main thread, also between opening a descriptor and owning it, or
+    with a lock held. So during a run the interrupt is noted and not raised. `with Interrupts(run):` is for around a
+    blocking run, and has an effect only where the interpreter's own handler would raise.
+    """
+
+    __slots__ = ("_count", "_is_installed", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._count = 0
+        self._is_installed = False
+
+    def __enter__(self) -> None:
+        if _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
+            return
+        try:
+            _signal.signal(_signal.SIGINT, self._handle_signal)
+            self._is_installed = True
+        except ValueError:  # not the main thread: interrupts are not raised here
+            return
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_installed:
+            return
+        if _signal.getsignal(_signal.SIGINT) == self._handle_signal:  # a callback may have installed its own meanwhile
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        if self._count:
+            raise KeyboardInterrupt
+
+    def _handle_signal(self, number: int, frame: object) -> None:
+        """Cancels in a thread: the main thread may hold the lock that cancelling takes."""
+        self._count += 1
+        if self._count >= _INSISTENT:
+            _signal.default_int_handler(number, None)
+        _thread.start_new_thread(self._run.cancel, ())

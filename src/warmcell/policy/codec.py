@@ -32,8 +32,7 @@ class _Misplaced(Exception):
 
     def __init__(self, where: str, error: SandboxError) -> None:
         super().__init__(where)
-        self.where = where
-        self.error = error
+        self.where, self.error = where, error
 
 
 def to_json(record: Any) -> str:

@@ -9,9 +9,8 @@ from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
-from warmcell.policy.host import HostLayout
 from warmcell.policy.places import CODE_DIR, HOME_DIR, WORK_DIR, is_within
-from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath
+from warmcell.policy.resolve import EffectivePolicy, HostLayout, ImageRoot, ResolvedPath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

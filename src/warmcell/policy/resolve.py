@@ -12,7 +12,6 @@ from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import EffectiveLimits, Enforced, EnforcedLimits, Limits
 from warmcell.policy.enforcer_support import check_supported
-from warmcell.policy.host import HostCapabilities
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 from warmcell.policy.places import WORK_DIR, find_narrowing
 
@@ -30,6 +29,42 @@ _OLDEST_LANDLOCK = 3
 _ALWAYS_NEEDED = ("pidfd_send_signal", "pidfd_open", "close_range")
 
 NATIVE, LANDLOCK = "native", "landlock"
+
+
+@dataclass(frozen=True, slots=True)
+class HostCapabilities:
+    """Each is set only if it was tried and worked; `reasons` says why the others are missing."""
+
+    user_namespaces: bool = False
+    landlock_abi: int = 0
+    seccomp: bool = False
+    cgroup: str | None = None
+    #: Whether that cgroup can limit the share of the processors.
+    cpu_share: bool = False
+    #: RLIMIT_NPROC counts per user namespace, not per user of the whole host (Linux 5.14).
+    process_limit_per_namespace: bool = False
+    #: System calls that the cage needs and that are not available here.
+    missing_calls: tuple[str, ...] = ()
+    #: (name, reason, remedy)
+    reasons: tuple[tuple[str, str, str], ...] = ()
+
+    def reason(self, name: str) -> str:
+        return next((what for key, what, _ in self.reasons if key == name), "not available on this host")
+
+    def remedy(self, name: str) -> str:
+        return next((remedy for key, _, remedy in self.reasons if key == name), "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """The system directories of the host and the links between them, which the guest sees the same way."""
+
+    directories: tuple[str, ...] = ("/usr",)
+    symlinks: tuple[tuple[str, str], ...] = ()
+    #: What TLS, locale and the dynamic loader need of /etc: (host path, guest path).
+    etc: tuple[tuple[str, str], ...] = ()
+    #: Devices that guests usually see and that this host lacks.
+    missing_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
 from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
-from warmcell.lifetime import short_calls
+from warmcell.lifetime import descriptors
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
@@ -126,7 +126,7 @@ class Pool(Supply[CellKind, Cell]):
                 self._pause = time.monotonic() - self._idle_since
             self._leased += 1
             if self._leased == _MANY_AT_ONCE:
-                short_calls.keep_lock()
+                descriptors.keep_lock()
 
     def lease(self, kind: CellKind, run: Run, meanwhile: Callable[[], object] | None = None) -> Cell:
         """A cell of that kind for one run, which the caller closes. Cancelling the run ends the wait.

@@ -20,7 +20,7 @@ from warmcell.core.records import replace
 from warmcell.enforcers import probe
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_exhaustion
 from warmcell.lifetime.ownership import Lock, own_until_exit
-from warmcell.policy.host import HostCapabilities
+from warmcell.policy.resolve import HostCapabilities
 from warmcell.runner.cgroups import ROOT, Group, GroupLimits, groups_of, members, read, remove_group
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")

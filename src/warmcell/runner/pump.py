@@ -67,9 +67,7 @@ class Pump:
         on_linger: Callable[[], None],
         listener: Listener | None = None,
     ) -> None:
-        self._cell = cell
-        self._bounds = bounds
-        self._run = run
+        self._cell, self._bounds, self._run = cell, bounds, run
         self._on_linger: Callable[[], None] | None = on_linger
         self._sent = time.monotonic()
         self._began: float | None = None

@@ -69,9 +69,7 @@ class Feed:
     def __init__(self, source: bytes | int, sink: int, close_sink: Callable[[], None], poll: select.poll) -> None:
         self._source = source if isinstance(source, int) else -1
         self._rest = memoryview(b"" if isinstance(source, int) else source)
-        self._sink = sink
-        self._close_sink = close_sink
-        self._poll = poll
+        self._sink, self._close_sink, self._poll = sink, close_sink, poll
         self._is_over = False
         #: Seconds that the guest may have waited for us to write.
         self.held_up = 0.0

@@ -11,7 +11,7 @@ import functools
 import os
 
 from warmcell.cage.fast_imports import read_json
-from warmcell.core.late_log import LateLog
+from warmcell.core.light import LateLog
 from warmcell.toolbox.runtime import (
     machine,
     processor_features,

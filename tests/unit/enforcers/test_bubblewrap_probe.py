@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from warmcell.core.errors import EnforcerUnavailable
-from warmcell.enforcers import bubblewrap_probe
-from warmcell.enforcers.bubblewrap_probe import NAMESPACES, find_problems, probe, remedy
+from warmcell.enforcers import bubblewrap
+from warmcell.enforcers.bubblewrap import NAMESPACES, find_problems, probe, remedy
 
 HOST = {name: f"{name}:[1]" for name in NAMESPACES}
 GOOD = "\n".join(
@@ -83,7 +83,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     answer: dict[str, Any] = {"returncode": 0, "stdout": b"", "stderr": b""}
     probe.cache_clear()
     monkeypatch.setattr(
-        bubblewrap_probe.subprocess,
+        bubblewrap.subprocess,
         "run",
         lambda *_, **__: subprocess.CompletedProcess([], **answer),  # type: ignore[attr-defined]
     )
@@ -110,6 +110,6 @@ def test_a_bwrap_that_hangs_is_unavailable(broken: dict[str, Any], monkeypatch: 
     def hang(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("bwrap", 15)
 
-    monkeypatch.setattr(bubblewrap_probe.subprocess, "run", hang)  # type: ignore[attr-defined]
+    monkeypatch.setattr(bubblewrap.subprocess, "run", hang)  # type: ignore[attr-defined]
     with pytest.raises(EnforcerUnavailable, match="did not end within 15 s"):
         probe(("/fake/bwrap", 1, 1, 1), list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.lifetime.cleanup import Cleanup
+from warmcell.core.light import Cleanup
 
 
 def test_the_latest_first_and_each_once() -> None:

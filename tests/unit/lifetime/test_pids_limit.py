@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.lifetime import pids_limit
-from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.pids_limit import full_group
+from warmcell.lifetime import descriptors
+from warmcell.lifetime.descriptors import full_group, host_failure
 
 
 def _groups(tmp_path: Path, numbers: dict[str, tuple[str, str]], membership: str) -> tuple[str, tuple[str, ...]]:
@@ -43,7 +42,7 @@ def test_without_control_groups_there_is_none(tmp_path: Path) -> None:
 
 
 def test_a_full_group_is_named_and_not_the_users_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pids_limit, "full_group", lambda: ("/a", 20))
+    monkeypatch.setattr(descriptors, "full_group", lambda: ("/a", 20))
     error = host_failure(OSError(errno.EAGAIN, ""), "start python")
     assert "the cgroup /a has as many processes and threads as its pids.max of 20 allows" in error.message
     assert "RLIMIT" not in error.message and "--pids-limit" in (error.hint or "")

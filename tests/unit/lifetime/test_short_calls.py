@@ -12,27 +12,27 @@ from collections.abc import Iterator
 import pytest
 from tests.helpers import require
 
-from warmcell.lifetime import short_calls
+from warmcell.lifetime import descriptors
 
 
 @pytest.fixture(params=[False, True])
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_calls, "_libc", None)
+    monkeypatch.setattr(descriptors, "_libc", None)
     if request.param:
         require(sys.platform == "linux", "only on Linux")
-        short_calls.keep_lock()
+        descriptors.keep_lock()
 
 
 @pytest.mark.usefixtures("calls")
 def test_a_pipe_carries_data_and_is_not_inherited() -> None:
-    reader, writer = short_calls.make_pipe()
+    reader, writer = descriptors.make_pipe()
     assert not os.get_inheritable(reader) and not os.get_inheritable(writer)
     os.write(writer, b"x")
-    short_calls.close(writer)
+    descriptors.close(writer)
     assert os.read(reader, 2) == b"x" and os.read(reader, 1) == b""
-    short_calls.close(reader)
+    descriptors.close(reader)
     with pytest.raises(OSError, match="Bad file descriptor") as raised:
-        short_calls.close(reader)
+        descriptors.close(reader)
     assert raised.value.errno == errno.EBADF
 
 
@@ -42,7 +42,7 @@ def test_a_pair_of_sockets_blocks_and_keeps_messages_apart(seconds: float | None
     """Whatever the default timeout of the program is."""
     socket.setdefaulttimeout(seconds)
     try:
-        ours, theirs = short_calls.make_socket_pair(socket.SOCK_SEQPACKET)
+        ours, theirs = descriptors.make_socket_pair(socket.SOCK_SEQPACKET)
     finally:
         socket.setdefaulttimeout(None)
     assert ours.gettimeout() is None and os.get_blocking(ours.fileno()) and os.get_blocking(theirs)
@@ -50,7 +50,7 @@ def test_a_pair_of_sockets_blocks_and_keeps_messages_apart(seconds: float | None
     for message in (b"one", b"two"):
         os.write(theirs, message)
     assert [ours.recv(10), ours.recv(10)] == [b"one", b"two"]
-    short_calls.close(theirs)
+    descriptors.close(theirs)
     assert ours.recv(1) == b""
     ours.close()
 
@@ -67,8 +67,8 @@ def patient_interpreter() -> Iterator[None]:
 @pytest.mark.usefixtures("patient_interpreter")
 def test_no_other_thread_gets_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     require(sys.platform == "linux", "only on Linux")
-    monkeypatch.setattr(short_calls, "_libc", None)
-    short_calls.keep_lock()
+    monkeypatch.setattr(descriptors, "_libc", None)
+    descriptors.keep_lock()
     turns, is_over = [0], threading.Event()
 
     def count() -> None:
@@ -76,17 +76,17 @@ def test_no_other_thread_gets_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
             turns[0] += 1
             os.stat("/")  # gives up the lock
 
-    for descriptor in short_calls.make_pipe():  # so that everything is loaded
-        short_calls.close(descriptor)
+    for descriptor in descriptors.make_pipe():  # so that everything is loaded
+        descriptors.close(descriptor)
     thread = threading.Thread(target=count)
     thread.start()
     while not turns[0]:
         os.stat("/")
     before = turns[0]
     for _ in range(100):
-        ours, theirs = short_calls.make_socket_pair(socket.SOCK_STREAM)
-        for descriptor in (*short_calls.make_pipe(), ours.detach(), theirs):
-            short_calls.close(descriptor)
+        ours, theirs = descriptors.make_socket_pair(socket.SOCK_STREAM)
+        for descriptor in (*descriptors.make_pipe(), ours.detach(), theirs):
+            descriptors.close(descriptor)
     assert turns[0] == before
     is_over.set()
     thread.join()

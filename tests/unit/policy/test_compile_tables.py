@@ -11,8 +11,7 @@ from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, Enforced
 from warmcell.policy.compile import compile_open_plan, compile_plan, replace_sources
-from warmcell.policy.host import HostLayout
-from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath
+from warmcell.policy.resolve import EffectivePolicy, HostLayout, ImageRoot, ResolvedPath
 
 MIB = 1024 * 1024
 LAYOUT = HostLayout(("/usr", "/opt"), (("/bin", "usr/bin"),), (("/etc/ssl", "/etc/ssl"), ("/real/ld.so", "/etc/ld.so")))

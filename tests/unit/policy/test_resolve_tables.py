@@ -10,9 +10,8 @@ import pytest
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation, SandboxError
 from warmcell.core.records import replace
 from warmcell.core.types import EffectiveLimits, Enforced
-from warmcell.policy.host import HostCapabilities, HostLayout
 from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
-from warmcell.policy.resolve import DEFAULT_POLICY, EffectivePolicy, ResolvedPath, resolve
+from warmcell.policy.resolve import DEFAULT_POLICY, EffectivePolicy, HostCapabilities, HostLayout, ResolvedPath, resolve
 
 HOST = HostCapabilities(
     user_namespaces=True,

@@ -18,7 +18,7 @@ from warmcell.cage.linux import kernel_support
 from warmcell.cage.wire import send_packet
 from warmcell.core.errors import EnforcerFailed
 from warmcell.enforcers import namespaces_probe, namespaces_witness, probe
-from warmcell.languages.base import base_executable
+from warmcell.lifetime.host_program import base_executable
 from warmcell.pool import manager_process
 from warmcell.pool.manager_process import ManagerProcess, acquire_manager, first_order, start_ahead
 from warmcell.pool.prestarted_manager import PrestartedManager

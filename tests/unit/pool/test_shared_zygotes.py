@@ -37,7 +37,7 @@ from warmcell import (
 from warmcell.backends.process.cell_template import _names_places
 from warmcell.cage.linux.processes import children
 from warmcell.cage.plan import Bind, LaunchPlan
-from warmcell.languages.base import base_executable
+from warmcell.lifetime.host_program import base_executable
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool import shared_zygotes as module
 from warmcell.pool.manager_process import start_ahead

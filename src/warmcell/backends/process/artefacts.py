@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from warmcell.core.errors import ExecutionFailed
+from warmcell.core.light import Cleanup
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.languages.plain import build_key
 from warmcell.languages.program_spec import Build, ProgramSpec
-from warmcell.lifetime.cleanup import Cleanup
 from warmcell.lifetime.held_directories import HeldDirectory, cache_place, create_held_directory, hold, make_cache
 
 _LARGEST = 256 * MIB

@@ -17,9 +17,8 @@ from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecReques
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.interrupts import Interrupts
 from warmcell.lifetime.run import Run
-from warmcell.lifetime.runs import Runs
+from warmcell.lifetime.runs import Interrupts, Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits, limits_in_force

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from warmcell.lifetime.cleanup import Cleanup
+    from warmcell.core.light import Cleanup
 
 
 class Builder:

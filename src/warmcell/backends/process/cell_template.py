@@ -12,11 +12,11 @@ from operator import is_
 
 from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.plan import Bind, LaunchPlan, encode, is_shared
+from warmcell.core.light import Cleanup
 from warmcell.core.records import dataclass
 from warmcell.enforcers import probe
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
-from warmcell.lifetime.cleanup import Cleanup
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.compile import compile_open_plan, compile_plan
 from warmcell.policy.places import CODE_DIR, COMMON_PLACES, OUT_DIR, WORK_DIR, is_within

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from typing import Any
 
-    from warmcell.lifetime.cleanup import Cleanup
+    from warmcell.core.light import Cleanup
     from warmcell.net.connect.connection_log import ConnectionLog
     from warmcell.net.connect.rate_limiter import RateLimiter
     from warmcell.net.proxy.certificate_authority import SandboxAuthority

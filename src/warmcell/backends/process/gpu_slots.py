@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 from warmcell.core.errors import BackendBusy
-from warmcell.lifetime.cleanup import Cleanup
+from warmcell.core.light import Cleanup
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.held_directories import cache_place, make_cache

@@ -11,10 +11,10 @@ from warmcell.backends.process.guest_job import make_job, make_prelude, warm_wor
 from warmcell.backends.process.launch import MAX_SENT_BYTES, Launch
 from warmcell.backends.process.policy_resolver import BUILD_POLICY, PolicyResolver
 from warmcell.core.errors import EnforcerFailed, InvalidRequest, PolicyViolation
+from warmcell.core.light import Cleanup
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, ExecResult
 from warmcell.languages.config import ProcessConfig
-from warmcell.lifetime.cleanup import Cleanup
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import has_abandoned

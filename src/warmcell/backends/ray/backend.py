@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from warmcell.backends.built import Program
     from warmcell.backends.many import OnProgress, Requests
     from warmcell.backends.ray.node_link import NodeLink
-    from warmcell.core.outcomes import Outcome
-    from warmcell.core.output_events import StreamEvent
+    from warmcell.core.output_events import Outcome, StreamEvent
     from warmcell.core.types import Language
     from warmcell.images import Image
     from warmcell.policy.model import SandboxPolicy

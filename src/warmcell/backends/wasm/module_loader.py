@@ -19,7 +19,7 @@ from warmcell.backends.wasm.run_request import ModuleSource
 from warmcell.backends.wasm.worker_handle import PendingRequest, RequestLimits, WorkerOverMemory
 from warmcell.cage.fast_imports import write_json
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
-from warmcell.core.late_log import LateLog
+from warmcell.core.light import LateLog
 from warmcell.core.records import dataclass
 from warmcell.core.slow_steps import report_slow_step
 from warmcell.core.types import MIB

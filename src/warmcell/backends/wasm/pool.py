@@ -17,7 +17,7 @@ from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.run_request import Mounts
 from warmcell.backends.wasm.worker_handle import PendingRequest, RequestLimits, WorkerHandle, slots_for
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
-from warmcell.core.late_log import LateLog
+from warmcell.core.light import LateLog
 from warmcell.core.records import dataclass
 from warmcell.guest.wasm.protocol import ProtocolViolation, encode_frame
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure

@@ -37,7 +37,7 @@ from warmcell.backends.wasm.worker_handle import (
 )
 from warmcell.cage.fast_imports import write_json
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionFailed, SandboxError
-from warmcell.core.late_log import LateLog
+from warmcell.core.light import LateLog
 from warmcell.core.types import MIB, ExecResult
 from warmcell.guest.wasm.protocol import ExitReport, GuestDirectory, ProtocolViolation, RunSpec, decode_exit
 from warmcell.lifetime.descriptors import host_failure

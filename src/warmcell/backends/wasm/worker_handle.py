@@ -14,8 +14,8 @@ from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.core.records import dataclass
 from warmcell.guest.wasm.protocol import RunSpec, encode_run, encode_spec
-from warmcell.languages.base import base_executable
 from warmcell.lifetime.descriptors import Descriptors, host_failure
+from warmcell.lifetime.host_program import base_executable
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener, Pace

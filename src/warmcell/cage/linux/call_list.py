@@ -69,8 +69,7 @@ class CallList:
     """
 
     def __init__(self, given: int = 0, arena: Optional[Arena] = None) -> None:
-        self._given = given
-        self.arena = arena
+        self._given, self.arena = given, arena
         self._encoded: List[bytes] = []
         self._steps: List[ListStep] = []
         self._kept: List[object] = []

@@ -88,8 +88,7 @@ class _Data:
     """Content that grows, and the addresses that it will have."""
 
     def __init__(self, base: int, content: bytes) -> None:
-        self._base = base
-        self.content = content
+        self._base, self.content = base, content
 
     def put(self, content: bytes) -> int:
         self.content = self.content.ljust(_align(len(self.content)), b"\0")

@@ -55,10 +55,7 @@ class Listener:
         self._note_shared_memory = note_shared_memory
         self._host_id = host_id
         self._is_own = is_own
-        self._scratch = scratch
-        self._keepers = keepers
-        self._connect = connect
-        self._guest = guest
+        self._scratch, self._keepers, self._connect, self._guest = scratch, keepers, connect, guest
         #: Set when the job is a program: our own code execs it before any guest code runs.
         self.may_exec_once = False
         #: Called with each denial before the guest gets its error.

@@ -56,9 +56,7 @@ class Ceilings:
     """Call `look` as often as it says. Once `verdict` is set, the tree must be killed."""
 
     def __init__(self, watch: Watch, tree: Tree, most_tasks: int = 0) -> None:
-        self._watch = watch
-        self._tree = tree
-        self._most_tasks = most_tasks
+        self._watch, self._tree, self._most_tasks = watch, tree, most_tasks
         self.verdict = ""
         #: Limits that the kernel enforces by an error that only the guest sees: "processes", "disk".
         self.met: Set[str] = set()

@@ -286,9 +286,7 @@ class DiskCeiling:
         totals: Sequence[str] = (),
         devices: Sequence[int] = (),
     ) -> None:
-        self._most = most
-        self._paths = paths
-        self._overlays = overlays
+        self._most, self._paths, self._overlays = most, paths, overlays
         #: Those of the paths of which everything counts, and more devices on which their files seem to be.
         self._totals, self._devices = totals, devices
         self._at_start = self._last = DiskUse()

@@ -35,9 +35,7 @@ class GpuUse:
     def __init__(
         self, nvml: Nvml, devices: Sequence[int], is_of_tree: IsOfTree, has_opened: Callable[[], bool]
     ) -> None:
-        self._nvml = nvml
-        self._is_of_tree = is_of_tree
-        self._has_opened = has_opened
+        self._nvml, self._is_of_tree, self._has_opened = nvml, is_of_tree, has_opened
         self._before = {device: nvml.memory_in_use(device) for device in devices}
         #: When the newest sample of each device was taken.
         self._sampled: Dict[int, int] = dict.fromkeys(devices, 0)

@@ -33,8 +33,7 @@ class IdleCheck:
     """
 
     def __init__(self, proc: str, network: str) -> None:
-        self._proc = proc
-        self._network = network
+        self._proc, self._network = proc, network
         self._timeslices: Optional[Dict[str, int]] = None
         #: By path, what the kernel shows of each socket. None: not known.
         self._sockets: Optional[Dict[str, bytes]] = None

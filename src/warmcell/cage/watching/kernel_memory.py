@@ -63,9 +63,7 @@ class DescriptorTable:
     """
 
     def __init__(self, proc: str, network: str, has_own_network: bool) -> None:
-        self._proc = proc
-        self._network = network
-        self._has_own_network = has_own_network
+        self._proc, self._network, self._has_own_network = proc, network, has_own_network
         #: As of the last look.
         self.last = DescriptorUse()
         self._next_look = 0.0

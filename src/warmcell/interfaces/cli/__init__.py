@@ -146,7 +146,7 @@ def _start_ahead(early: PrestartedManager | None, *, packages: str = "") -> None
     It loads the Python worker, or the WebAssembly worker if `packages` has wasmtime.
     """
     if early is None and sys.platform == "linux":
-        from warmcell.languages.base import base_executable
+        from warmcell.lifetime.host_program import base_executable
         from warmcell.pool.prestarted_manager import start_early
 
         early = start_early(base_executable())
