@@ -22,6 +22,19 @@ def must_be_expected(error: OSError) -> None:
         raise error
 
 
+class _ExpectedErrors:
+    """`with expected_errors:` ends the block at such an error. All others are raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        return isinstance(error, OSError) and error.errno in _EXPECTED
+
+
+expected_errors = _ExpectedErrors()
+
+
 def descendants(root: int) -> Iterator[int]:
     """All processes below `root`. Iterative: a guest can make chains longer than Python's stack."""
     pending = children(root)
@@ -39,20 +52,16 @@ def below_init(init: int) -> Iterator[int]:
 
 
 def children(pid: int) -> List[int]:
-    try:
+    with expected_errors:
         return _children(pid, os.listdir(f"/proc/{pid}/task"))
-    except OSError as error:
-        must_be_expected(error)
-        return []
+    return []
 
 
 def _children(pid: int, threads: Iterable[object]) -> List[int]:
     found: List[int] = []
-    try:
+    with expected_errors:
         for thread in threads:
             found += map(int, kernel_files.read(f"/proc/{pid}/task/{thread}/children").split())
-    except OSError as error:
-        must_be_expected(error)
     return found
 
 
@@ -64,11 +73,9 @@ def last_pid() -> int:
 def thread_states(pid: int) -> str:
     """One letter per thread: R is running or runnable, D is busy in the kernel, S waits."""
     states = ""
-    try:
+    with expected_errors:
         for thread in os.listdir(f"/proc/{pid}/task"):
             states += kernel_files.read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(None, 1)[0]
-    except OSError as error:
-        must_be_expected(error)
     return states
 
 

@@ -8,7 +8,7 @@ from math import inf
 
 from ..fast_imports import partial
 from ..linux.namespaces import CLONE_NEWIPC
-from ..linux.processes import must_be_expected
+from ..linux.processes import expected_errors
 from ..linux.syscalls import call
 from ..plan import Watch
 from ..records import NamedTuple
@@ -257,13 +257,10 @@ _NVIDIA = 195
 
 def _has_gpu_open(proc: str, pids: List[int]) -> bool:
     for pid in pids:
-        try:
+        with expected_errors:  # it has ended, or closed one
             found = [os.stat(f"{proc}/{pid}/fd/{name}") for name in os.listdir(f"{proc}/{pid}/fd")]
-        except OSError as error:  # it has ended, or closed one
-            must_be_expected(error)
-            continue
-        if any(stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _NVIDIA for status in found):
-            return True
+            if any(stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _NVIDIA for status in found):
+                return True
     return False
 
 
@@ -288,11 +285,9 @@ def has_own_network(base: str) -> bool:
 
 def _namespace(base: str, kind: str) -> int:
     """Its inode number. 0 if it cannot be read, as for a thread group whose first thread has ended."""
-    try:
+    with expected_errors:
         return os.stat(f"{base}/ns/{kind}").st_ino
-    except OSError as error:
-        must_be_expected(error)
-        return 0
+    return 0
 
 
 def _is_in_cell(pid_namespace: int, owner: int, pids: List[int]) -> bool:

@@ -9,7 +9,7 @@ import time
 from math import inf
 
 from ..linux import kernel_files
-from ..linux.processes import must_be_expected
+from ..linux.processes import expected_errors, must_be_expected
 from ..records import NamedTuple
 from . import usage
 from .patience import Patience, Spent, TooLong
@@ -58,13 +58,10 @@ def filesystem_use(paths: Sequence[str]) -> DiskUse:
     """Everything on their file systems, including other users' files. Quick."""
     held = entries = 0
     for path in paths:
-        try:
+        with expected_errors:
             status = os.statvfs(path)
-        except OSError as error:
-            must_be_expected(error)
-            continue
-        held += (status.f_blocks - status.f_bfree) * status.f_frsize
-        entries += status.f_files - status.f_ffree
+            held += (status.f_blocks - status.f_bfree) * status.f_frsize
+            entries += status.f_files - status.f_ffree
     return DiskUse(filesystem=held, filesystem_entries=entries)
 
 
@@ -172,10 +169,8 @@ def _devices_of(overlays: Sequence[str], proc: str, pids: List[int]) -> Iterator
     """Files on an overlay have its device, not that of the directory in which it stores them."""
     for pid in pids if overlays else ():
         for path in overlays:
-            try:
+            with expected_errors:
                 yield os.stat(f"{proc}/{pid}/root{path}").st_dev
-            except OSError as error:
-                must_be_expected(error)
 
 
 class UnlinkedFiles:
@@ -261,11 +256,9 @@ _WRITTEN = Pattern(r"^(?:wchar|write_bytes): (\d+)$")
 
 def _bytes_by(proc: str, pid: int) -> Optional[int]:
     """By system calls, and through mappings. None if it cannot be read."""
-    try:
+    with expected_errors:
         return sum(map(int, _WRITTEN.findall(kernel_files.read(f"{proc}/{pid}/io"))))
-    except OSError as error:
-        must_be_expected(error)
-        return None
+    return None
 
 
 # The ceiling on what a guest writes to directories of the host: when to walk through them, and what counts.

@@ -8,7 +8,7 @@ import stat
 import time
 
 from ..linux import kernel_files
-from ..linux.processes import must_be_expected
+from ..linux.processes import expected_errors
 from ..linux.shared_resources import SMALL_SHARED_MEMORY
 from ..records import NamedTuple
 from .patience import Patience, Spent, next_look_after
@@ -48,12 +48,10 @@ def share_of_one_guest() -> DescriptorUse:
 
 def unix_sockets(network: str) -> List[int]:
     """Inodes of all in the network namespace. 0 is a connection that has not been accepted yet."""
-    try:
+    with expected_errors:
         lines = kernel_files.read(f"{network}/unix").splitlines()[1:]
-    except OSError as error:
-        must_be_expected(error)
-        return []
-    return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
+        return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
+    return []
 
 
 class DescriptorTable:
@@ -80,11 +78,9 @@ class DescriptorTable:
     def _count(self, pid: int) -> int:
         """Since Linux 6.2 the size of the directory is the number of descriptors; before, it was 0."""
         directory = f"{self._proc}/{pid}/fd"
-        try:
+        with expected_errors:
             return os.stat(directory).st_size or len(os.listdir(directory))
-        except OSError as error:
-            must_be_expected(error)
-            return 0
+        return 0
 
     def _look(self, pids: Sequence[int], sockets: List[int], patience: Patience) -> DescriptorUse:
         known = set(sockets)
@@ -96,31 +92,24 @@ class DescriptorTable:
             for name in _names(f"{base}/fd"):
                 patience.check()
                 path = f"{base}/fd/{name}"
-                try:
+                with expected_errors:
                     status = os.stat(path)
                     if stat.S_ISFIFO(status.st_mode):
                         pipes.add(status.st_ino)
                     elif stat.S_ISSOCK(status.st_mode) and status.st_ino in known and status.st_ino not in seen:
                         seen.add(status.st_ino)
-                        in_flight += _count_in_flight(f"{base}/fdinfo/{name}", patience)
+                        for lines in patience.read(f"{base}/fdinfo/{name}"):
+                            in_flight += sum(map(int, _IN_FLIGHT.findall(lines)))
                     elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
                         items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
-                except OSError as error:
-                    must_be_expected(error)
         if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
         return DescriptorUse(len(pipes) * _PIPE + items * _EPOLL_ITEM, in_flight, len(pipes), items)
 
 
-def _count_in_flight(path: str, patience: Patience) -> int:
-    return sum(int(number) for lines in patience.read(path) for number in _IN_FLIGHT.findall(lines))
-
-
 def _names(directory: str) -> Iterator[str]:
-    try:
+    with expected_errors:
         yield from os.listdir(directory)
-    except OSError as error:
-        must_be_expected(error)
 
 
 #: What the kernel keeps for one touched mapping.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..linux import kernel_files
-from ..linux.processes import must_be_expected
+from ..linux.processes import expected_errors
 from ..records import NamedTuple
 from .patience import Patience
 from .patterns import Pattern
@@ -61,11 +61,9 @@ _PF_EXITING = 0x4
 
 def _stat_fields(proc: str, pid: int) -> List[str]:
     """From the state on. Empty if the process is gone."""
-    try:
+    with expected_errors:
         return kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
-    except OSError as error:
-        must_be_expected(error)
-        return []
+    return []
 
 
 def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patience) -> ProcessMemory:
@@ -93,28 +91,21 @@ def _counters(proc: str, pid: int) -> Dict[str, int]:
 def _readable(proc: str, pid: int, name: str, wanted: str) -> str:
     """The file of the process or, if its first thread has ended and shows nothing, of any thread that has not."""
     base = f"{proc}/{pid}"
-    try:
+    with expected_errors:
         text = kernel_files.read(f"{base}/{name}")
         if wanted in text:
             return text
-    except OSError as error:
-        must_be_expected(error)
     for thread in threads(base):
-        try:
+        with expected_errors:
             text = kernel_files.read(f"{base}/task/{thread}/{name}")
-        except OSError as error:
-            must_be_expected(error)
-            continue
-        if wanted in text:
-            return text
+            if wanted in text:
+                return text
     return ""
 
 
 def threads(base: str) -> Iterator[str]:
-    try:
+    with expected_errors:
         yield from os.listdir(f"{base}/task")
-    except OSError as error:
-        must_be_expected(error)
 
 
 def _own_share(proc: str, pid: int, patience: Patience) -> int:
@@ -184,20 +175,15 @@ def socket_buffers(net: str) -> int:
 
 
 def _send_buffer() -> int:
-    try:
+    with expected_errors:
         return int(kernel_files.read("/proc/sys/net/core/wmem_default"))
-    except OSError as error:
-        must_be_expected(error)
-        return _USUAL_SEND_BUFFER
+    return _USUAL_SEND_BUFFER
 
 
 def _text_lines(path: str) -> List[str]:
-    try:
-        with open(path) as file:
-            return file.readlines()
-    except OSError as error:
-        must_be_expected(error)
-        return []
+    with expected_errors, open(path) as file:
+        return file.readlines()
+    return []
 
 
 def _lines(path: str) -> List[str]:
