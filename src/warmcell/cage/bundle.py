@@ -134,7 +134,7 @@ class Bundle:
         if entry is None:
             return None
         place = f"{self._directory}/{_place(inside, entry[3])}"
-        return _make_spec(name, place, self._path, _Loader(name, place, self, entry), entry[3])
+        return _make_spec(name, place, self._path, _BundleLoader(name, place, self, entry), entry[3])
 
     def code(self, path: str, entry: Entry) -> Optional[CodeType]:
         """None if the source is not the one that was compiled."""
@@ -150,21 +150,23 @@ class Bundle:
         return code
 
 
-class _Loader(SourceFileLoader):
+class _OwnLoader(SourceFileLoader):
     """An ordinary loader, except for where the code comes from."""
-
-    def __init__(self, name: str, path: str, bundle: Bundle, entry: Entry) -> None:
-        super().__init__(name, path)
-        self._bundle, self._entry = bundle, entry
-
-    def get_code(self, fullname: str) -> Optional[CodeType]:
-        return self._bundle.code(self.path, self._entry) or super().get_code(fullname)
 
     def exec_module(self, module: ModuleType) -> None:
         code = self.get_code(module.__name__)
         if code is None:
             raise ImportError(f"no code in {self.path}")
         exec(code, module.__dict__)  # noqa: S102  # our own
+
+
+class _BundleLoader(_OwnLoader):
+    def __init__(self, name: str, path: str, bundle: Bundle, entry: Entry) -> None:
+        super().__init__(name, path)
+        self._bundle, self._entry = bundle, entry
+
+    def get_code(self, fullname: str) -> Optional[CodeType]:
+        return self._bundle.code(self.path, self._entry) or super().get_code(fullname)
 
 
 class PycFinder:
@@ -196,18 +198,16 @@ class PycFinder:
         return None
 
 
-class _ReadLoader(SourceFileLoader):
-    """An ordinary loader whose code was read when the module was found."""
+class _ReadLoader(_OwnLoader):
+    """Its code was read when the module was found."""
 
     def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
         self._code: Optional[CodeType] = code
 
-    def exec_module(self, module: ModuleType) -> None:
-        code, self._code = self._code or self.get_code(module.__name__), None
-        if code is None:
-            raise ImportError(f"no code in {self.path}")
-        exec(code, module.__dict__)  # noqa: S102  # our own
+    def get_code(self, fullname: str) -> Optional[CodeType]:
+        code, self._code = self._code or super().get_code(fullname), None
+        return code
 
 
 def _read_pyc(path: str, modified: int, size: int) -> Optional[CodeType]:

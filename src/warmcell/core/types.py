@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
+from warmcell.core import request_checks as checks
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass, field
-from warmcell.core.request_checks import (
-    MAX_TIMEOUT,
-    MIB,
-    FrozenMapping,
-    check_args,
-    check_env,
-    check_fetch_files,
-    check_files,
-    check_positive_int,
-    check_positive_number,
-    check_text,
-    check_timeout,
-    is_plain,
-)
+from warmcell.core.request_checks import MAX_TIMEOUT, MIB, FrozenMapping, check_env, check_text, check_timeout, is_plain
 from warmcell.core.results import Connection, Denial, Enforced, ExecResult, Usage
 
 TYPE_CHECKING = False
@@ -29,30 +17,10 @@ if TYPE_CHECKING:
 else:  # resolves the annotations without importing `typing`
     Any = object
 
-__all__ = [
-    "ALIASES",
-    "DEFAULT_OUTPUT_BYTES",
-    "ENOUGH_OPEN_FILES",
-    "MAX_CODE_BYTES",
-    "MAX_TIMEOUT",
-    "MIB",
-    "BackendCapabilities",
-    "Connection",
-    "Denial",
-    "EffectiveLimits",
-    "Enforced",
-    "EnforcedLimits",
-    "ExecRequest",
-    "ExecResult",
-    "FrozenMapping",
-    "Language",
-    "Limits",
-    "Usage",
-    "check_env",
-    "check_text",
-    "check_timeout",
-    "is_plain",
-]
+__all__ = ["ALIASES", "DEFAULT_OUTPUT_BYTES", "ENOUGH_OPEN_FILES", "MAX_CODE_BYTES", "MAX_TIMEOUT", "MIB"]
+__all__ += ["BackendCapabilities", "Connection", "Denial", "EffectiveLimits", "Enforced", "EnforcedLimits"]
+__all__ += ["ExecRequest", "ExecResult", "FrozenMapping", "Language", "Limits", "Usage", "check_env"]
+__all__ += ["check_text", "check_timeout", "is_plain"]
 
 MAX_CODE_BYTES = 8 * MIB
 DEFAULT_OUTPUT_BYTES = MIB
@@ -119,7 +87,7 @@ class Limits:
         for name, largest in _LARGEST.items():
             value = getattr(self, name)
             if value is not None:
-                check = check_positive_number if isinstance(largest, float) else check_positive_int
+                check = checks.check_positive_number if isinstance(largest, float) else checks.check_positive_int
                 check(name, value, largest)
 
     def cap_with(self, ceiling: Limits) -> Limits:
@@ -194,7 +162,7 @@ class ExecRequest:
         if self.stdin is not None and not isinstance(self.stdin, str | bytes):
             raise InvalidRequest(f"must be text or bytes, not {type(self.stdin).__name__}", field="stdin")
         if self.memory_limit_mb is not None:
-            check_positive_int("memory_limit_mb", self.memory_limit_mb, 1 << 20)
+            checks.check_positive_int("memory_limit_mb", self.memory_limit_mb, 1 << 20)
         set_field(self, "env", FrozenMapping() if type(self.env) is dict and not self.env else check_env(self.env))
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise InvalidRequest(f"must be Limits, not {type(self.limits).__name__}", field="limits")
@@ -205,9 +173,9 @@ class ExecRequest:
         if self.args == self.fetch_files == () and self.files == {}:
             set_field(self, "files", FrozenMapping())
             return
-        set_field(self, "args", check_args(self.args))
-        set_field(self, "files", check_files(self.files))
-        set_field(self, "fetch_files", check_fetch_files(self.fetch_files))
+        set_field(self, "args", checks.check_args(self.args))
+        set_field(self, "files", checks.check_files(self.files))
+        set_field(self, "fetch_files", checks.check_fetch_files(self.fetch_files))
 
     def _check_language(self) -> Language | str:
         """The language's own name. Unknown names pass: the backend decides, and may have languages of its own."""
@@ -227,7 +195,7 @@ class ExecRequest:
         return is_short and code.isascii() and "\0" not in code and not code.isspace() and code != ""
 
     def _check_code(self) -> None:
-        check_positive_int("max_code_bytes", self.max_code_bytes, 1 << 30)
+        checks.check_positive_int("max_code_bytes", self.max_code_bytes, 1 << 30)
         if isinstance(self.code, bytes):
             if self.language is not Language.WASM:
                 raise InvalidRequest("bytes are for wasm only; give text", field="code")

@@ -61,13 +61,11 @@ class HostTree:
 
 
 #: Where the driver's libraries lie if the loader does not find them by itself: containers, WSL, NixOS, Fedora.
-_LIBRARY_DIRS = (
-    "/usr/local/nvidia/lib64",
-    "/usr/local/nvidia/lib",
-    "/usr/lib/wsl/lib",
-    "/run/opengl-driver/lib",
-    "/usr/lib64/nvidia",
-    "/usr/lib/nvidia",
+_LIBRARY_DIRS = tuple(
+    """
+    /usr/local/nvidia/lib64 /usr/local/nvidia/lib /usr/lib/wsl/lib /run/opengl-driver/lib /usr/lib64/nvidia
+    /usr/lib/nvidia
+    """.split()
 )
 _LIBRARIES = {
     NVIDIA.name: ("libcuda.so", "libcudadebugger.so", "libnvidia-", "libnvcuvid.so"),

@@ -9,22 +9,12 @@ from warmcell.core.records import dataclass
 
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 #: What the dynamic loader, TLS and alternatives need. No keys, users or host names.
-SHARED_ETC = (
-    "/etc/ld.so.cache",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-    "/etc/ssl/cert.pem",
-    "/etc/pki/tls/certs",
-    "/etc/pki/tls/cert.pem",
-    "/etc/pki/tls/openssl.cnf",
-    "/etc/pki/ca-trust/extracted",
-    "/etc/ca-certificates/extracted",
-    "/etc/crypto-policies",
-    "/etc/alternatives",
-    "/etc/fonts",
-    "/etc/mime.types",
-    "/etc/protocols",
-    "/etc/services",
+SHARED_ETC = tuple(
+    """
+    /etc/ld.so.cache /etc/ssl/certs /etc/ssl/openssl.cnf /etc/ssl/cert.pem /etc/pki/tls/certs /etc/pki/tls/cert.pem
+    /etc/pki/tls/openssl.cnf /etc/pki/ca-trust/extracted /etc/ca-certificates/extracted /etc/crypto-policies
+    /etc/alternatives /etc/fonts /etc/mime.types /etc/protocols /etc/services
+    """.split()
 )
 #: Our own generic files in place of the host's, without its users and name.
 _OWN_ETC = ("passwd", "group", "hosts", "nsswitch.conf")

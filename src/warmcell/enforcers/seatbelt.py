@@ -25,27 +25,17 @@ NAME = "seatbelt"
 SANDBOX_EXEC = "/usr/bin/sandbox-exec"
 DEFAULT_ENV = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
 
-_SYSTEM_TREES = (
-    "/bin",
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/libexec",
-    "/usr/share",
-    "/System/Library",
-    "/System/Volumes/Preboot/Cryptexes/OS",
-    "/System/Cryptexes/OS",
-    "/Library/Developer/CommandLineTools",
-    "/private/etc/ssl",
-    "/private/var/db/dyld",
-    "/private/var/db/timezone",
+_SYSTEM_TREES = tuple(
+    """
+    /bin /usr/bin /usr/lib /usr/libexec /usr/share /System/Library /System/Volumes/Preboot/Cryptexes/OS
+    /System/Cryptexes/OS /Library/Developer/CommandLineTools /private/etc/ssl /private/var/db/dyld
+    /private/var/db/timezone
+    """.split()
 )
-_SYSTEM_FILES = (
-    "/",
-    "/private/etc/localtime",
-    "/private/etc/protocols",
-    "/private/etc/services",
-    "/dev/random",
-    "/dev/urandom",
+_SYSTEM_FILES = tuple(
+    """
+    / /private/etc/localtime /private/etc/protocols /private/etc/services /dev/random /dev/urandom
+    """.split()
 )
 _WRITABLE_DEVICES = ("/dev/null", "/dev/zero")
 _SERVICES = ("com.apple.system.opendirectoryd.libinfo", "com.apple.system.notification_center")

@@ -16,15 +16,11 @@ from warmcell.languages.toolchain import beside_usr, configured_program, visible
 
 #: Level 1 costs about as much compile time as level 0 does on small programs and makes loops ten times as fast;
 #: level 2 takes a quarter longer to compile and gained nothing on what agents write.
-FLAGS = (
-    "--edition=2021",
-    "--crate-name=main",
-    "--crate-type=bin",
-    "--color=never",
-    "--error-format=human",
-    "-Copt-level=1",
-    "-Cdebuginfo=0",
-    "-Cstrip=debuginfo",
+FLAGS = tuple(
+    """
+    --edition=2021 --crate-name=main --crate-type=bin --color=never --error-format=human -Copt-level=1 -Cdebuginfo=0
+    -Cstrip=debuginfo
+    """.split()
 )
 
 

@@ -254,19 +254,9 @@ def _join_cgroups(calls: CallList, groups: Iterable[Value], must_hide: bool) -> 
 
 
 _LIMITS = {
-    "core": resource.RLIMIT_CORE,
-    "cpu": resource.RLIMIT_CPU,
-    "fsize": resource.RLIMIT_FSIZE,
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "msgqueue": getattr(resource, "RLIMIT_MSGQUEUE", 12),
-    "sigpending": getattr(resource, "RLIMIT_SIGPENDING", 11),
-    "nice": getattr(resource, "RLIMIT_NICE", 13),
-    "rtprio": getattr(resource, "RLIMIT_RTPRIO", 14),
+    **{name: getattr(resource, f"RLIMIT_{name.upper()}") for name in "core cpu fsize nofile nproc memlock".split()},
+    **{"msgqueue": 12, "sigpending": 11, "nice": 13, "rtprio": 14},  # which not every Python names
 }
-
-
 #: Counted per user over all namespaces: each guest gets a share.
 _OF_THE_USER = ("sigpending", "msgqueue")
 _SHARES = 16

@@ -21,18 +21,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterator, Sequence, Tuple
 
-#: Parts of /proc that describe the host rather than the guest.
-MASKED_PROC = (
-    "cmdline",
-    "keys",
-    "key-users",
-    "kcore",
-    "timer_list",
-    "sched_debug",
-    "sysrq-trigger",
-    "modules",
-    "latency_stats",
-    "locks",  # of files and processes that the guest cannot see
+#: Parts of /proc that describe the host rather than the guest. Locks: those of files and processes that it cannot see.
+MASKED_PROC = tuple(
+    """
+    cmdline keys key-users kcore timer_list sched_debug sysrq-trigger modules latency_stats locks
+    """.split()
 )
 
 #: Where terminals are, and how many a cage may have of the host's limited number.

@@ -73,24 +73,6 @@ def write_memory(address: int, content: bytes) -> None:
     (c_char * len(content)).from_address(address).raw = content
 
 
-__all__ = [
-    "CDLL",
-    "PYFUNCTYPE",
-    "Array",
-    "PyDLL",
-    "addressof",
-    "byref",
-    "c_char",
-    "c_int",
-    "c_int64",
-    "c_long",
-    "c_size_t",
-    "c_uint32",
-    "c_uint64",
-    "c_ulong",
-    "c_void_p",
-    "create_string_buffer",
-    "get_errno",
-    "read_memory",
-    "write_memory",
-]
+__all__ = ["CDLL", "PYFUNCTYPE", "Array", "PyDLL", "addressof", "byref", "c_char", "c_int", "c_int64"]
+__all__ += ["c_long", "c_size_t", "c_uint32", "c_uint64", "c_ulong", "c_void_p", "create_string_buffer"]
+__all__ += ["get_errno", "read_memory", "write_memory"]

@@ -11,31 +11,10 @@ import struct
 
 from ..fast_imports import lru_cache
 from ..records import NamedTuple
-from . import shared_resources
-from .bpf import (
-    ALLOW,
-    AND,
-    ARCH,
-    JEQ,
-    JGE,
-    JSET,
-    KILL,
-    NOTIFY,
-    NR,
-    Instruction,
-    all_but,
-    argument,
-    errno,
-    load,
-    only,
-    ret,
-    returns_if_any_bit,
-    returns_if_equal,
-    search,
-    without_bits,
-)
+from . import seccomp_rules as bpf
 from .call_list import CallList, Field, Value
 from .namespaces import AGENT_PID, pids_of_keepers
+from .seccomp_rules import ALLOW, AND, JEQ, JSET, NOTIFY, Instruction, all_but, argument, errno, load, only, ret
 from .syscalls import MACHINE, NUMBERS, call
 
 TYPE_CHECKING = False
@@ -138,27 +117,27 @@ _SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 1, 8, 32
 
 def _open_rule(flags: int, mode: int) -> List[Instruction]:
     """Its mode counts only when it creates."""
-    look_at_mode = without_bits(mode, _SET_ID_BITS)
+    look_at_mode = bpf.without_bits(mode, _SET_ID_BITS)
     return [load(argument(flags)), Instruction(JSET, 1, 0, _CREATING), ret(ALLOW), *look_at_mode]
 
 
 def _plain_ioctl_rule() -> List[Instruction]:
     """ioctls on files change and reveal what Landlock does not cover: flags, versions, extents."""
-    rule = [load(argument(1)), *returns_if_equal(_REFUSED_OF_TERMINALS, errno(_EPERM))]
-    rule += [Instruction(AND, 0, 0, 0xFF00), *returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
+    rule = [load(argument(1)), *bpf.returns_if_equal(_REFUSED_OF_TERMINALS, errno(_EPERM))]
+    rule += [Instruction(AND, 0, 0, 0xFF00), *bpf.returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
     return [*rule, ret(errno(_ENOTTY))]
 
 
 def _mknod_rule(index: int) -> List[Instruction]:
     """Regular files, FIFOs and sockets; no devices, no set-id bits."""
-    rule = [load(argument(index)), *returns_if_any_bit(_SET_ID_BITS, errno(_EPERM))]
-    rule += [Instruction(AND, 0, 0, _S_IFMT), *returns_if_equal((_S_IFCHR, _S_IFBLK), errno(_EPERM))]
+    rule = [load(argument(index)), *bpf.returns_if_any_bit(_SET_ID_BITS, errno(_EPERM))]
+    rule += [Instruction(AND, 0, 0, _S_IFMT), *bpf.returns_if_equal((_S_IFCHR, _S_IFBLK), errno(_EPERM))]
     return [*rule, ret(ALLOW)]
 
 
 def _clone_rule(allow_spawn: bool, report: int) -> List[Instruction]:
     """No namespaces; without `allow_spawn` only threads. Threads must share descriptors, so that none are hidden."""
-    rule = [load(argument(0)), *returns_if_any_bit(_CLONE_NAMESPACES, report)]
+    rule = [load(argument(0)), *bpf.returns_if_any_bit(_CLONE_NAMESPACES, report)]
     rule += [Instruction(JSET, 0, 2, _CLONE_THREAD), Instruction(JSET, 1, 0, _CLONE_FILES), ret(errno(_EPERM))]
     if not allow_spawn:
         rule += [Instruction(JSET, 1, 0, _CLONE_THREAD), ret(report)]
@@ -167,7 +146,7 @@ def _clone_rule(allow_spawn: bool, report: int) -> List[Instruction]:
 
 def _without_datagrams() -> List[Instruction]:
     masked = [load(argument(1)), Instruction(AND, 0, 0, _SOCK_TYPE_MASK)]
-    return [*masked, *returns_if_equal((_SOCK_DGRAM, _SOCK_RAW), errno(_EPERM)), ret(ALLOW)]
+    return [*masked, *bpf.returns_if_equal((_SOCK_DGRAM, _SOCK_RAW), errno(_EPERM)), ret(ALLOW)]
 
 
 def _socketpair_rule(sees_host: bool) -> List[Instruction]:
@@ -180,11 +159,11 @@ def _socket_rule(profile: Profile) -> List[Instruction]:
     """Streams and datagrams of the internet families; unix sockets; netlink's protocol 0, which lists interfaces."""
     refuse = [ret(errno(_EAFNOSUPPORT))]
     plain = [load(argument(1)), Instruction(AND, 0, 0, _SOCK_TYPE_MASK)]
-    common = [load(argument(2)), *returns_if_equal(_COMMON_PROTOCOLS, ALLOW), ret(errno(_EPROTONOSUPPORT))]
+    common = [load(argument(2)), *bpf.returns_if_equal(_COMMON_PROTOCOLS, ALLOW), ret(errno(_EPROTONOSUPPORT))]
     for kind in (_SOCK_STREAM, _SOCK_DGRAM):
         plain += [Instruction(JEQ, 0, len(common), kind), *common]
     plain.append(ret(errno(_EPERM)))
-    route = [load(argument(2)), *returns_if_equal((0,), ALLOW), *refuse]
+    route = [load(argument(2)), *bpf.returns_if_equal((0,), ALLOW), *refuse]
     unix = _without_datagrams() if profile.shows_host else [ret(ALLOW)]
     rule = [load(argument(0)), Instruction(JEQ, 0, len(route), _AF_NETLINK), *route]
     if profile.allow_unix:
@@ -248,7 +227,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
     return {
         "openat": _open_rule(2, 3),
         "open": _open_rule(1, 2),
-        **{name: without_bits(index, _SET_ID_BITS) for name, index in modes.items()},
+        **{name: bpf.without_bits(index, _SET_ID_BITS) for name, index in modes.items()},
         "openat2": [ret(errno(_ENOSYS))],  # its mode is behind a pointer; libc falls back to openat
     }
 
@@ -262,17 +241,17 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "connect": [ret(NOTIFY)],
         "sendto": _addressed_send_rule(),
         "prctl": all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
-        "close_range": without_bits(2, _CLOSE_RANGE_UNSHARE),
+        "close_range": bpf.without_bits(2, _CLOSE_RANGE_UNSHARE),
         "socketpair": _socketpair_rule(profile.shows_host or not profile.is_caged),
         "personality": only(0, _PERSONALITIES),
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),
     }
-    table = {**shared_resources.rules_for_all(), **table, **shared_resources.rules_for_inodes(profile.is_caged)}
+    table = {**bpf.rules_for_all(), **table, **bpf.rules_for_inodes(profile.is_caged)}
     if profile.has_host_disk:
-        table.update(shared_resources.rules_for_host_disks())
+        table.update(bpf.rules_for_host_disks())
     if profile.is_watched:
-        table = {**shared_resources.rules_without_cgroup(), **table}
+        table = {**bpf.rules_without_cgroup(), **table}
     if profile.shows_host or not profile.is_caged:
         table = {**_no_set_id_bits(), **table}
     # Init and the agent have the guest's user: without this the guest could starve or cripple them.
@@ -311,12 +290,12 @@ def compile_filter(profile: Profile) -> bytes:
     """The whole filter as BPF: the architecture, then the rule of the call, found by its number."""
     if not NUMBERS:
         raise OSError(38, f"no system call table for {MACHINE}")
-    program = [load(ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(KILL), load(NR)]
+    program = [load(bpf.ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(bpf.KILL), load(bpf.NR)]
     if MACHINE == "x86_64":
-        program += [Instruction(JGE, 0, 1, _X32_BIT), ret(KILL)]
+        program += [Instruction(bpf.JGE, 0, 1, _X32_BIT), ret(bpf.KILL)]
     table = {**_same_rule(_ALLOWED, ALLOW), **rules(profile)}
     by_number = {NUMBERS[name]: rule for name, rule in table.items() if name in NUMBERS}
-    program += search(_runs(by_number))
+    program += bpf.search(_runs(by_number))
     return struct.pack("=" + "HBBI" * len(program), *[word for instruction in program for word in instruction])
 
 

@@ -9,7 +9,7 @@ import time
 
 from ..linux import kernel_files
 from ..linux.processes import expected_errors
-from ..linux.shared_resources import SMALL_SHARED_MEMORY
+from ..linux.seccomp_rules import SMALL_SHARED_MEMORY
 from ..records import NamedTuple
 from .patience import Patience, Spent, next_look_after
 from .patterns import Pattern
