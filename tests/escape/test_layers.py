@@ -215,7 +215,12 @@ _STEPS = [
     ("uts", "linux/namespaces.py", "| CLONE_NEWIPC | CLONE_NEWUTS", "| CLONE_NEWIPC"),
     ("net", "linux/namespaces.py", 'flags if network == "host" else flags | CLONE_NEWNET', "flags"),
     ("mount", "linux/namespaces.py", "OF_INIT = CLONE_NEWUSER | CLONE_NEWNS | ", "OF_INIT = CLONE_NEWUSER | "),
-    ("cgroup", "linux/cgroups.py", '    calls.call("unshare", CLONE_NEWCGROUP', '    calls.call("unshare", 0'),
+    (
+        "cgroup",
+        "guest/recipe.py",
+        '    calls.call("unshare", namespaces.CLONE_NEWCGROUP',
+        '    calls.call("unshare", 0',
+    ),
     ("no_new_privs", "linux/capabilities.py", 'calls.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)', "pass"),
     ("identity", "linux/namespaces.py", 'calls.call("setresuid", uid, uid, uid)', "pass"),
     ("old root", "linux/mounts.py", 'calls.call("umount2", b".", MNT_DETACH)', "pass"),

@@ -47,7 +47,7 @@ def test_what_stays_is_killed_soon(cage: Cage, policy: SandboxPolicy | None, lef
 @pytest.mark.claim("WC-RX-5")
 def test_an_end_in_time_is_no_timeout(cage: Cage, policy: SandboxPolicy | None, weakened: Weakened) -> None:
     """The deadline comes while something that was left behind is still given its moment, here a long one."""
-    weakened.line("leftovers.py", "_BUSY_SECONDS = 0.5", "_BUSY_SECONDS = 60.0")
+    weakened.line("linux/processes.py", "_BUSY_SECONDS = 0.5", "_BUSY_SECONDS = 60.0")
     backend = cage.backend(policy)
     code = """
 import os, time

@@ -15,7 +15,7 @@ from warmcell.languages.table import ROWS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from importlib.metadata import EntryPoint
     from typing import Any
 
@@ -44,7 +44,8 @@ def find_language(name: str) -> LanguageRow:
 
 def lookup_language(name: str) -> LanguageRow | None:
     """The same, or None: a backend may have languages that are not registered here."""
-    return find_built_in(name) or _installed_row(name.lower())
+    known = name.lower()
+    return find_built_in(name) or next((row for row in _installed_rows() if known in (row.name, *row.aliases)), None)
 
 
 def find_built_in(name: str) -> LanguageRow | None:
@@ -177,10 +178,6 @@ def _row_of_entry(entry: EntryPoint) -> LanguageRow:
         return LanguageRow(entry.name.lower())
 
 
-def _installed_row(name: str) -> LanguageRow | None:
-    return next((row for row in _installed_rows() if name in (row.name, *row.aliases)), None)
-
-
 def _load(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
     from warmcell.languages.runtime import LanguageRuntime
 
@@ -195,12 +192,9 @@ def _load(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
             f"{name!r} gave a {type(runtime).__name__}, which is not a language runtime",
             hint="implement warmcell.languages.row.LanguageRuntime (name, prepare), or give a LanguageRow",
         )
-    aliases, suffixes = (_words(getattr(runtime, key, ())) for key in ("aliases", "suffixes"))
+    words = [map(str, getattr(runtime, key, ())) for key in ("aliases", "suffixes")]
+    aliases, suffixes = (tuple(word.lower() for word in each) for each in words)
     return LanguageRow(name, aliases, suffixes), runtime
-
-
-def _words(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(str(value).lower() for value in values)
 
 
 def _load_entry(entry: EntryPoint) -> Any:

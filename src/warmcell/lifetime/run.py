@@ -86,7 +86,7 @@ class _CancelDescriptor:
         self._eventfd = -1
 
     def __enter__(self) -> int:
-        self._eventfd = self._owned.open(_new_eventfd)
+        self._eventfd = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
             self._run.add_end(self._notify)
         except BaseException:
@@ -102,7 +102,3 @@ class _CancelDescriptor:
 
     def _notify(self) -> None:
         os.eventfd_write(self._eventfd, 1)
-
-
-def _new_eventfd() -> int:
-    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -69,7 +69,7 @@ def compile_plan(
         symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], named)),
         files=tuple(file for file in _FILES if not _is_below(file[0], named)),
         scratch_bytes=limits.disk_mb * MIB,
-        scratch_inodes=_inodes(limits),
+        scratch_inodes=min(max(limits.disk_mb * 256, 16_384), 1 << 20),
         scratch_dirs=_SCRATCH,
         cwd=policy.work,
         # Init counts too. A cgroup must refuse first, because it counts its refusals.
@@ -144,10 +144,6 @@ def _scratch_beside(image: ImageRoot) -> tuple[tuple[str, int], ...]:
     usual = tuple(place for place in _SCRATCH if place[0] != HOME_DIR or not image.home)
     taken = tuple(path for path, _ in usual)
     return (*usual, *((path, 0o755) for path in dict.fromkeys(image.missing) if not _is_below(path, taken)))
-
-
-def _inodes(limits: EffectiveLimits) -> int:
-    return min(max(limits.disk_mb * 256, 16_384), 1 << 20)
 
 
 def _binds(

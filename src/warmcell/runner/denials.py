@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from warmcell.core.types import Denial, EffectiveLimits
+from warmcell.policy.places import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,12 +60,8 @@ def denials_from(noted: list[list[str]], allowed_targets: tuple[str, ...]) -> li
     return found + [
         _denial("path", what)
         for kind, what in noted
-        if kind == "path" and what.startswith("/") and not _is_covered(what, allowed_targets)
+        if kind == "path" and what.startswith("/") and not any(is_within(what, target) for target in allowed_targets)
     ]
-
-
-def _is_covered(path: str, targets: tuple[str, ...]) -> bool:
-    return any(path == target or path.startswith(target.rstrip("/") + "/") for target in targets)
 
 
 def _denial(kind: str, what: str) -> Denial:

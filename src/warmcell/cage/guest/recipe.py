@@ -101,7 +101,8 @@ class Recipe:
         handover = _Handover(calls)
         opened = _open_for_manager(calls, plan, handover) if is_caged else []
         if plan.landlock:
-            landlock.restrict(calls, plan.landlock, shape.files, _deny_network(plan))
+            deny_network = plan.isolation == "landlock" and plan.network != "host"
+            landlock.restrict(calls, plan.landlock, shape.files, deny_network)
         if plan.seccomp:
             opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
         handover.send()
@@ -161,10 +162,6 @@ def _filter(plan: LaunchPlan) -> bytes:
         allow_tracing=is_caged and plan.allow_tracing,
     )
     return seccomp.compile_filter(profile)
-
-
-def _deny_network(plan: LaunchPlan) -> bool:
-    return plan.isolation == "landlock" and plan.network != "host"
 
 
 def _new_session(calls: CallList) -> None:

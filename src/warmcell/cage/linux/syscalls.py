@@ -32,13 +32,9 @@ _prctl.argtypes = [fast_ctypes.c_int, *[fast_ctypes.c_ulong] * 4]
 def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
     result = int(_prctl(option, a, b, c, d))
     if result < 0:
-        raise _prctl_error()
+        errno = fast_ctypes.get_errno()
+        raise OSError(errno, f"prctl: {os.strerror(errno)}")
     return result
-
-
-def _prctl_error() -> OSError:
-    errno = fast_ctypes.get_errno()
-    return OSError(errno, f"prctl: {os.strerror(errno)}")
 
 
 PR_SET_DUMPABLE = 4

@@ -224,7 +224,7 @@ class Ceilings:
             self.met.add("disk")
 
 
-# What a look at one cell needs. Loaded at the first look: most runs end before that.
+# ---- of one cell ----
 
 
 def make_ceilings(watch: Watch, most_tasks: int, init: int, processes: int, scratch: int) -> Ceilings:
@@ -232,23 +232,19 @@ def make_ceilings(watch: Watch, most_tasks: int, init: int, processes: int, scra
     proc = f"/proc/self/fd/{processes}"
     # Not the network of whichever process is first in the listing: that one may be the manager's (see guest_pids).
     network = Network(f"{proc}/1/net", has_own_network(f"{proc}/1"))
-    locks = Locks(partial(_is_in_cell, _namespace(f"{proc}/1", "pid")), os.fstat(scratch).st_dev)
+    is_of_cell = partial(_has_pid_namespace, _namespace(f"{proc}/1", "pid"))
+    locks = Locks(lambda owner, pids: is_of_cell(owner), os.fstat(scratch).st_dev)
     stores = partial(_memory_outside_processes, init, scratch, locks, network)
     pids = partial(guest_pids, proc, _namespace("/proc/self", "user"))
     ceilings = Ceilings(watch, Tree(proc, pids, stores, watch.disk_paths, network), most_tasks)
     if watch.gpus:
-        _add_gpus(ceilings, watch, proc, pids)
+        from . import gpu_use  # loads ctypes, and the driver's library
+
+        try:
+            ceilings.gpu = gpu_use.GpuUse(gpu_use.load(), watch.gpus, is_of_cell, lambda: _has_gpu_open(proc, pids()))
+        except OSError:
+            ceilings.lose_gpus()
     return ceilings
-
-
-def _add_gpus(ceilings: Ceilings, watch: Watch, proc: str, pids: Callable[[], List[int]]) -> None:
-    from . import gpu_use  # loads ctypes, and the driver's library
-
-    is_of_cell = partial(_has_pid_namespace, _namespace(f"{proc}/1", "pid"))
-    try:
-        ceilings.gpu = gpu_use.GpuUse(gpu_use.load(), watch.gpus, is_of_cell, lambda: _has_gpu_open(proc, pids()))
-    except OSError:
-        ceilings.lose_gpus()
 
 
 #: The major number of NVIDIA's devices.
@@ -288,10 +284,6 @@ def _namespace(base: str, kind: str) -> int:
     with expected_errors:
         return os.stat(f"{base}/ns/{kind}").st_ino
     return 0
-
-
-def _is_in_cell(pid_namespace: int, owner: int, pids: List[int]) -> bool:
-    return _has_pid_namespace(pid_namespace, owner)
 
 
 def _memory_outside_processes(

@@ -107,7 +107,9 @@ class IdleCheck:
                 return None
             wanted = set(unix_sockets(self._network) if used else ())
             places = self._find_sockets(pids, wanted) if len(wanted) == used else {}
-            return {path: _read(path) for path in places.values()} if len(places) == used else None
+            if len(places) != used:
+                return None
+            return {path: kernel_files.read_short(path).encode() for path in places.values()}
         except (OSError, ValueError):  # a process has just ended
             return None
 
@@ -133,10 +135,6 @@ class IdleCheck:
                 yield f"{base}/task/{thread}"
         else:
             yield base
-
-
-def _read(path: str) -> bytes:
-    return kernel_files.read_short(path).encode()
 
 
 def _timeslices(base: str) -> int:
