@@ -60,6 +60,11 @@ def timeout(default: int, help: str) -> Option:
     return opt("--timeout", metavar="S", default=str(default), help=f"{help} (default {default})")
 
 
+def cluster(name: str, help: str) -> Option:
+    help += " (default: the one of RAY_ADDRESS, or of this host)"
+    return opt(name, metavar="ADDRESS", nargs="?", const="auto", help=help)
+
+
 USER = opt("--user", metavar="NAME", help="the user in the image, such as root (default: the image's)")
 IMAGE = (opt("--image", metavar="REF", help="the root file system of programs (default: this host's)"), USER)
 
@@ -205,20 +210,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         opt("--max-timeout", metavar="S", default="300", help="the longest run (default 300)"),
         opt("--max-body", metavar="MB", default="16", help="the largest request (default 16)"),
         opt("--workers", metavar="N", default="1", help="processes that handle requests (default 1)"),
-        opt(
-            "--ray",
-            metavar="ADDRESS",
-            nargs="?",
-            const="auto",
-            help="run everything on the nodes of a Ray cluster (default: the one of RAY_ADDRESS, or of this host)",
-        ),
+        cluster("--ray", "run everything on the nodes of a Ray cluster"),
         opt("--public-url", metavar="URL", help="where browsers reach the server through a proxy"),
-        opt(
-            "--trusted-proxy",
-            metavar="ADDRESS",
-            action="append",
-            help="believe X-Forwarded-* of this address or network",
-        ),
+        repeatable("--trusted-proxy", "ADDRESS", "believe X-Forwarded-* of this address or network"),
         opt(
             "--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain (PEM, reloaded when it changes)"
         ),
@@ -292,13 +286,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         json_flag("print the kernel's directory as JSON"),
     ),
     "doctor": (
-        opt(
-            "--cluster",
-            metavar="ADDRESS",
-            nargs="?",
-            const="auto",
-            help="examine each node of a Ray cluster (default: the one of RAY_ADDRESS, or of this host)",
-        ),
+        cluster("--cluster", "examine each node of a Ray cluster"),
         json_flag("print the report as JSON"),
     ),
     "top": (

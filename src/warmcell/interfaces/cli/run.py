@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from warmcell.policy.model import SandboxPolicy
 
+    Arguments = Namespace | SimpleNamespace
 
-def run(arguments: Namespace | SimpleNamespace) -> int:
+
+def run(arguments: Arguments) -> int:
     """Check the options, run the program and return the exit status."""
     code = options.text(arguments.code) if arguments.code is not None else None
     is_default = arguments.target is None
@@ -50,7 +52,7 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     except SandboxError as error:
         outcome = error
     if arguments.record is not None:
-        _record(arguments, request, outcome, backend, policy)
+        _record(arguments, request, outcome, backend=backend, policy=policy)
     from warmcell.interfaces.cli.render import finish  # imported late, so that the run starts sooner
 
     if output is None:
@@ -60,7 +62,7 @@ def run(arguments: Namespace | SimpleNamespace) -> int:
     return finish(outcome, False, is_printed=output.has_output)
 
 
-def _keeps_changes_apart(arguments: Namespace | SimpleNamespace, backend: str) -> bool:
+def _keeps_changes_apart(arguments: Arguments, backend: str) -> bool:
     if not (arguments.changes or arguments.commit or arguments.discard or arguments.patch):
         return False
     from warmcell.interfaces.cli.review_changes import is_wanted
@@ -73,7 +75,7 @@ def _keeps_changes_apart(arguments: Namespace | SimpleNamespace, backend: str) -
     return is_wanted(arguments)
 
 
-def _default_source(arguments: Namespace | SimpleNamespace) -> Source:
+def _default_source(arguments: Arguments) -> Source:
     """What the image runs by itself. The text is for records of the run only."""
     if arguments.image is None or arguments.code is not None:
         raise UsageError(
@@ -82,7 +84,7 @@ def _default_source(arguments: Namespace | SimpleNamespace) -> Source:
     return Source(find_language("command"), " ".join(["ENTRYPOINT", *arguments.args]))
 
 
-def _check_image_options(arguments: Namespace | SimpleNamespace, backend: str) -> None:
+def _check_image_options(arguments: Arguments, backend: str) -> None:
     if arguments.user is not None and arguments.image is None:
         raise UsageError("--user needs --image", "leave it out, or name an image")
     if arguments.image is not None and backend != "process":
@@ -91,17 +93,11 @@ def _check_image_options(arguments: Namespace | SimpleNamespace, backend: str) -
         raise UsageError("--record and --image cannot be combined", "leave one of the two out")
 
 
-def _record(
-    arguments: Namespace | SimpleNamespace,
-    request: ExecRequest,
-    outcome: ExecResult | SandboxError,
-    backend: str,
-    policy: SandboxPolicy | None,
-) -> None:
+def _record(arguments: Arguments, request: ExecRequest, outcome: ExecResult | SandboxError, **about: Any) -> None:
     from warmcell.interfaces.recording import make_recording, write
 
     enforcer = None if arguments.enforcer == "none" else arguments.enforcer
-    write(arguments.record, make_recording(request, outcome, backend=backend, enforcer=enforcer, policy=policy))
+    write(arguments.record, make_recording(request, outcome, enforcer=enforcer, **about))
 
 
 def open_audit(file: str | None) -> AbstractContextManager[object]:
@@ -128,7 +124,7 @@ def _about(source: Source, backend: str) -> dict[str, str]:
         return {"language": name, "version": ""}
 
 
-def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: SandboxPolicy | None) -> str:
+def _backend_name(arguments: Arguments, usual: str, policy: SandboxPolicy | None) -> str:
     name: str = arguments.backend or usual
     if name != "process" and policy is not None:
         hint = "leave them out, or use --backend process"
@@ -138,7 +134,7 @@ def _backend_name(arguments: Namespace | SimpleNamespace, usual: str, policy: Sa
     return name
 
 
-def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: str) -> ExecRequest:
+def _request(arguments: Arguments, source: Source, backend: str) -> ExecRequest:
     timeout = options.seconds("--timeout", arguments.timeout)
     memory = options.whole_number("--memory", arguments.memory, 1 << 20)
     output = options.whole_number("--max-output", arguments.max_output, 1 << 30)
@@ -158,7 +154,7 @@ def _request(arguments: Namespace | SimpleNamespace, source: Source, backend: st
 
 def _run_process(
     request: ExecRequest,
-    arguments: Namespace | SimpleNamespace,
+    arguments: Arguments,
     policy: SandboxPolicy | None,
     stdin: int,
     output: PassThrough | None,
@@ -185,7 +181,7 @@ def _run_process(
 
 def _run_with_changes(
     request: ExecRequest,
-    arguments: Namespace | SimpleNamespace,
+    arguments: Arguments,
     policy: SandboxPolicy | None,
     stdin: int,
     output: PassThrough | None,

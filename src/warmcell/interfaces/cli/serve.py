@@ -67,7 +67,7 @@ def _serve_http(arguments: Namespace) -> int:
         code=new_code() if arguments.open else None,
         max_timeout=options.seconds("--max-timeout", arguments.max_timeout),
         workers=options.whole_number("--workers", arguments.workers, MAX_WORKERS) or 1,
-        trusted_proxies=",".join(arguments.trusted_proxy or ()),
+        trusted_proxies=",".join(arguments.trusted_proxy),
         state_key=state_key,
         sandboxes=options.whole_number("--sandboxes", arguments.sandboxes, 1 << 16) or 1,
         spares=options.whole_number("--spares", arguments.spares, 1 << 12, 0),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
+import time
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
@@ -77,7 +79,9 @@ def read_code(source: Source) -> str | bytes:
     if source.inline is not None:
         return source.inline
     if source.path is None:
-        return _decode_code(_read_program_from_stdin(), source, "stdin")
+        if sys.stdin is None:
+            raise UsageError("stdin is closed", "give the program with -c or as a file")
+        return _decode_code(sys.stdin.buffer.read(MAX_CODE_BYTES + 1), source, "stdin")
     try:
         with open(source.path, "rb") as file:
             data = file.read(MAX_CODE_BYTES + 1)
@@ -93,12 +97,6 @@ def _decode_code(data: bytes, source: Source, name: str) -> str | bytes:
         return data.decode()
     except UnicodeDecodeError:
         raise UsageError(f"{name!r} is not UTF-8 text", "convert it to UTF-8") from None
-
-
-def _read_program_from_stdin() -> bytes:
-    if sys.stdin is None:
-        raise UsageError("stdin is closed", "give the program with -c or as a file")
-    return sys.stdin.buffer.read(MAX_CODE_BYTES + 1)
 
 
 def guest_stdin(source: Source) -> int:
@@ -124,14 +122,10 @@ def read_guest_stdin(source: Source, patience: float) -> bytes | None:
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
-    import select
-
     return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
 
 
 def _read_until_end(descriptor: int, patience: float) -> bytes:
-    import time
-
     deadline = time.monotonic() + patience
     received = bytearray()
     while len(received) <= MAX_STDIN_BYTES:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import SessionBusy
@@ -77,18 +77,11 @@ def _open(store: WorkspaceStore, arguments: argparse.Namespace) -> int:
 def _run_command(store: WorkspaceStore, name: str, command: list[str], arguments: argparse.Namespace) -> int:
     sandbox = store.start(name)
     try:
-        result = sandbox.exec(command[0], command[1:], on_stdout=_writer(sys.stdout), on_stderr=_writer(sys.stderr))
+        out, err = (partial(print, end="", file=stream, flush=True) for stream in (sys.stdout, sys.stderr))
+        result = sandbox.exec(command[0], command[1:], on_stdout=out, on_stderr=err)
     finally:
         store.stop(name, arguments.snapshot or None)
     return result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
-
-
-def _writer(stream: Any) -> Callable[[str], None]:
-    def write(text: str) -> None:
-        stream.write(text)
-        stream.flush()
-
-    return write
 
 
 def _stop(store: WorkspaceStore, arguments: argparse.Namespace) -> None:

@@ -42,33 +42,25 @@ _CHECK_SECONDS = 60
 _START = '(umask 077; cat >"$0") && exec "$@" </dev/null'
 
 
-@dataclass(frozen=True)
-class KernelSettings:
-    """The cage's settings in a kernelspec."""
-
-    policy: SandboxPolicy | None = None
-    memory_mb: int | None = None
-    work_dir: str | None = None
-
-
 class CagedKernel:
     """A sandbox for the kernel's lifetime: files and ports survive restarts. Use it on one event loop."""
 
-    def __init__(self, settings: KernelSettings, argv: Sequence[str], resource_dir: str | None = None) -> None:
-        """`argv` is the kernelspec's; its program must exist on this host."""
+    def __init__(
+        self, argv: Sequence[str], resource_dir: str | None, policy: SandboxPolicy | None, **settings: Any
+    ) -> None:
+        """`argv` is the kernelspec's; its program must exist on this host. The rest are settings of the cage."""
         program = _guest_program(argv[0])
         shown = list(program.shown)
         if resource_dir and any(resource_dir in word for word in argv):
             shown.append(resource_dir)
-        policy = settings.policy or SandboxPolicy(allow_process_spawn=True)
+        policy = policy or SandboxPolicy(allow_process_spawn=True)
         paths = tuple(AllowedPath(path, AccessMode.READ_ONLY) for path in shown)
         self._program = program
         self._sandbox = AsyncSandbox(
-            settings.work_dir,
             policy=replace(policy, allowed_paths=(*policy.allowed_paths, *paths)),
-            memory_limit_mb=settings.memory_mb,
             config=program.config,
             work_path=work_path_beside(program.needed),
+            **settings,
         )
         self._guest_ports = dict(zip(CHANNELS, random.sample(_GUEST_PORTS, len(CHANNELS)), strict=True))
         self._process: AsyncProcess | None = None
@@ -210,7 +202,7 @@ class WarmcellProvisioner(LocalProvisioner):
         if self._kernel is None:
             settings = self._settings(kwargs.get("cwd"))
             command = manager.format_kernel_cmd()
-            kernel = await in_thread(lambda: CagedKernel(settings, command, self.kernel_spec.resource_dir))
+            kernel = await in_thread(lambda: CagedKernel(command, self.kernel_spec.resource_dir, **settings))
             await portal.reach(kernel.open)
             self._kernel = kernel
         manager.ip = "127.0.0.1"
@@ -282,12 +274,12 @@ class WarmcellProvisioner(LocalProvisioner):
         if kernel is not None:
             await portal.reach(kernel.close)
 
-    def _settings(self, cwd: str | os.PathLike[str] | None) -> KernelSettings:
+    def _settings(self, cwd: str | os.PathLike[str] | None) -> dict[str, Any]:
         policy = None if self.policy is None else SandboxPolicy.from_json(json.dumps(self.policy))
         work_dir = self.work_dir
         if self.beside_notebook:
             work_dir = os.path.abspath(cwd or os.getcwd())
-        return KernelSettings(policy, self.memory_mb, work_dir)
+        return {"policy": policy, "memory_limit_mb": self.memory_mb, "work_dir": work_dir}
 
     async def _log_exit(self) -> None:
         """Log why the kernel ended, once: clients learn only that it is dead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidRequest
 from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Language
@@ -143,7 +143,7 @@ class ProcessGuest:
         return await self.script(command_line(argv), options)
 
     async def script(self, script: str, options: RunOptions) -> ExecResult:
-        return await self._shell(in_directory(script, options.cwd, self._config.work_path), options)
+        return await self.code(in_directory(script, options.cwd, self._config.work_path), Language.COMMAND, options)
 
     async def code(self, code: str | bytes, language: Language | str, options: RunOptions) -> ExecResult:
         request = self.request(code, language, options)
@@ -165,16 +165,13 @@ class ProcessGuest:
 
     async def tools(self) -> list[str]:
         """Searches the PATH of the guest: the cage may lack programs of the host, or have others."""
-        listing = await self._shell(_LIST_TOOLS, RunOptions(self._config.work_path))
+        listing = await self.code(_LIST_TOOLS, Language.COMMAND, RunOptions(self._config.work_path))
         if listing.stdout_truncated:
             reason = "is too small for the list of commands"
             raise InvalidRequest(reason, field="limits.output_bytes", hint="raise Limits(output_bytes=...)")
         if not listing.ok:
             raise ExecutionFailed(f"could not list the commands of the sandbox: {listing.stderr.strip()}")
         return sorted({name.decode("utf-8", "replace") for name in listing.stdout_bytes.split(b"\0") if name})
-
-    async def _shell(self, script: str, options: RunOptions) -> ExecResult:
-        return await self.code(script, Language.COMMAND, options)
 
     def capabilities(self) -> BackendCapabilities:
         return self._backend.capabilities()
@@ -226,11 +223,8 @@ class ProcessGuest:
 
     async def live_cage(self) -> LiveCage:
         """A new live cage for this sandbox."""
-        open_cage = getattr(self._backend, "live_cage", None)
-        if open_cage is None:
-            raise no_live_cage(self._backend.name)
         config = self._config
-        cage: LiveCage = await open_cage(
+        cage: LiveCage = await self._live_method("live_cage")(
             env=config.env, memory_limit_mb=config.memory_limit_mb, idle_timeout=config.idle_timeout
         )
         return cage
@@ -246,12 +240,14 @@ class ProcessGuest:
 
     async def live_program(self, request: ExecRequest) -> LiveProgram | ExecResult:
         """The program to start in the live cage; the result of its build if that failed."""
-        prepare: Callable[[ExecRequest], Awaitable[LiveProgram | ExecResult]] | None = getattr(
-            self._backend, "live_program", None
-        )
-        if prepare is None:
+        program: LiveProgram | ExecResult = await self._live_method("live_program")(request)
+        return program
+
+    def _live_method(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method: Callable[..., Awaitable[Any]] | None = getattr(self._backend, name, None)
+        if method is None:
             raise no_live_cage(self._backend.name)
-        return await prepare(request)
+        return method
 
     async def aclose(self) -> None:
         if self._owns_backend:
