@@ -26,16 +26,12 @@ if TYPE_CHECKING:
     from warmcell.sessions.image import SessionImage
     from warmcell.workspace.root import Root
 
-#: Drivers of sandboxes elsewhere, by backend. By name: they are in rooms above this one.
-_ELSEWHERE = {"ray": "warmcell.interfaces.client.cluster_sandbox:ClusterSandbox"}
-
 
 def _make_driver(settings: SandboxSettings) -> SandboxDriver:
-    where = _ELSEWHERE.get(settings.backend_name)
-    if where is None:
+    if settings.backend_name != "ray":
         return LocalSandbox(settings)
-    module, _, name = where.partition(":")
-    driver: SandboxDriver = getattr(import_module(module), name)(settings)
+    # By name: it is in a room above this one.
+    driver: SandboxDriver = import_module("warmcell.interfaces.client.cluster_sandbox").ClusterSandbox(settings)
     return driver
 
 

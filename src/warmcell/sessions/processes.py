@@ -32,17 +32,6 @@ KILL_SECONDS = 5.0
 _KILLED = 9
 
 
-class ProgramEnding(Protocol):
-    """The exit of a program."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def cpu_time(self) -> float: ...
-    @property
-    def peak_memory(self) -> int: ...
-
-
 class Program(Protocol):
     """A program that a live cage started."""
 
@@ -51,7 +40,7 @@ class Program(Protocol):
     #: Denials while it ran.
     denials: list[Denial]
 
-    #: A `ProgramEnding`, or the error that ended its cage.
+    #: Its exit, with `status`, `cpu_time` and `peak_memory`; or the error that ended its cage.
     ended: Future[Any]
 
     @property
@@ -216,7 +205,7 @@ class LiveProcess:
         self.input.close()
         error = self.program.ended.exception()
         if error is None:
-            ending: ProgramEnding = self.program.ended.result()
+            ending = self.program.ended.result()
             self.outcome = Outcome(ending.status, ending.cpu_time, ending.peak_memory)
         else:
             assert isinstance(error, SandboxError)

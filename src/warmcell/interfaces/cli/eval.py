@@ -24,10 +24,7 @@ def evaluate(arguments: Namespace) -> int:
     """0 if every sample has a verdict, whatever it is."""
     ks = _ks(arguments.k)
     jobs = options.whole_number("--jobs", arguments.jobs, 1024)
-    try:
-        summary = _evaluate(arguments, jobs)
-    except InvalidRequest as error:
-        raise UsageError(error.message, error.hint) from None
+    summary = _evaluate(arguments, jobs)
     scores = _scores(summary, ks)
     if arguments.report:
         _write_report(arguments, summary, scores)
@@ -48,14 +45,8 @@ def _evaluate(arguments: Namespace, jobs: int | None) -> Summary:
             def show(progress: Progress) -> None:
                 bar.update(progress.done, progress.total, describe(progress))
 
-            return evaluate_samples(
-                arguments.tasks,
-                arguments.samples,
-                out=arguments.out,
-                concurrency=jobs,
-                backend=backend,
-                on_progress=show,
-            )
+            files, out = (arguments.tasks, arguments.samples), arguments.out
+            return evaluate_samples(*files, out=out, concurrency=jobs, backend=backend, on_progress=show)
     finally:
         backend.close()
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from warmcell.core.errors import (
-    ExecutionTimeout,
-    FuelExhausted,
-    ImageInvalid,
-    ImageNotFound,
-    InvalidRequest,
-    MemoryExceeded,
-    PolicyViolation,
-    SandboxError,
-    SnapshotNotFound,
-    WorkspaceNotFound,
-)
+from warmcell.core import errors
+from warmcell.core.errors import ExecutionTimeout, FuelExhausted, MemoryExceeded, SandboxError
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.cli.exits import MEMORY, OUR_FAILURE, TIMEOUT, USAGE
 from warmcell.interfaces.cli.messages import say_error, say_warning, write_bytes
@@ -24,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_USAGE_ERRORS = (InvalidRequest, PolicyViolation, ImageNotFound, ImageInvalid, WorkspaceNotFound, SnapshotNotFound)
+_OF_STORES = (errors.ImageNotFound, errors.ImageInvalid, errors.WorkspaceNotFound, errors.SnapshotNotFound)
+_USAGE_ERRORS = (errors.InvalidRequest, errors.PolicyViolation, *_OF_STORES)
 
 
 def finish(

@@ -131,9 +131,9 @@ def _protect_environment(config: ProcessConfig | None, paths: Sequence[AllowedPa
 
     environment = None if config is None else environment_of(config)
     around = [path for path in paths if environment and is_within(environment, path.path)]
-    if environment is None or not around or max(around, key=lambda path: len(path.path)).path == environment:
+    wide = max(around, key=lambda path: len(path.path), default=None)
+    if environment is None or wide is None or wide.path == environment:
         return []
-    wide = max(around, key=lambda path: len(path.path))
     return [AllowedPath(environment, AccessMode.READ_ONLY, wide.target + environment[len(wide.path) :])]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, SandboxDestroyed, SessionEnded
+from warmcell.languages.config import ProcessConfig
 from warmcell.languages.shell import find_shell
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.threads import in_thread
@@ -23,7 +24,7 @@ from warmcell.sandbox.interface import ProcessInfo, PtySize, SpawnOptions
 from warmcell.sandbox.local.context import SandboxContext
 from warmcell.sandbox.local.guests import no_live_cage
 from warmcell.sandbox.local.process import Argv, LocalProcess, RingFactory, make_ring, start_program
-from warmcell.sandbox.local.session import ForkSession, LocalSession, TakeCheckpoint, make_starter, session_language
+from warmcell.sandbox.local.session import ForkSession, LocalSession, Starter, TakeCheckpoint, session_language
 from warmcell.sessions.interpreter import Interpreter
 from warmcell.sessions.ports import MOST_CONNECTIONS, PortListener
 from warmcell.sessions.processes import LiveProcess, ProcessTable, call_once
@@ -205,14 +206,11 @@ class LocalLive:
         identity: str | None = None,
     ) -> LocalSession:
         """Starts an interpreter, afresh or from the image of another one, whose `identity` it may have."""
-        settings, name = self._context.settings, session_language(self._context.settings.backend_name, language)
+        name = session_language(self._context.settings.backend_name, language)
         find_python = getattr(self._context.guest, "session_python", None)
         python = None if find_python is None else find_python(name)
         directory = await self._context.guest_cwd(cwd)
-        is_forkable = self.has_session_images and name == "python"
-        starter = make_starter(
-            self.start_cage, name, settings.config, directory, env, is_forkable=is_forkable, python=python
-        )
+        starter = self._make_starter(name, directory, env, python)
         start = await starter()
         worker = await in_thread(lambda: start_worker(start, image), discard=lambda worker: worker.close())
         session = LocalSession(
@@ -230,6 +228,18 @@ class LocalLive:
         self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
         emit_session_events(self._context.id, name, session.interpreter)
         return session
+
+    def _make_starter(self, language: str, cwd: str, env: Mapping[str, str], python: str | None) -> Starter:
+        is_forkable = self.has_session_images and language == "python"
+
+        async def starter() -> Callable[..., Worker]:
+            from warmcell.backends.process.session_worker import start
+
+            begin = functools.partial(start, is_forkable=is_forkable, python=python)
+            config = self._context.settings.config or ProcessConfig()
+            return functools.partial(begin, await self.start_cage(), language, config, cwd, env)
+
+        return starter
 
     # ---- ports ----
 

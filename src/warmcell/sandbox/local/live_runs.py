@@ -40,7 +40,7 @@ class LiveRuns:
 
     async def command(self, argv: Sequence[str], options: RunOptions) -> ExecResult:
         request = self._guest.request(command_line(argv), Language.COMMAND, options)
-        return await self._record(request, options, argv=argv, command=" ".join(argv), must_start=True)
+        return await self._run(request, options, argv=argv, command=" ".join(argv), must_start=True)
 
     async def script(self, script: str, options: RunOptions) -> ExecResult:
         return await self.code(script, Language.COMMAND, options)
@@ -52,7 +52,7 @@ class LiveRuns:
             return program
         shown = code if isinstance(code, str) else str(language)
         env = {**program.program.env, **request.env}
-        return await self._record(request, options, argv=program.argv_in, command=shown, env=env, files=program.files)
+        return await self._run(request, options, argv=program.argv_in, command=shown, env=env, files=program.files)
 
     async def start_code(
         self, code: str, language: Language | str, options: RunOptions, **more: Any
@@ -75,11 +75,6 @@ class LiveRuns:
             **more,
         )
 
-    async def _record(self, request: ExecRequest, options: RunOptions, **more: Any) -> ExecResult:
-        with RunRecord("process", request) as record:
-            record.result = await self._run(request, options, **more)
-            return record.result
-
     async def _run(
         self,
         request: ExecRequest,
@@ -90,22 +85,25 @@ class LiveRuns:
         must_start: bool = False,
         **more: Any,
     ) -> ExecResult:
-        process = await self._live.start(
-            argv,
-            options.cwd,
-            command=command.strip()[:_MAX_SHOWN],
-            stdin=bool(request.stdin_bytes),
-            timeout=request.timeout,
-            ring=partial(Beginning, self._output_bytes),
-            **more,
-        )
-        try:
-            if must_start:
-                _check_started(process, argv[0])
-            return await self._follow(process, request.stdin_bytes, options)
-        except BaseException:
-            process.kill_soon()  # a callback raised or the caller was cancelled; does nothing if the process has ended
-            raise
+        with RunRecord("process", request) as record:
+            process = await self._live.start(
+                argv,
+                options.cwd,
+                command=command.strip()[:_MAX_SHOWN],
+                stdin=bool(request.stdin_bytes),
+                timeout=request.timeout,
+                ring=partial(Beginning, self._output_bytes),
+                **more,
+            )
+            try:
+                if must_start:
+                    _check_started(process, argv[0])
+                record.result = await self._follow(process, request.stdin_bytes, options)
+                return record.result
+            except BaseException:
+                # A callback raised or the caller was cancelled. Does nothing if the process has ended.
+                process.kill_soon()
+                raise
 
     async def _follow(self, process: LocalProcess, data: bytes, options: RunOptions) -> ExecResult:
         feeding = asyncio.ensure_future(_feed(process, data)) if data else None

@@ -18,8 +18,6 @@ from warmcell.sessions.exchange import NO_LISTENERS, Listener, Listeners, Worker
 from warmcell.sessions.interpreter import Interpreter
 
 if TYPE_CHECKING:
-    from warmcell.backends.process.live import LiveCage
-    from warmcell.languages.config import ProcessConfig
     from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
 
 #: Forks a session, with or without new random numbers: a new sandbox, and the session in it.
@@ -52,26 +50,6 @@ def session_languages(guest: object) -> tuple[str, ...]:
     from warmcell.backends.process.session_worker import LANGUAGES
 
     return tuple(name for name in LANGUAGES if name != "typescript")
-
-
-def make_starter(
-    live_cage: Callable[[], Awaitable[LiveCage]],
-    language: str,
-    config: ProcessConfig | None,
-    cwd: str,
-    env: Mapping[str, str],
-    *,
-    is_forkable: bool,
-    python: str | None = None,
-) -> Starter:
-    async def starter() -> Callable[..., Worker]:
-        from warmcell.backends.process.session_worker import start
-        from warmcell.languages.config import ProcessConfig
-
-        begin = partial(start, is_forkable=is_forkable, python=python)
-        return partial(begin, await live_cage(), language, config or ProcessConfig(), cwd, env)
-
-    return starter
 
 
 class LocalSession:
