@@ -17,7 +17,7 @@ def spawn_and_kill(rounds: int) -> dict[str, int]:
         for number in range(10):
             _round(sandbox, number)
         # Of those that have ended a hundred are remembered, without their pipes.
-        before = _settled_state(sandbox)
+        before = _await_state(sandbox)
         for number in range(rounds):
             _round(sandbox, number)
         deadline = time.monotonic() + 60
@@ -30,7 +30,7 @@ def _growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: max(0, after[name] - before[name]) for name in before}
 
 
-def _settled_state(sandbox: Sandbox) -> dict[str, int]:
+def _await_state(sandbox: Sandbox) -> dict[str, int]:
     """The same three times in a row: what the last round is still closing would hide as much that is left behind."""
     seen = [_state(sandbox)]
     deadline = time.monotonic() + 60

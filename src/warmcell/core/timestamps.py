@@ -11,12 +11,12 @@ _EARLIEST, _LATEST = -62_135_596_800, 253_402_300_799
 _LATEST_IN_TAR = 8**11 - 1
 
 
-def bound_time(seconds: float) -> float:
+def limit_time(seconds: float) -> float:
     """The nearest time between the years 1 and 9999."""
     return max(_EARLIEST, min(seconds, _LATEST))
 
 
-def bound_tar_time(seconds: float) -> float:
+def limit_tar_time(seconds: float) -> float:
     """The nearest time that every tar header carries. Without a fraction below 1, which Python writes as `1e-07`."""
     bounded = max(0, min(seconds, _LATEST_IN_TAR))
     return bounded if bounded >= 1 else 0
@@ -24,7 +24,7 @@ def bound_tar_time(seconds: float) -> float:
 
 def rfc3339(seconds: float, nanoseconds: int = 0) -> str:
     """UTC with nanoseconds; the nearest time between the years 1 and 9999."""
-    seconds = bound_time(seconds)
+    seconds = limit_time(seconds)
     whole = math.floor(seconds)
     at = time.gmtime(whole)
     fraction = max(0, min(nanoseconds or int((seconds - whole) * 10**9), 10**9 - 1))

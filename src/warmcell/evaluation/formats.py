@@ -136,9 +136,9 @@ def _task_with_assertions(task_id: str, record: Record, tests: str, prompt: str 
 
 def read_livecodebench(task_id: str, record: Record) -> Task:
     """LiveCodeBench: cases on stdin, or calls of a method with JSON arguments; private ones packed."""
-    plain = [*_packed_cases(record, "public_test_cases")]
+    plain = [*_read_packed_cases(record, "public_test_cases")]
     if record.get("private_test_cases"):
-        plain += _packed_cases(record, "private_test_cases")
+        plain += _read_packed_cases(record, "private_test_cases")
     if not all(isinstance(case, dict) for case in plain):
         raise FieldError("a test case is not an object")
     is_call = any(case.get("testtype") == "functional" for case in plain)
@@ -166,7 +166,7 @@ def _json_case(case: dict[str, Any]) -> Case:
     return Case(dumps(arguments), dumps(_from_json(_text(case, "output"), "output")))
 
 
-def _packed_cases(record: Record, name: str) -> list[Any]:
+def _read_packed_cases(record: Record, name: str) -> list[Any]:
     value = record.get(name)
     if isinstance(value, str) and not value.lstrip().startswith("["):
         value = unpack(value, name)

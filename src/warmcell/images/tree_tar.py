@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.timestamps import bound_tar_time
+from warmcell.core.timestamps import limit_tar_time
 from warmcell.images.limits import Budget
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import TreeLimits, walk
@@ -41,7 +41,7 @@ def write_tree(directory: str, sink: Sink, budget: Budget) -> int:
     ) as archive:
         for path, state, dir_fd in _walk(directory):
             budget.count_entry()
-            latest = max(latest, int(bound_tar_time(state.st_mtime)))
+            latest = max(latest, int(limit_tar_time(state.st_mtime)))
             _add(archive, path, state, dir_fd, links, budget)
     return latest
 
@@ -66,7 +66,7 @@ def _add(
     budget: Budget,
 ) -> None:
     entry = tarfile.TarInfo(path or ".")
-    entry.mode, entry.mtime = stat.S_IMODE(state.st_mode), int(bound_tar_time(state.st_mtime))
+    entry.mode, entry.mtime = stat.S_IMODE(state.st_mode), int(limit_tar_time(state.st_mtime))
     name = os.path.basename(path)
     if stat.S_ISDIR(state.st_mode):
         entry.type = tarfile.DIRTYPE

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
-from warmcell.core.timestamps import bound_time
+from warmcell.core.timestamps import limit_time
 from warmcell.core.types import MIB
 from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.descent import Descent
@@ -173,7 +173,7 @@ def stat_path(root: Root, parts: Parts) -> FileStat:
     if not is_dir and not is_file:
         raise PathTraversal(text_of(parts), "is neither a file nor a directory")
     size = state.st_size if is_file else 0
-    return FileStat(text_of(parts), is_dir, is_file, size, stat.S_IMODE(state.st_mode), bound_time(state.st_mtime))
+    return FileStat(text_of(parts), is_dir, is_file, size, stat.S_IMODE(state.st_mode), limit_time(state.st_mtime))
 
 
 def make_dir(root: Root, parts: Parts, *, parents: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import closing_fd
-from warmcell.core.timestamps import bound_tar_time
+from warmcell.core.timestamps import limit_tar_time
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.archive.unpack import Archive, read_archive, unpack
 from warmcell.workspace.descent import Descent
@@ -136,7 +136,7 @@ def download(root: Root, parts: Parts, max_bytes: int = MAX_FILE_BYTES, max_entr
 def _pack(tar: tarfile.TarFile, found: TreeEntry, name: Parts, room: int) -> int:
     """Add one entry. Links are left out because the program that unpacks the tar may follow them."""
     info = tarfile.TarInfo("/".join(name))
-    info.mode, info.mtime = stat.S_IMODE(found.state.st_mode) & 0o777, bound_tar_time(found.state.st_mtime)
+    info.mode, info.mtime = stat.S_IMODE(found.state.st_mode) & 0o777, limit_tar_time(found.state.st_mtime)
     if found.kind == "directory":
         info.type = tarfile.DIRTYPE
         tar.addfile(info)

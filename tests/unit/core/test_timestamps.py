@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from warmcell.core.timestamps import bound_tar_time, bound_time, rfc3339
+from warmcell.core.timestamps import limit_tar_time, limit_time, rfc3339
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ from warmcell.core.timestamps import bound_tar_time, bound_time, rfc3339
 )
 def test_text_has_a_year_of_four_digits(seconds: float, nanoseconds: int, text: str) -> None:
     assert rfc3339(seconds, nanoseconds) == text
-    assert datetime.fromtimestamp(bound_time(seconds), UTC).year in range(1, 10_000)
+    assert datetime.fromtimestamp(limit_time(seconds), UTC).year in range(1, 10_000)
 
 
 @pytest.mark.parametrize("seconds", [-(2.0**63), -1.5, 0.0, 1e-7, 0.5, 1.5, 1.7e9 + 0.25, 2.0**33, 2.0**63, math.inf])
 def test_tar_headers_have_digits_only(seconds: float) -> None:
     """Not 9.2e+18, which GNU tar and Go refuse."""
     info = tarfile.TarInfo("x")
-    info.mtime = bound_tar_time(seconds)
+    info.mtime = limit_tar_time(seconds)
     data = info.tobuf(tarfile.PAX_FORMAT)
     assert b"e+" not in data and b"e-" not in data and b"mtime=-" not in data
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:

@@ -79,7 +79,7 @@ def op_get(request, source):
             info = archive.gettarinfo(path, name)
             if info is None:
                 continue
-            info.mtime = _bound(info.mtime)
+            info.mtime = _limit_time(info.mtime)
             if info.isreg():
                 with open(path, "rb") as file:
                     archive.addfile(info, file)
@@ -124,11 +124,11 @@ def _extract(archive, member, root, keeps_kinds):
     else:
         raise Refused("EPERM", f"{member.name}: device nodes cannot be made in a container")
     os.chmod(target, member.mode & 0o7777)
-    moment = _bound(member.mtime)
+    moment = _limit_time(member.mtime)
     os.utime(target, (moment, moment))
 
 
-def _bound(moment):
+def _limit_time(moment):
     """The nearest time of a tar header; 0 for what is not a number."""
     return min(moment, _LATEST) if moment >= 1 else 0
 

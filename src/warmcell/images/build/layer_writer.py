@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from warmcell.core.errors import ImageInvalid
 from warmcell.core.records import dataclass
-from warmcell.core.timestamps import bound_tar_time
+from warmcell.core.timestamps import limit_tar_time
 from warmcell.images.blobs import CHUNK, BlobWriter
 from warmcell.images.limits import MAX_PATH_BYTES, Budget
 from warmcell.images.tar_reader import BLOCK
@@ -97,7 +97,7 @@ class LayerWriter:
             attributes.mode & 0o7777,
             attributes.uid,
             attributes.gid,
-            int(bound_tar_time(attributes.mtime)),
+            int(limit_tar_time(attributes.mtime)),
         )
         # GNU's format: names of any length and any bytes, without extended headers.
         self._blob.write(entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))

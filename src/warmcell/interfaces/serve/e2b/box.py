@@ -1,4 +1,4 @@
-"""Box: what E2B's protocol keeps with a sandbox: its secrets, commands, watchers and files; Starts: who starts when."""
+"""What E2B's protocol keeps with a sandbox: its secrets, commands, watchers and files; and the order of starts."""
 
 from __future__ import annotations
 
