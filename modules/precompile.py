@@ -24,7 +24,7 @@ from typing import Any
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 sys.path[:0] = [str(SOURCES), str(SOURCES / "warmcell" / "guest")]
 
-from warmcell.toolbox import loader, python_component, ready_made, runtime  # noqa: E402
+from warmcell.toolbox import loader, python_component, runtime  # noqa: E402
 
 TARGETS = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 MODULES = ("toolbox", "node", "git")
@@ -61,7 +61,7 @@ def precompile(directory: Path, with_python: bool, report: Report) -> list[Path]
             )
         except python_component.ComponentUnavailable as error:  # better than no wheel
             report(f"{module.name} is left out and will be built at its first use: {error}")
-    manifest = directory / ready_made.MANIFEST
+    manifest = directory / loader.MANIFEST
     manifest.write_text(json.dumps({**here, "modules": records}, indent=2) + "\n")
     return [manifest, *(directory / record["file"] for record in records.values())]
 
@@ -73,7 +73,7 @@ def facts_of_this_build() -> dict[str, Any]:
         "settings": runtime.settings_digest(),
         "machine": machine,
         "target": TARGETS[machine],
-        "features": ready_made.FEATURES.get(machine, []),
+        "features": loader.FEATURES.get(machine, []),
     }
 
 
@@ -99,7 +99,7 @@ def build_python() -> bytes:
 def reusable_records(directory: Path, here: dict[str, Any]) -> dict[str, Any]:
     """The records of an earlier build for the same runtime whose files are unchanged."""
     try:
-        manifest = json.loads((directory / ready_made.MANIFEST).read_bytes())
+        manifest = json.loads((directory / loader.MANIFEST).read_bytes())
     except (OSError, ValueError):
         return {}
     if {name: manifest.get(name) for name in here} != here:

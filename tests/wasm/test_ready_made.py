@@ -24,7 +24,7 @@ from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
 from warmcell.guest.wasm.protocol import RunLimits
-from warmcell.toolbox import ready_made
+from warmcell.toolbox import loader
 from warmcell.toolbox.loader import find_artefact
 from warmcell.toolbox.python_component import ComponentUnavailable
 from warmcell.toolbox.signed_directory import SignedFile
@@ -66,21 +66,21 @@ def installation(wheel_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A copy at its place in an installation, for a user without a cache."""
     directory = tmp_path / "installation"
     shutil.copytree(wheel_build, directory)
-    monkeypatch.setattr(ready_made, "ready_made_directory", lambda: directory)
+    monkeypatch.setattr(loader, "ready_made_directory", lambda: directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    ready_made._modules.cache_clear()
+    loader._modules.cache_clear()
     yield directory
-    ready_made._modules.cache_clear()
+    loader._modules.cache_clear()
 
 
 def change_manifest(directory: Path, **fields: Any) -> None:
-    path = directory / ready_made.MANIFEST
+    path = directory / loader.MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    ready_made._modules.cache_clear()
+    loader._modules.cache_clear()
 
 
 def is_found() -> bool:
-    found = ready_made.open_shipped_module(DIGEST, "run")
+    found = loader.open_shipped_module(DIGEST, "run")
     if found is not None:
         found.close()
     return found is not None
@@ -121,7 +121,7 @@ def test_workers_use_the_file_itself_and_nothing_is_copied(
     def refuse(*_: object) -> int:
         raise AssertionError("it was copied")
 
-    monkeypatch.setattr(ready_made, "sealed_copy", refuse)
+    monkeypatch.setattr(loader, "sealed_copy", refuse)
     monkeypatch.setattr(worker_handle, "ready_made_directory", lambda: str(installation))
     pool = WorkerPool()
     runner = ToolboxRunner(Supervisor(ModuleCache(tmp_path / "modules"), pool))
@@ -141,7 +141,7 @@ def test_shipped_modules_take_precedence_over_cached_ones(installation: Path, tm
     os.close(artefact)
 
     def open_shipped() -> SignedFile | None:
-        return ready_made.open_shipped_module(DIGEST, "run")
+        return loader.open_shipped_module(DIGEST, "run")
 
     def find(way: Callable[[], SignedFile | None]) -> bool:
         compiled = cache.find("key", way)
@@ -166,7 +166,7 @@ def test_a_worker_that_cannot_use_shipped_modules_gets_locally_compiled_ones(
     caplog.set_level(logging.INFO, "warmcell")
     damaged = os.memfd_create("damaged")
     os.write(damaged, b"no machine code")
-    whole = ready_made.open_shipped_module(DIGEST, "run")
+    whole = loader.open_shipped_module(DIGEST, "run")
     assert whole is not None
     whole.close()
     found = SignedFile(damaged, whole.facts, is_shipped=True)
@@ -190,7 +190,7 @@ def test_a_file_with_unsuitable_permissions_is_copied(installation: Path, mode: 
 
 
 def module_path() -> str:
-    found = ready_made.open_shipped_module(DIGEST, "run")
+    found = loader.open_shipped_module(DIGEST, "run")
     assert found is not None
     with contextlib.closing(found):
         return os.readlink(f"/proc/self/fd/{found.descriptor}")
@@ -219,9 +219,9 @@ def test_runs_that_count_fuel_need_other_code(installation: Path, tmp_path: Path
     ids=lambda difference: next(iter(difference)),
 )
 def test_modules_for_another_runtime_are_ignored(installation: Path, difference: dict[str, Any]) -> None:
-    assert is_found() and ready_made.has_shipped_module(DIGEST)
+    assert is_found() and loader.has_shipped_module(DIGEST)
     change_manifest(installation, **difference)
-    assert not is_found() and not ready_made.has_shipped_module(DIGEST)
+    assert not is_found() and not loader.has_shipped_module(DIGEST)
 
 
 def test_a_pure_installation_has_no_compiled_modules(installation: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_pure_installation_has_no_compiled_modules(installation: Path) -> None
 
 
 def test_another_entry_is_another_module(installation: Path) -> None:
-    assert ready_made.open_shipped_module(DIGEST, "other") is None
+    assert loader.open_shipped_module(DIGEST, "other") is None
 
 
 def test_a_changed_module_is_not_run(installation: Path) -> None:
@@ -246,8 +246,8 @@ def test_the_content_is_compared_once_and_whenever_the_file_was_touched(
     installation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []
-    digest = ready_made.content_digest
-    monkeypatch.setattr(ready_made, "content_digest", lambda file: compared.append(file) or digest(file))
+    digest = loader.content_digest
+    monkeypatch.setattr(loader, "content_digest", lambda file: compared.append(file) or digest(file))
     path = installation / "node.cwasm"
     assert is_found() and is_found() and len(compared) == 1
     os.utime(path)
@@ -277,9 +277,9 @@ def test_portable_code_uses_only_the_features_in_the_manifest(wheel_build: Path)
     kernel_names = {"has_sse3": "pni", "has_sse41": "sse4_1", "has_sse42": "sse4_2"}
     for machine, flags in PORTABLE_FLAGS.items():
         named = {kernel_names.get(flag, flag.removeprefix("has_")) for flag in flags}
-        assert named == set(ready_made.FEATURES[machine])
-    manifest = json.loads((wheel_build / ready_made.MANIFEST).read_text())
-    assert manifest["features"] == ready_made.FEATURES.get(platform.machine(), [])
+        assert named == set(loader.FEATURES[machine])
+    manifest = json.loads((wheel_build / loader.MANIFEST).read_text())
+    assert manifest["features"] == loader.FEATURES.get(platform.machine(), [])
 
 
 def test_an_earlier_build_is_reused(wheel_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:

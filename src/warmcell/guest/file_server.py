@@ -5,6 +5,7 @@ It has the rights of any guest, so it need not check paths or links; the host tr
 
 import base64
 import errno
+import functools
 import grp
 import json
 import os
@@ -22,7 +23,6 @@ MOST_ENTRIES = 100_000
 LISTED = {}
 MOST_LISTINGS = 4
 MARK = b"user.e2b."
-WATCHES = {}
 #: By token: uploads that are incomplete, and descriptors of files that are being read.
 UPLOADS, DOWNLOADS = {}, {}
 MOST_TRANSFERS = 64
@@ -264,10 +264,9 @@ def op_discard(asked):
     return {}
 
 
+@functools.cache
 def watches():
-    if "made" not in WATCHES:
-        WATCHES["made"] = Watches()
-    return WATCHES["made"]
+    return Watches()
 
 
 def op_watch(asked):

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from warmcell.lifetime.host_program import own_interpreter
 from warmcell.lifetime.late_site import run_site
-from warmcell.toolbox.ready_made import has_shipped_module
-from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
+from warmcell.toolbox.loader import has_shipped_module
+from warmcell.toolbox.signed_directory import SignedDirectory, Tampered, Unusable, cache_directory
 
 APP = Path(__file__).resolve().parent / "python_app"
 COMPONENTIZE_PY = "0.25.1"
@@ -63,7 +63,9 @@ def read_component(name: str) -> bytes:
         file = kept.read(name)
     if file is None:
         raise ComponentUnavailable("the Python component disappeared while it was read")
-    return _content(file)
+    with os.fdopen(file.descriptor, "rb") as content:
+        content.seek(0)
+        return content.read()
 
 
 def is_cached() -> bool:
@@ -122,17 +124,12 @@ def _build_once(name: str, kept: SignedDirectory, report: Progress) -> None:
         with _lock(Path(kept.path) / "build.lock", report):
             if not kept.has(name):  # another process may have built it while we waited
                 report("building the Python component: once for this user, about half a minute")
-                _remove_unfinished(Path(kept.path))
+                for folder in Path(kept.path).glob("build-*"):  # of builds that were killed: we hold the lock
+                    shutil.rmtree(folder, ignore_errors=True)
                 _build(name, kept)
                 kept.prune(MOST_BYTES)
     except OSError as error:
         raise ComponentUnavailable(f"cannot store the Python component in {kept.path}: {error.strerror}") from None
-
-
-def _remove_unfinished(directory: Path) -> None:
-    """Removes the directories of builds that were killed. The caller holds the lock, so none is in use."""
-    for folder in directory.glob("build-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build(name: str, kept: SignedDirectory) -> None:
@@ -168,12 +165,6 @@ def _run(command: list[str], cwd: Path) -> None:
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-2000:]
         raise ComponentUnavailable(f"building the Python component failed:\n{tail}")
-
-
-def _content(file: SignedFile) -> bytes:
-    with os.fdopen(file.descriptor, "rb") as content:
-        content.seek(0)
-        return content.read()
 
 
 @contextlib.contextmanager

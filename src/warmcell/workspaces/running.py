@@ -19,7 +19,7 @@ class WorkspaceSandbox(Sandbox):
     def destroy(self) -> None:
         """End everything in it. The workspace stays; a snapshot is taken if the store has `snapshot_on_stop`."""
         super().destroy()
-        on_stopped, self.on_stopped = self.on_stopped, _nothing
+        on_stopped, self.on_stopped = self.on_stopped, lambda: None
         on_stopped()
 
 
@@ -36,7 +36,3 @@ def start_sandbox(directory: str, settings: Mapping[str, Any], options: Mapping[
         sandbox.destroy()
         raise
     return sandbox
-
-
-def _nothing() -> None:
-    return None

@@ -73,29 +73,16 @@ class RayBackend(BackendBase):
     ) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 100:
             raise InvalidRequest("must be a whole number from 0 to 100", field="retries")
-        self._config, self._policy = config or ProcessConfig(), policy or DEFAULT_POLICY
-        self._retries = retries
+        self.config, self.policy, self.retries = config or ProcessConfig(), policy or DEFAULT_POLICY, retries
         self.snapshot_url, self.snapshot_options = _check_url(snapshot_url), dict(snapshot_options or {})
         make_backend = partial(get_backend, "process", config=config, policy=policy)
-        self._cluster = Cluster(RayNodes(address), make_backend, self._config.queue_timeout)
+        self._cluster = Cluster(RayNodes(address), make_backend, self.config.queue_timeout)
         self._images = ClusterImages(self.links)
         self._is_closed = self._is_forked = False
         own_until_exit(self)
 
     def abandon(self) -> None:
         self._is_forked = True
-
-    @property
-    def retries(self) -> int:
-        return self._retries
-
-    @property
-    def config(self) -> ProcessConfig:
-        return self._config
-
-    @property
-    def policy(self) -> SandboxPolicy:
-        return self._policy
 
     def capabilities(self) -> BackendCapabilities:
         """What the nodes can run, and what all of them enforce. Joins the cluster."""
@@ -142,7 +129,7 @@ class RayBackend(BackendBase):
         return await self._execute(request, listener, is_batch=False)
 
     async def _execute(self, request: ExecRequest, listener: Listener | None, *, is_batch: bool) -> ExecResult:
-        with RunRecord(self.name, request, self._policy) as record:
+        with RunRecord(self.name, request, self.policy) as record:
             send = partial(_send_batch_run if is_batch else _send_run, request)
             work = partial(self._place, self._needs(request, is_batch=is_batch), send)
             record.result = await self._reach(work, listener)
@@ -232,7 +219,7 @@ class RayBackend(BackendBase):
                 return replace(result, queued=result.queued + waited) if isinstance(result, ExecResult) else result
             except NodeLost as error:
                 losses += 1
-                if losses > self._retries or error.has_output:
+                if losses > self.retries or error.has_output:
                     raise
             finally:
                 self._cluster.release(link)
@@ -263,7 +250,7 @@ class RayBackend(BackendBase):
         return list(self._cluster.links.values())
 
     def _needs(self, request: ExecRequest, **batch: Any) -> Needs:
-        return Needs(str(request.language), self._policy.gpus is not None, **batch)
+        return Needs(str(request.language), self.policy.gpus is not None, **batch)
 
     async def _ask_version(self, language: str) -> str:
         link = await self._cluster.acquire(Needs(language))
@@ -305,7 +292,7 @@ class RayBackend(BackendBase):
             await portal.reach(self._cluster.close)
 
     def __repr__(self) -> str:
-        return f"<RayBackend retries={self._retries}>"
+        return f"<RayBackend retries={self.retries}>"
 
 
 def _check_url(url: str | None) -> str | None:

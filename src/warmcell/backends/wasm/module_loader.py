@@ -23,15 +23,14 @@ from warmcell.core.light import LateLog
 from warmcell.core.records import dataclass
 from warmcell.core.slow_steps import report_slow_step
 from warmcell.core.types import MIB
-from warmcell.guest.wasm.protocol import ProtocolViolation
+from warmcell.guest.wasm.protocol import ProtocolViolation, encode_frame
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
-from warmcell.toolbox.ready_made import open_shipped_module
+from warmcell.toolbox.loader import open_shipped_module
 from warmcell.toolbox.runtime import runtime_fingerprint
-from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
-from warmcell.toolbox.small_digests import sha256
+from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory, sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ class ModuleCache:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, most_bytes: int = DEFAULT_MOST_BYTES) -> None:
-        self._path = path
-        self._most_bytes = most_bytes
+        self._path, self._most_bytes = path, most_bytes
         self._directory: SignedDirectory | None = None
         self._open: OrderedDict[str, SignedFile] = OrderedDict()
         self._lock = Lock()
@@ -188,8 +186,7 @@ class ModuleLoader:
     """Thread-safe, if each lease is used by one thread."""
 
     def __init__(self, pool: WorkerPool, cache: ModuleCache) -> None:
-        self._pool = pool
-        self._cache = cache
+        self._pool, self._cache = pool, cache
         # One at a time: it takes seconds, and those that waited find it in the cache. Entered only with a worker
         # leased: waiting for a worker inside could deadlock.
         self._compiling = FairSemaphore(1)
@@ -294,7 +291,7 @@ def _request(
     lease: Lease, load: LoadRequest, message: dict[str, Any], blob: bytes = b"", descriptors: Sequence[int] = ()
 ) -> dict[str, Any]:
     try:
-        lease.send(message, blob, descriptors, seconds=load.limits.seconds)
+        lease.send(encode_frame(message, blob), descriptors, seconds=load.limits.seconds)
         return PendingRequest(lease.worker, load.limits).wait().message
     except WorkerTimedOut:
         if load.source.is_own:

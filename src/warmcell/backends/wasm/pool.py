@@ -19,7 +19,7 @@ from warmcell.backends.wasm.worker_handle import PendingRequest, RequestLimits, 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.light import LateLog
 from warmcell.core.records import dataclass
-from warmcell.guest.wasm.protocol import ProtocolViolation, encode_frame
+from warmcell.guest.wasm.protocol import ProtocolViolation
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.descriptors import shortage_from_message
 from warmcell.lifetime.fair_semaphore import FairSemaphore
@@ -31,7 +31,6 @@ from warmcell.runner.cell import CellLost
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
 
 _log = LateLog(__name__)
 #: The key of workers that are unused and have no mounts.
@@ -93,7 +92,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
         super().abandon()
         self._users = 0
         #: Set if a spare is wanted.
-        self._make_spare: Callable[[], object] | None = None
+        self._prepare_spare: Callable[[Lease], None] | None = None
         self._is_closing = threading.Event()
 
     def room(self) -> int:
@@ -101,7 +100,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
 
     def lower_targets(self, now: float) -> None:
         for key, demand in self.demands.items():
-            has_spare = key is _SPARE and (self._make_spare is not None or (self._users and demand.ready))
+            has_spare = key is _SPARE and (self._prepare_spare is not None or (self._users and demand.ready))
             in_use = sum(item.since > now - _IDLE_SECONDS for item in demand.ready)
             demand.target = max(1, in_use) if has_spare else in_use
 
@@ -164,21 +163,30 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
             worker = self._make(WorkerQuery(), Run())
             self.give_back(worker, _SPARE if worker.is_spare else worker.mounts, time.monotonic())
 
-    def keep_spare(self, make: Callable[[], object]) -> None:
-        """Has a thread call `make` to make a spare worker, unless there is one or it has no users."""
+    def keep_spare(self, prepare: Callable[[Lease], None]) -> None:
+        """Has a thread make and prepare an unused worker, unless there is one or it has no users.
+
+        Called after a run has ended.
+        """
         with self.lock:
             spares = self.demands.get(_SPARE)
             if (spares and spares.count) or not self._users or not worker_launcher().is_confining:
                 return
             self.use(_SPARE, time.monotonic())
-            self._make_spare = make
+            self._prepare_spare = prepare
             self.changed.notify()
         self.start_keeper()
 
     def make_ahead(self, key: Mounts | None) -> None:
-        make, self._make_spare = self._make_spare, None
-        if make is not None and not self._is_closing.wait(_SPARE_DELAY_SECONDS):
-            make()
+        prepare, self._prepare_spare = self._prepare_spare, None
+        if prepare is None or self._is_closing.wait(_SPARE_DELAY_SECONDS):
+            return
+        try:
+            with Lease(self, WorkerQuery(needs_new=True), Run(), queue_timeout=0) as lease:
+                prepare(lease)
+                lease.is_reusable = True
+        except (SandboxError, WorkerUnusable, OSError) as error:
+            _log.debug("no spare WASM worker: %s", error)  # the run that needs a worker will report the same error
 
     def end(self, things: list[WorkerHandle]) -> None:
         """Without a worker, nothing is kept for further ones either."""
@@ -296,10 +304,8 @@ class Lease:
     """
 
     def __init__(self, pool: WorkerPool, query: WorkerQuery, run: Run, queue_timeout: float) -> None:
-        self._pool = pool
-        self._query = query
-        self._run = run
-        self._queue_timeout = queue_timeout
+        self._pool, self._query = pool, query
+        self._run, self._queue_timeout = run, queue_timeout
         self.is_reusable = False
         self._acquire(query)
 
@@ -329,11 +335,8 @@ class Lease:
         self._run.remove_end(self.worker.kill)
         self._pool.release(self.worker, is_reusable=is_reusable)
 
-    def send(self, message: dict[str, Any], blob: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
-        """Sends a request. Raises `WorkerUnusable` if the worker died by itself before it could read it."""
-        self.send_encoded(encode_frame(message, blob), descriptors, seconds=seconds)
-
-    def send_encoded(self, data: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
+    def send(self, data: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
+        """Sends encoded frames. Raises `WorkerUnusable` if the worker died by itself before it could read them."""
         try:
             self.worker.channel.send_encoded(data, descriptors, timeout=seconds)
         except WorkerDied:
@@ -356,17 +359,3 @@ class Lease:
             return shortage
         ended = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         return ExecutionFailed(f"the WASM worker died ({ended}) while {what}", hint="other runs are not affected")
-
-
-def keep_spare(pool: WorkerPool, prepare: Callable[[Lease], None]) -> None:
-    """Makes and prepares an unused worker in a thread, unless there is one. Called after a run has ended."""
-
-    def make() -> None:
-        try:
-            with Lease(pool, WorkerQuery(needs_new=True), Run(), queue_timeout=0) as lease:
-                prepare(lease)
-                lease.is_reusable = True
-        except (SandboxError, WorkerUnusable, OSError) as error:
-            _log.debug("no spare WASM worker: %s", error)  # the run that needs a worker will report the same error
-
-    pool.keep_spare(make)

@@ -71,11 +71,6 @@ def source_from_code(code: str | bytes) -> ModuleSource:
     return _recognise_cached(code) if len(code) <= _SMALL_BYTES else _recognise(code)
 
 
-@functools.lru_cache(maxsize=64)
-def _recognise_cached(code: str | bytes) -> ModuleSource:
-    return _recognise(code)
-
-
 def _recognise(code: str | bytes) -> ModuleSource:
     if isinstance(code, bytes):
         return _from_bytes(code)
@@ -83,6 +78,9 @@ def _recognise(code: str | bytes) -> ModuleSource:
     if text.startswith(("(", ";;")):
         return _make("wat", text.encode())
     return _from_bytes(_from_base64(text))
+
+
+_recognise_cached = functools.lru_cache(maxsize=64)(_recognise)
 
 
 def _from_bytes(data: bytes) -> ModuleSource:
@@ -183,9 +181,11 @@ class RunRequest:
         check_fuel(self.limits.fuel)
         paths = [text for preopen in self.preopens for text in (os.fspath(preopen.host_path), preopen.guest_path)]
         if not _are_plain(self.argv, self.env, paths):
-            _check_texts("argv", self.argv)
+            for text in self.argv:
+                check_text("argv", text)
             check_env(self.env)
-            _check_texts("preopens", paths)
+            for text in paths:
+                check_text("preopens", text)
 
 
 def _are_plain(argv: Sequence[str], env: Mapping[str, str], paths: Sequence[str]) -> bool:
@@ -195,11 +195,6 @@ def _are_plain(argv: Sequence[str], env: Mapping[str, str], paths: Sequence[str]
         return is_plain("".join([*argv, names, *env.values(), *paths])) and "=" not in names and "" not in env
     except (AttributeError, TypeError):
         return False
-
-
-def _check_texts(name: str, texts: Sequence[str]) -> None:
-    for text in texts:
-        check_text(name, text)
 
 
 def check_fuel(fuel: object) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from warmcell.backends.wasm.channel import Frame, WorkerDied, WorkerTimedOut
 from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.module_loader import LoadRequest, ModuleCache, ModuleLoader, shared_cache
-from warmcell.backends.wasm.pool import Lease, WorkerPool, WorkerQuery, WorkerUnusable, keep_spare, program_pool
+from warmcell.backends.wasm.pool import Lease, WorkerPool, WorkerQuery, WorkerUnusable, program_pool
 from warmcell.backends.wasm.run_request import (
     Fetch,
     HostDirectory,
@@ -43,8 +43,7 @@ from warmcell.guest.wasm.protocol import ExitReport, GuestDirectory, ProtocolVio
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.run import Run
-from warmcell.runner.listening import DeliveringCapture, Listener
-from warmcell.runner.streams import Capture
+from warmcell.runner.listening import DeliveringCapture
 from warmcell.toolbox.runtime import wasmtime_version
 
 TYPE_CHECKING = False
@@ -90,8 +89,7 @@ class HostCalls:
         self._loader = loader
         self._fetch = request.fetch
         self._needs_fuel = request.limits.fuel is not None
-        self._commands = commands
-        self._run = run
+        self._commands, self._run = commands, run
         self._offered = ""
 
     def handle(self, frame: Frame) -> None:
@@ -243,7 +241,10 @@ class Supervisor:
         self.loader.prefetch(load)
         with Lease(self.pool, query, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
-            shown = _guest_directories(lease.worker, request, directories) if directories else ()
+            shown = tuple(
+                GuestDirectory(lease.worker.path_of(at), preopen.guest_path, preopen.writable, at.device, at.inode)
+                for preopen, at in zip(request.preopens, directories, strict=True)
+            )
             spec = RunSpec(load.key, limits, shown, request.fetch is not None, commands is not None)
             result = _execute(
                 lease,
@@ -253,7 +254,7 @@ class Supervisor:
                 lambda pending: HostCalls(pending, lease, self.loader, request, commands, run).handle,
             )
         if directories and source.is_own:
-            keep_spare(self.pool, lambda spare: self.loader.warm(spare, load, limits.memory_bytes))
+            self.pool.keep_spare(lambda spare: self.loader.warm(spare, load, limits.memory_bytes))
         return result
 
 
@@ -265,16 +266,6 @@ def _missing_call(error: OSError) -> SandboxError | None:
 
     missing = next(filter(None, map(missing_call, OF_WASM)), None)
     return BackendUnavailable(f"wasm: {missing.reason}", hint=missing.remedy) if missing else None
-
-
-def _guest_directories(
-    worker: WorkerHandle, request: RunRequest, directories: list[HostDirectory]
-) -> tuple[GuestDirectory, ...]:
-    found = [
-        GuestDirectory(worker.path_of(each), preopen.guest_path, preopen.writable, each.device, each.inode)
-        for preopen, each in zip(request.preopens, directories, strict=True)
-    ]
-    return tuple(found)
 
 
 def _execute(
@@ -311,21 +302,17 @@ def _finish(worker: WorkerHandle, report: ExitReport, context: RunContext) -> Ex
     stdout.finish()
     stderr.finish()
     result = make_result(report, stdout, stderr, context)
-    _deliver_note(listener, stderr, result)
-    return result
-
-
-def _deliver_note(listener: Listener, stderr: Capture, result: ExecResult) -> None:
-    """The message of a trap is part of the result but was never written to the pipe."""
+    # The message of a trap is part of the result but was never written to the pipe.
     if isinstance(stderr, DeliveringCapture) and result.stderr_bytes[stderr.delivered :]:
         listener.deliver("stderr", result.stderr_bytes[stderr.delivered :])
+    return result
 
 
 def _send_run(lease: Lease, spec: RunSpec, request: RunRequest) -> bool:
     """False if the worker did not read the run within the run's own time."""
     try:
         frames = lease.worker.encode_run(spec, request.argv, request.env, request.stdin)
-        lease.send_encoded(frames, seconds=request.limits.timeout + GRACE_SECONDS)
+        lease.send(frames, seconds=request.limits.timeout + GRACE_SECONDS)
         return True
     except WorkerTimedOut:
         return False

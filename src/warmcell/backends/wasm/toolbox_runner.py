@@ -16,8 +16,7 @@ from warmcell.core.types import ExecResult, check_text
 from warmcell.guest.wasm.protocol import RunLimits
 from warmcell.lifetime.run import Run
 from warmcell.runner.listening import Listener
-from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, module_of
-from warmcell.toolbox.ready_made import has_shipped_module
+from warmcell.toolbox.loader import PYTHON, TOOLBOX, find_artefact, has_shipped_module, module_of
 
 #: Command lines that do what nearly every run does: start, read, print.
 _REHEARSALS = {
@@ -92,22 +91,16 @@ def _python_source() -> ModuleSource:
     """The interpreter: ready-made in a wheel, otherwise built once, which takes half a minute."""
     from warmcell.toolbox import python_component
 
+    def build() -> str:
+        try:
+            return python_component.ensure_component(report_slow_step)
+        except python_component.ComponentUnavailable as error:
+            raise BackendUnavailable(f"python3 is not available: {error}", hint=python_component.REMEDY) from error
+
+    def read() -> bytes:
+        return python_component.read_component(build())
+
     digest = python_component.component_digest()
     if not has_shipped_module(digest):
-        _build_python()
-    return ModuleSource("component", _read_python, digest, "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])
-
-
-def _read_python() -> bytes:
-    from warmcell.toolbox import python_component
-
-    return python_component.read_component(_build_python())
-
-
-def _build_python() -> str:
-    from warmcell.toolbox import python_component
-
-    try:
-        return python_component.ensure_component(report_slow_step)
-    except python_component.ComponentUnavailable as error:
-        raise BackendUnavailable(f"python3 is not available: {error}", hint=python_component.REMEDY) from error
+        build()
+    return ModuleSource("component", read, digest, "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])

@@ -312,9 +312,7 @@ class PendingRequest:
         make_handler: Callable[[PendingRequest], HostCallHandler] | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self._worker = worker
-        self._limits = limits
-        self._make_handler = make_handler
+        self._worker, self._limits, self._make_handler = worker, limits, make_handler
         self._handler: HostCallHandler | None = None
         self._pace = None if listener is None else Pace(listener, worker.outputs, worker.full_poll)
         now = time.monotonic()

@@ -28,12 +28,8 @@ def main():
     os.dup2(nothing, 0)
     os.close(nothing)
     os.chdir("/")
-    _adopt_orphans()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children of the agent
     return Agent(control).serve()
-
-
-def _adopt_orphans():
-    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Started:
@@ -152,7 +148,7 @@ class Agent:
         if files:
             started.code_dir = request["code_dir"]
             starting.write_files(started.code_dir, files, contents)
-        env = starting.environment(request["env"], started.mark)
+        env = {**request["env"], trees.MARK: started.mark}
         os.chdir(request["cwd"])
         try:
             if request.get("worker"):

@@ -55,8 +55,7 @@ def _seed_libraries():
 
 class Session:
     def __init__(self, channel, image=None):
-        self._channel = channel
-        self._image = image
+        self._channel, self._image = channel, image
         self._interrupts = channel.interrupts
         self._count = 0
         self._flags = 0

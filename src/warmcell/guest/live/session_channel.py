@@ -35,9 +35,6 @@ class Interrupts:
         self._is_waiting = False
         self.is_allowed = True
 
-    def forbid(self):
-        self.is_allowed = False
-
     def _handle_signal(self, number, frame):
         if os.getpid() != self._owner:
             raise KeyboardInterrupt

@@ -6,8 +6,6 @@ import os
 import struct
 import sys
 
-from . import trees
-
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 #: Signals that Python ignores or handles; programs get the default action.
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
@@ -35,14 +33,9 @@ def program(argv, env, actions):
     try:
         return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULTS), 0
     except OSError as error:
-        if not _is_about(path, error):
+        if error.errno in (11, 12):  # EAGAIN, ENOMEM: not about the program, but a lack of processes or memory
             raise
         return _excuse(argv[0], error, actions), error.errno
-
-
-def _is_about(path, error):
-    """Whether the error is about the program, and not a lack of processes or memory."""
-    return error.errno not in (11, 12)  # EAGAIN, ENOMEM
 
 
 def _place_of(name, env):
@@ -136,7 +129,3 @@ def resize(master, columns, rows):
     import termios  # imported late: most programs have no terminal
 
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
-def environment(env, mark):
-    return {**env, trees.MARK: mark}

@@ -25,8 +25,7 @@ class Deadline:
     """One run at a time. The thread sleeps until the next deadline: a short run does not wake it."""
 
     def __init__(self, control_fd: int, interrupt: Callable[[], None]) -> None:
-        self._control_fd = control_fd
-        self._interrupt = interrupt
+        self._control_fd, self._interrupt = control_fd, interrupt
         self._lock = allocate_lock()
         self._deadline = math.inf
         self._next_check = math.inf

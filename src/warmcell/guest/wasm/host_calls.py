@@ -22,8 +22,7 @@ from wasm.deadline import DeadlineReached
 from wasm.engine import HOST, HostFunction, HostFunctions, LoadedModule
 from wasm.protocol import ExitReport, read_json, write_json
 from wasm.run import FuelGone, Invocation, RunStack
-from wasm.wasi_calls import GuestMemory
-from wasm.wasi_setup import WasiSetup, open_files_limit
+from wasm.wasi import GuestMemory, WasiSetup, open_files_limit
 from wasmtime import _ffi as ffi
 
 TYPE_CHECKING = False

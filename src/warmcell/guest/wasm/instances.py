@@ -16,7 +16,7 @@ import wasmtime
 from wasm.binary import MEMORY_NAME
 from wasm.engine import LoadedModule
 from wasm.pages import Range, TouchedPages, anonymous_bytes, images, new_image, populate
-from wasm.wasi_setup import SetupFailed, WasiSetup
+from wasm.wasi import SetupFailed, WasiSetup
 from wasmtime import _ffi as ffi
 from wasmtime._func import maybe_raise_last_exn
 
@@ -105,8 +105,7 @@ class PreparedInstance:
     """A Store with its limits, and the instance in it once it was made."""
 
     def __init__(self, loaded: LoadedModule | LoadedComponent, memory_bytes: int) -> None:
-        self.loaded = loaded
-        self.memory_bytes = memory_bytes
+        self.loaded, self.memory_bytes = loaded, memory_bytes
         #: For a component: the memory that it uses before it runs.
         self.own_bytes = 0
         self._instance: wasmtime.Instance | components.Instance | None = None

@@ -19,8 +19,7 @@ from wasm.engine import LoadedModule, ModuleFacts
 from wasm.instances import PreparedInstance, SpareInstances, memory_bytes, set_arguments, set_epoch_deadline, set_wasi
 from wasm.pages import anonymous_bytes, read_touched_pages
 from wasm.protocol import ExitReport
-from wasm.wasi_calls import GuestExit, WasiCalls
-from wasm.wasi_setup import SetupFailed, WasiSetup, open_files_limit, set_stdin
+from wasm.wasi import GuestExit, SetupFailed, WasiCalls, WasiSetup, open_files_limit, set_stdin
 from wasmtime import _ffi as ffi
 
 TYPE_CHECKING = False
@@ -71,8 +70,7 @@ class Runner:
     """Runs one module at a time; a nested run happens inside a host call of the outer one."""
 
     def __init__(self, deadline: Deadline, wasi: WasiCalls) -> None:
-        self._deadline = deadline
-        self._wasi = wasi
+        self._deadline, self._wasi = deadline, wasi
 
     def run(self, prepared: PreparedInstance, invocation: Invocation) -> ExitReport:
         outer_start, self._wasi.start = self._wasi.start, time.monotonic()
@@ -224,9 +222,7 @@ class RunStack:
     """The innermost run executes; the others wait in a host call."""
 
     def __init__(self, runner: Runner, deadline: Deadline, calls: HostCalls) -> None:
-        self._runner = runner
-        self._deadline = deadline
-        self._calls = calls
+        self._runner, self._deadline, self._calls = runner, deadline, calls
         self._invocations: list[Invocation] = []
         self._spares = SpareInstances()
         self._used: list[PreparedInstance] = []

@@ -35,8 +35,7 @@ from wasm.protocol import (
     parse_message,
 )
 from wasm.run import Invocation, Runner, RunStack
-from wasm.wasi_calls import WasiCalls
-from wasm.wasi_setup import WasiSetup, open_files_limit
+from wasm.wasi import WasiCalls, WasiSetup, open_files_limit
 
 from wasm.host_calls import CommandUnavailable, ExecCall, HostCalls, parse_fetch
 
