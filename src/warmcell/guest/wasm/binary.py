@@ -61,7 +61,8 @@ class Reader:
     """A position in bytes. Running off the end is `Unreadable`."""
 
     def __init__(self, data: bytes, position: int = 0) -> None:
-        self.data, self.position = data, position
+        self.data = data
+        self.position = position
 
     def number(self) -> int:
         result = shift = 0

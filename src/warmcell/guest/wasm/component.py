@@ -14,8 +14,10 @@ class LoadedComponent:
     def __init__(
         self, component: components.Component, linker: components.Linker, engine: wasmtime.Engine, facts: ModuleFacts
     ) -> None:
-        self.component, self.linker = component, linker
-        self.engine, self.facts = engine, facts
+        self.component = component
+        self.linker = linker
+        self.engine = engine
+        self.facts = facts
         #: Pages that a rehearsal touched.
         self.touched: TouchedPages | None = None
 

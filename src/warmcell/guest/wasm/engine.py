@@ -67,7 +67,9 @@ class LoadedModule:
     """A module that is ready to be instantiated any number of times."""
 
     def __init__(self, pre: wasmtime.InstancePre, engine: wasmtime.Engine, facts: ModuleFacts, is_own: bool) -> None:
-        self.pre, self.engine, self.facts = pre, engine, facts
+        self.pre = pre
+        self.engine = engine
+        self.facts = facts
         #: Shipped with Warmcell.
         self.is_own = is_own
         #: Pages that a rehearsal touched; for our own modules.
@@ -157,7 +159,8 @@ class Engines:
     """One engine with fuel and one without, made on first use, each with a linker per kind of guest."""
 
     def __init__(self, wasi_functions: HostFunctions, host_functions: HostFunctions) -> None:
-        self._wasi_functions, self._host_functions = wasi_functions, host_functions
+        self._wasi_functions = wasi_functions
+        self._host_functions = host_functions
         self._engines: dict[bool, wasmtime.Engine] = {}
         self._linkers: dict[tuple[bool, bool], wasmtime.Linker] = {}
 
