@@ -7,7 +7,7 @@ import hmac
 
 import pytest
 
-from warmcell.toolbox.signed_directory import is_same_text, keyed_sha256, sha256
+from warmcell.toolbox.small_digests import is_same_text, keyed_sha256, sha256
 
 
 @pytest.mark.parametrize("key", [b"", b"k", bytes(range(32)), b"x" * 64, b"y" * 65, b"z" * 200])

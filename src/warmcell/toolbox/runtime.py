@@ -10,7 +10,7 @@ from _frozen_importlib_external import PathFinder
 from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.bytecode import write_bytecode
 from warmcell.lifetime.late_site import run_site
-from warmcell.toolbox.signed_directory import sha256
+from warmcell.toolbox.small_digests import sha256
 
 _WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "guest", "wasm")
 WORKER_SCRIPT = os.path.join(_WORKER, "worker.py")

@@ -12,26 +12,17 @@ import mmap
 import os
 import stat
 import time
-from _operator import _compare_digest as is_same_text  # what `hmac` uses
 from collections.abc import Callable
 
 from warmcell.cage.fast_imports import read_json, write_json
 from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.lifetime.own_modes import grant_owner, make_directories
+from warmcell.toolbox.small_digests import is_same_text, keyed_sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hashlib import sha256 as sha256
     from typing import Any
-else:  # without OpenSSL, which takes longer to load than all digests of short data of a command
-    try:
-        from _sha2 import sha256
-    except ImportError:
-        try:
-            from _sha256 import sha256  # before Python 3.12
-        except ImportError:  # an interpreter built without it
-            from hashlib import sha256
 
 _SECRET = "secret"
 _SECRET_BYTES = 32
@@ -40,14 +31,6 @@ _SMALL_BYTES = 1 << 20
 _SUFFIX = ".signed"
 #: A writer locks its file right after creating it. An older file without a lock belongs to a killed process.
 _LOCK_DELAY_SECONDS = 2.0
-_BLOCK_BYTES = 64
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
-
-
-def keyed_sha256(key: bytes, message: bytes) -> str:
-    """HMAC (RFC 2104), as `hmac.new(key, message, sha256).hexdigest()`."""
-    block = (sha256(key).digest() if len(key) > _BLOCK_BYTES else key).ljust(_BLOCK_BYTES, b"\0")
-    return sha256(block.translate(_OUTER) + sha256(block.translate(_INNER) + message).digest()).hexdigest()
 
 
 class Unusable(Exception):
@@ -251,11 +234,11 @@ def sealed_copy(descriptor: int, start: int = 0) -> int:
 def content_digest(descriptor: int) -> str:
     """SHA-256 of an open file."""
     if os.fstat(descriptor).st_size > _SMALL_BYTES:
-        from hashlib import sha256 as digest  # faster, and takes longer to load
+        from hashlib import sha256  # faster, and takes longer to load
     else:
-        digest = sha256
+        from warmcell.toolbox.small_digests import sha256
     with _map(descriptor) as content:
-        return digest(content).hexdigest()
+        return sha256(content).hexdigest()
 
 
 def _map(descriptor: int) -> contextlib.AbstractContextManager[Any]:

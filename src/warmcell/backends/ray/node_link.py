@@ -75,11 +75,6 @@ class NodeLink:
         self._calls: dict[int, _Call] = {}
         self._outgoing: list[tuple[int, bytes]] = []
         self._has_outgoing = asyncio.Event()
-        self._receive: dict[str, Callable[..., None]] = {
-            "done": self._take_result,
-            "failed": self._take_error,
-            "output": self._take_output,
-        }
         self._loops = [asyncio.ensure_future(self._guard(loop())) for loop in (self._send_all, self._receive_all)]
         self._tasks: set[asyncio.Task[None]] = set()
         #: By the name of the server: the socket here, and its start.
@@ -214,15 +209,16 @@ class NodeLink:
         call = self._calls.get(number)
         if call is None or call.answer.done():
             return
-        if kind in self._receive:
-            self._receive[kind](number, call, *values)
+        if kind == "done":
+            call.answer.set_result(*values)
+        elif kind == "failed":
+            self._take_error(call, *values)
+        elif kind == "output":
+            self._take_output(number, call, *values)
         elif call.carrier is not None:
             call.carrier.receive(kind, *values)
 
-    def _take_result(self, number: int, call: _Call, result: Any) -> None:
-        call.answer.set_result(result)
-
-    def _take_error(self, number: int, call: _Call, error: BaseException) -> None:
+    def _take_error(self, call: _Call, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):  # a caller that cancelled sees its own cancellation
             call.answer.set_exception(BackendUnavailable("the run was ended on its node"))
         elif isinstance(error, SandboxError) and error.fault == "host":

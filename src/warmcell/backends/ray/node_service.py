@@ -30,10 +30,7 @@ _MOST_MESSAGES = 512
 _OF_BATCHES = ("batch_run", "batch_program_run")
 #: Servers that tunnels lead to: the one of `Sandbox(backend="ray")`, and the one of `warmcell serve --ray`.
 SANDBOXES, FRONT = "sandboxes", "front"
-_SERVERS = {
-    SANDBOXES: "warmcell.interfaces.serve.node_server",
-    FRONT: "warmcell.interfaces.serve.cluster.node_server",
-}
+_SERVERS = {SANDBOXES: "warmcell.interfaces.serve.node_server", FRONT: "warmcell.interfaces.serve.cluster.node_server"}
 #: How long a result waits for others.
 _HOLD_SECONDS = 0.2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 
 from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.run_request import Fetch, Preopen, RunRequest, run_limits, source_from_code
@@ -92,17 +92,13 @@ class WasmGuest:
 
     async def command(self, argv: Sequence[str], call: SandboxCall) -> ExecResult:
         """Runs one program without a shell. Raises `CommandNotFound`."""
-        if call.follow is not None:
-            from warmcell.backends.streaming import stream
-
-            return await call.follow(stream(lambda listener: self._command(argv, call, listener)))
-        return await self._command(argv, call)
+        return await _follow(call, lambda listener: self._command(argv, call, listener))
 
     def script_blocking(self, script: str, call: SandboxCall, listener: Listener | None = None) -> ExecResult:
         """Runs `script` in the calling thread, without an event loop. The listener is called in this thread too."""
         return self._runs.run_blocking(lambda run: self._run(("sh", "-c", script), call, None, run, listener))
 
-    async def _command(self, argv: Sequence[str], call: SandboxCall, listener: Listener | None = None) -> ExecResult:
+    async def _command(self, argv: Sequence[str], call: SandboxCall, listener: Listener | None) -> ExecResult:
         if self._config.fetch is None:
             return await self._runs.run(lambda run: self._run(argv, call, None, run, listener))
         from warmcell.backends.wasm.run_fetches import RunFetches
@@ -118,11 +114,7 @@ class WasmGuest:
 
     async def code(self, code: str | bytes, language: Language | str, call: SandboxCall) -> ExecResult:
         if language is Language.WASM:
-            if call.follow is not None:
-                from warmcell.backends.streaming import stream
-
-                return await call.follow(stream(lambda listener: self._module(code, call, listener)))
-            return await self._module(code, call)
+            return await _follow(call, lambda listener: self._module(code, call, listener))
         if language not in _COMMAND_LINES or not isinstance(code, str):
             raise InvalidRequest(
                 f"the wasm sandbox does not run {language}", field="language", hint="use Sandbox(backend='process')"
@@ -152,7 +144,7 @@ class WasmGuest:
         self._supervisor.close()
         self._temporary.close()
 
-    async def _module(self, code: str | bytes, call: SandboxCall, listener: Listener | None = None) -> ExecResult:
+    async def _module(self, code: str | bytes, call: SandboxCall, listener: Listener | None) -> ExecResult:
         return await self._runs.run(lambda run: self._run_module(code, call, run, listener))
 
     def _run(
@@ -194,6 +186,16 @@ class WasmGuest:
     def _preopen(self, host_path: str, guest_path: str, is_writable: bool) -> Preopen:
         protected = self._config.find_protected(host_path) if is_writable else ()
         return Preopen(host_path, guest_path, is_writable, tuple(path[len(host_path) + 1 :] for path in protected))
+
+
+async def _follow(
+    call: SandboxCall, work: Callable[[Listener | None], Coroutine[object, object, ExecResult]]
+) -> ExecResult:
+    if call.follow is None:
+        return await work(None)
+    from warmcell.backends.streaming import stream
+
+    return await call.follow(stream(work))
 
 
 def _as_bytes(stdin: str | bytes | None) -> bytes:

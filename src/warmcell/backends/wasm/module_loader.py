@@ -30,7 +30,8 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
 from warmcell.toolbox.loader import open_shipped_module
 from warmcell.toolbox.runtime import runtime_fingerprint
-from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory, sha256
+from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
+from warmcell.toolbox.small_digests import sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -161,8 +161,5 @@ def join_sockets(loop, one, other, on_closed):
             pass  # the connection is gone
         copy.close()
 
-    lanes = [
-        Lane(first, second, lambda: finish_writing(second)),
-        Lane(second, first, lambda: finish_writing(first)),
-    ]
+    lanes = [Lane(first, second, lambda: finish_writing(second)), Lane(second, first, lambda: finish_writing(first))]
     return Relay(loop, lanes, on_closed)

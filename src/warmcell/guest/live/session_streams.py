@@ -13,11 +13,7 @@ _OWN = os.path.dirname(__file__)
 
 def describe(error):
     """An exception of a cell as plain data, with the lines of the cell and without our own frames."""
-    return {
-        "name": type(error).__name__[:200],
-        "message": _cut(_text_of(error)),
-        "traceback": _cut(_traceback(error)),
-    }
+    return {"name": type(error).__name__[:200], "message": _cut(_text_of(error)), "traceback": _cut(_traceback(error))}
 
 
 def _text_of(error):

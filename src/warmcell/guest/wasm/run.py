@@ -274,11 +274,7 @@ class RunStack:
             self._used.pop().close()
 
     def make_spare(
-        self,
-        loaded: LoadedModule | LoadedComponent,
-        memory_bytes: int,
-        setup: WasiSetup,
-        must_stop: Callable[[], bool],
+        self, loaded: LoadedModule | LoadedComponent, memory_bytes: int, setup: WasiSetup, must_stop: Callable[[], bool]
     ) -> None:
         """Makes an instance in advance, for a next run of the same module under the same limits."""
         if not loaded.facts.is_quiet_at_start:

@@ -112,7 +112,8 @@ class SnapshotArchive:
         record: dict[str, Any] = {"version": _VERSION, "nonce": secrets.token_hex(16), "created": time.time()}
         record |= {"files": taken.files, "bytes": taken.total_bytes, "stored": stored, "skipped": taken.skipped}
         record |= {"document": dict(document), "root": to_plain(taken.root)}
-        identity, sealed = self._seal_record(record)
+        sealed = self.seal_document(json.dumps(record, separators=(",", ":")).encode("ascii"))
+        identity = sealed[:32].decode()
         self._staging.put_bytes(self._objects, SNAPSHOTS, identity, sealed)
         index.add_packs(database, writer.packs)
         index.put_snapshot(database, identity, sealed)
@@ -275,11 +276,6 @@ class SnapshotArchive:
             yield reader
         finally:
             reader.close()
-
-    def _seal_record(self, record: dict[str, Any]) -> tuple[str, bytes]:
-        data = json.dumps(record, separators=(",", ":")).encode("ascii")
-        sealed = self.seal_document(data)
-        return sealed[:32].decode(), sealed
 
     def _open_record(self, identity: str, sealed: bytes) -> SnapshotRecord:
         data = self.open_document(sealed)
