@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,3 +151,43 @@ async def test_a_full_volume_is_not_mounted_in_new_sandboxes(tmp_path: Path) -> 
     assert await volumes.find_room(tenant, [empty, full], is_new=False) == 1
     assert await volumes.find_room(tenant, [empty], is_new=True) == 2
     assert await volumes.find_room(tenant, [], is_new=True) is None
+
+
+def peak_of(server: Server) -> int:
+    """MiB of memory that the server has had at most."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) >> 10
+
+
+def test_files_are_not_read_into_the_servers_memory(start_server: Start) -> None:
+    """A file without content may be as large as the volume, and a token reads it many times at once."""
+    with start_server() as server:
+        volume = Volume(server.client, "large")
+        box = Box(server.client, volumeMounts=[{"name": "large", "path": "/mnt/v"}])
+        assert box.run("truncate -s 500M /mnt/v/large; printf end >> /mnt/v/large")[0] == 0
+        before = peak_of(server)
+        headers = {"authorization": f"Bearer {volume.token}"}
+        address, params = f"/volumecontent/{volume.id}/file", {"path": "/large"}
+        with ExitStack() as readers:
+            for _ in range(4):
+                stream = server.client.stream("GET", address, params=params, headers=headers)
+                assert readers.enter_context(stream).status_code == 200
+            time.sleep(1)
+            assert peak_of(server) < before + 200
+        with server.client.stream("GET", address, params=params, headers=headers) as whole:
+            size, last = 0, b""
+            for piece in whole.iter_bytes():
+                size, last = size + len(piece), piece
+        assert size == (500 << 20) + 3 and last.endswith(b"end")
+        box.kill()
+
+
+def test_what_a_guest_has_locked_is_not_our_failure(server: Server) -> None:
+    volume = Volume(server.client, "locked")
+    box = Box(server.client, volumeMounts=[{"name": "locked", "path": "/mnt/v"}])
+    assert box.run("mkdir /mnt/v/d; ln -s x /mnt/v/d/l; chmod 500 /mnt/v/d")[0] == 0
+    for method, kind, path in (("DELETE", "path", "/d/l"), ("PUT", "file", "/d/f"), ("POST", "dir", "/d/e")):
+        refused = volume.call(method, kind, path)
+        assert 400 <= refused.status_code < 500, refused.text
+    box.run("chmod 700 /mnt/v/d")
+    box.kill()

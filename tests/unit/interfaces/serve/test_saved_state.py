@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -193,3 +194,23 @@ def test_a_directory_that_may_not_be_written_is_not_reported_as_in_use(tmp_path:
     finally:
         tmp_path.chmod(0o700)
     assert "owner" in str(refused.value.hint)
+
+
+async def test_a_volume_whose_client_has_gone_is_not_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record would bring it back after a restart, beyond the quota."""
+    state, started, may_end = service.saved, threading.Event(), threading.Event()
+    assert state is not None
+    put = state.put
+
+    def slow(*words: Any, **more: Any) -> Any:
+        started.set()
+        may_end.wait(PATIENCE)
+        return put(*words, **more)
+
+    monkeypatch.setattr(state, "put", slow)
+    making = asyncio.ensure_future(volumes_of(service).create(LOCAL_TENANT, "v"))
+    await asyncio.to_thread(started.wait, PATIENCE)
+    making.cancel()
+    may_end.set()
+    await asyncio.wait({making})
+    assert making.cancelled() and names(state, VOLUMES) == [] and volumes_of(service).of(LOCAL_TENANT) == []

@@ -9,12 +9,13 @@ import errno
 import os
 import posixpath
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from io import FileIO
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from warmcell.core.errors import PathTraversal
 from warmcell.core.timestamps import rfc3339
@@ -27,10 +28,10 @@ from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.errors import AlreadyExists, FileMissing, LimitExceeded, WorkspaceError, WrongKind
-from warmcell.workspace.files import make_dir, read_file, write_file
+from warmcell.workspace.files import make_dir, write_file
 from warmcell.workspace.names import Parts, split_relative
 from warmcell.workspace.remove import remove
-from warmcell.workspace.root import Root, text_of
+from warmcell.workspace.root import Root, text_of, translate_os_errors
 from warmcell.workspace.walk import kind_of
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ _OWNER = 1000
 _OWNER_ATTRIBUTE = "user.warmcell.owner"
 _MAX_ID = (1 << 32) - 1
 _MAX_LISTED = 10_000
+_READ_AHEAD = 256 << 10
 _UNSUPPORTED = (errno.ENOTSUP, errno.ENOSYS, errno.EPERM)
 
 
@@ -136,14 +138,31 @@ async def make_directory(request: Request, tenant: Tenant) -> Response:
         _set_metadata(root, parts, asked)
         return _describe(root, parts)
 
-    return json_response(await _on_files(request, make), 201)
+    async with volume.writing:
+        return json_response(await _on_files(request, make), 201)
 
 
 async def read(request: Request, tenant: Tenant) -> Response:
-    def content(root: Root, parts: Parts) -> bytes:
-        return read_file(root, parts, max(1, tenant.disk_mb) << 20)
+    def open_file(root: Root, parts: Parts) -> tuple[FileIO, bytes]:
+        with root.file(parts) as fd:
+            file = FileIO(os.dup(fd))
+        return file, file.read(_READ_AHEAD)
 
-    return Response(await _on_files(request, content), media_type="application/octet-stream")
+    file, first = await _on_files(request, open_file)
+    if len(first) < _READ_AHEAD:
+        file.close()
+        return Response(first, media_type="application/octet-stream")
+    content = _read_on(file, first, max(1, tenant.disk_mb) << 20)
+    return StreamingResponse(content, media_type="application/octet-stream")
+
+
+async def _read_on(file: FileIO, piece: bytes, most: int) -> AsyncIterator[bytes]:
+    """The file in pieces: it may be as large as the volume, and many clients may read it."""
+    with file:
+        while piece and most > 0:
+            yield piece[:most]
+            most -= len(piece)
+            piece = await in_thread(lambda: file.read(_READ_AHEAD))
 
 
 async def write(request: Request, tenant: Tenant) -> Response:
@@ -158,7 +177,8 @@ async def write(request: Request, tenant: Tenant) -> Response:
         _set_metadata(root, parts, asked)
         return _describe(root, parts)
 
-    return json_response(await _on_files(request, put), 201)
+    async with volume.writing:
+        return json_response(await _on_files(request, put), 201)
 
 
 async def _on_files(request: Request, work: Callable[[Root, Parts], T]) -> T:
@@ -168,7 +188,7 @@ async def _on_files(request: Request, work: Callable[[Root, Parts], T]) -> T:
 
     def work_on_path() -> T:
         parts = () if path.strip("/") == "" else split_relative(path.lstrip("/"))
-        with Root(volume.path) as root:
+        with translate_os_errors(parts), Root(volume.path) as root:
             return work(root, parts)
 
     try:

@@ -5,6 +5,7 @@ With `--state` they are found again by the next server.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import os
@@ -38,6 +39,8 @@ class Volume:
         self.id, self.tenant_id, self.name, self.token, self.path = identity, tenant_id, name, token, path
         #: Sandboxes that have it mounted.
         self.users = 0
+        #: Held by a request that writes: several that find the same room would exceed it together.
+        self.writing = asyncio.Lock()
 
     def plain(self) -> dict[str, Any]:
         return {"volumeID": self.id, "name": self.name}
@@ -106,7 +109,7 @@ class Volumes:
         made = Volume(identity, tenant.id, name, secrets.token_urlsafe(32), path)
         self._all[identity] = made  # before the first await: two requests cannot take the same name
         try:
-            await in_thread(lambda: self._save(made))
+            await in_thread(lambda: self._save(made), discard=lambda _: self._erase(made))
         except BaseException:
             del self._all[identity]
             raise
@@ -125,6 +128,12 @@ class Volumes:
             document = {"id": volume.id, "tenant": volume.tenant_id, "name": volume.name, "token": volume.token}
             document |= {"created": str(time.time())}
             self._service.saved.put(VOLUMES, volume.id, document, is_durable=True)
+
+    def _erase(self, volume: Volume) -> None:
+        """A volume whose client has disconnected while it was made. Its record would bring it back."""
+        if self._service.saved is not None:
+            self._service.saved.remove(VOLUMES, volume.id)
+        remove_directory(volume.path)
 
     def of(self, tenant: Tenant) -> list[Volume]:
         return [volume for volume in self._all.values() if volume.tenant_id == tenant.id]
