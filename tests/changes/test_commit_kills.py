@@ -17,7 +17,7 @@ import pytest
 from tests.changes.tree import commit, read_tree
 from tests.helpers import fork_child
 
-from warmcell.changes import apply, journal
+from warmcell.changes import apply
 from warmcell.changes.apply import recover
 from warmcell.errors import BackendUnavailable, InvalidRequest
 
@@ -87,12 +87,12 @@ def test_a_killed_commit_is_undone_or_completed(tmp_path: Path) -> None:
         prepare(place)
         child = fork_child(lambda place=place, at=1 + point * calls // POINTS: commit_and_die(place, at))
         os.waitpid(child, 0)
-        found = journal.read(str(place / "layer"))
+        found = apply.read_journal(str(place / "layer"))
         seen.add("none" if found is None else found.state)
         assert recover(str(place / "layer"))
         state = read_tree(place / "lower")
         assert state in (before, after), f"half done after {point}"
-        assert journal.read(str(place / "layer")) is None
+        assert apply.read_journal(str(place / "layer")) is None
         shutil.rmtree(place)
     assert seen == {"none", "staging", "applying"}
 
@@ -102,7 +102,7 @@ def test_recovery_keeps_what_the_host_changed_since(tmp_path: Path) -> None:
     prepare(tmp_path)
     child = fork_child(lambda: commit_and_die_while_applying(tmp_path))
     os.waitpid(child, 0)
-    assert journal.read(str(tmp_path / "layer")).state == "applying"  # type: ignore[union-attr]
+    assert apply.read_journal(str(tmp_path / "layer")).state == "applying"  # type: ignore[union-attr]
     (tmp_path / "lower/file3").write_text("by the host, later")
     (tmp_path / "lower/gone").write_text("by the host, later")
     assert recover(str(tmp_path / "layer"))
@@ -113,14 +113,14 @@ def test_recovery_keeps_what_the_host_changed_since(tmp_path: Path) -> None:
 
 
 def commit_and_die_while_applying(place: Path) -> None:
-    killer, write = Killer(-1), journal.write
+    killer, write = Killer(-1), apply.write_journal
 
-    def note(directory: str, written: journal.Journal) -> None:
+    def note(directory: str, written: apply.Journal) -> None:
         write(directory, written)
         if written.state == "applying":
             killer.at = killer.calls + 20
 
-    journal.write = note  # type: ignore[assignment]
+    apply.write_journal = note  # type: ignore[assignment]
     sys.setprofile(killer)
     commit(place)
 
@@ -131,18 +131,18 @@ def test_a_full_disk_leaves_the_directory_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     prepare(tmp_path)
-    before, names, write = read_tree(tmp_path / "lower"), sorted(os.listdir(tmp_path / "lower")), journal.write
+    before, names, write = read_tree(tmp_path / "lower"), sorted(os.listdir(tmp_path / "lower")), apply.write_journal
 
-    def fill(directory: str, written: journal.Journal) -> None:
+    def fill(directory: str, written: apply.Journal) -> None:
         if written.state == state:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(directory, written)
 
-    monkeypatch.setattr(journal, "write", fill)
+    monkeypatch.setattr(apply, "write_journal", fill)
     with pytest.raises(OSError, match="No space left"):
         commit(tmp_path)
     assert read_tree(tmp_path / "lower") == before and sorted(os.listdir(tmp_path / "lower")) == names
-    assert journal.read(str(tmp_path / "layer")) is None
+    assert apply.read_journal(str(tmp_path / "layer")) is None
 
 
 @pytest.mark.needs("linux")
@@ -200,5 +200,5 @@ def test_a_journal_is_a_regular_file(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("kept")
     os.symlink("other", tmp_path / "journal.json.new")
     with pytest.raises(OSError):
-        journal.write(str(tmp_path), journal.Journal("staging", "/", (1, 2), ()))
+        apply.write_journal(str(tmp_path), apply.Journal("staging", "/", (1, 2), ()))
     assert (tmp_path / "other").read_text() == "kept"

@@ -12,7 +12,7 @@ import pytest
 from tests.changes.tree import read_tree
 
 from warmcell import Limits, Sandbox
-from warmcell.changes import journal
+from warmcell.changes import apply
 from warmcell.changes.detect import Lower
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
@@ -283,15 +283,15 @@ def test_a_link_is_committed_as_it_was_checked(
 ) -> None:
     """A guest that still runs replaces its link between the check and the commit."""
     sandbox.sh("ln -s a.txt link")
-    write = journal.write
+    write = apply.write_journal
 
-    def replace_link(place: str, draft: journal.Journal) -> None:
+    def replace_link(place: str, draft: apply.Journal) -> None:
         write(place, draft)
         upper = Path(place, "upper/link")
         upper.unlink()
         upper.symlink_to("/etc/passwd")
 
-    monkeypatch.setattr(journal, "write", replace_link)
+    monkeypatch.setattr(apply, "write_journal", replace_link)
     assert sandbox.commit().committed == ("link",)
     assert os.readlink(directory / "link") == "a.txt"
 

@@ -14,8 +14,8 @@ from warmcell import BuildFailed, ExecRequest, Limits, ProcessBackend, SandboxPo
 from warmcell.images import Image, ImageStore
 from warmcell.images.build.build import build_steps
 from warmcell.images.build.builder import BuildOptions
-from warmcell.images.build.progress import BuildProgress
 from warmcell.images.build.steps import Configure, Copy, Env, Run, Step, User, Workdir
+from warmcell.images.progress import BuildProgress
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from warmcell import InvalidRequest
-from warmcell.images.build.dockerfile import parse_dockerfile
-from warmcell.images.build.expand import expand, split_words
+from warmcell.images.build.dockerfile import expand, parse_dockerfile, split_words
+from warmcell.images.build.from_dockerfile import StagedBuild
 from warmcell.images.build.globs import IgnoreRules, matches
 from warmcell.images.build.instructions import Interpreter
-from warmcell.images.build.stages import StagedBuild
 from warmcell.images.build.steps import Configure, Copy, Env, Run, Step, User, Workdir
 
 VARIABLES = {"a": "1", "empty": "", "path": "/x y"}

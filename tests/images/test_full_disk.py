@@ -13,7 +13,7 @@ from tests.image_roots import make_busybox
 
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.types import ExecResult
-from warmcell.images import ImageStore, blobs, full_disk, records
+from warmcell.images import ImageStore, blobs, prune, records
 from warmcell.images.blobs import BlobWriter
 from warmcell.images.build import builder
 
@@ -59,7 +59,7 @@ def test_a_command_that_fails_because_the_disk_is_full(
     with pytest.raises(ExecutionFailed, match="No space left") as failure:
         store.build(tmp_path / "context", name="built:1")
     assert failure.value.fault == "host"
-    assert full_disk.has_no_room(str(tmp_path)) is False
+    assert prune.has_no_room(str(tmp_path)) is False
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from warmcell.errors import ImageInvalid
 from warmcell.images import Image, ImageLimits, ImageStore
 from warmcell.images import decompress as decompress_module
 from warmcell.images.blobs import BlobStore
-from warmcell.images.build import archive_files
+from warmcell.images.build import copy
 
 pytestmark = pytest.mark.claim("WC-IM-4")
 Entries = list[tuple[tarfile.TarInfo, bytes]]
@@ -540,10 +540,10 @@ def test_archives_in_several_members_are_read_whole(tmp_path: Path, compress: Ca
         b"".join(compress(archive[start : start + 1024]) for start in range(0, len(archive), 1024)) + b"\0" * 8
     )
     with path.open("rb") as stream:
-        assert b"".join(archive_files._decompress(stream)) == archive
+        assert b"".join(copy._decompress(stream)) == archive
     path.write_bytes(compress(b"") * 2000)
     with path.open("rb") as stream, pytest.raises(ImageInvalid, match="more than 1000 small"):
-        list(archive_files._decompress(stream))
+        list(copy._decompress(stream))
     path.write_bytes(compress(archive)[:-3])
     with path.open("rb") as stream, pytest.raises(ImageInvalid, match="truncated"):
-        list(archive_files._decompress(stream))
+        list(copy._decompress(stream))

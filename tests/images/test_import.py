@@ -17,8 +17,8 @@ from tests.images.image_files import Layout, directory, docker_archive, entry, h
 
 from warmcell.errors import ImageInvalid, ImageNotFound, InvalidRequest
 from warmcell.images import ImageLimits, ImageStore
+from warmcell.images.layer_tar import write_tree
 from warmcell.images.limits import Budget
-from warmcell.images.tree_tar import write_tree
 from warmcell.workspace.remove import remove_directory
 
 BASE = [directory("etc"), entry("etc/os-release", b"ID=test\n"), symlink("etc/link", "/etc/os-release")]

@@ -105,7 +105,7 @@ def test_merging_takes_time_for_each_directory_once(
     path = Layout([lower, upper]).write(tmp_path / "l")
     monkeypatch.setattr(unpack.os, "mknod", refuse)
     monkeypatch.setattr(unpack.os, "setxattr", refuse)
-    monkeypatch.setattr("warmcell.images.merge.os.listdir", count)
+    monkeypatch.setattr("warmcell.images.layers.os.listdir", count)
     [tree] = store.import_(path, "x").layer_paths
     monkeypatch.undo()
     assert len(listed) < 600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import h11
 
-from warmcell.net.connect.incoming_http import IncomingHttp
+from warmcell.net.connect.http_exchange import IncomingHttp
 
 
 def open_exchange() -> IncomingHttp:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.net.rules.addresses import Category, classify, is_own, unwrap_addresses
+from warmcell.net.rules.hosts import Category, classify, is_own, unwrap_addresses
 
 NOT_PUBLIC = {
     "127.0.0.1": Category.LOOPBACK,

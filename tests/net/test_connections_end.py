@@ -19,8 +19,8 @@ from tests.net.servers import policy_for, reply, serving
 
 from warmcell.core.errors import BackendBusy, ExecutionTimeout
 from warmcell.core.types import ExecRequest, Language
-from warmcell.net.connect import fair_slots, name_lookup
-from warmcell.net.connect.fair_slots import FairSlots
+from warmcell.net.connect import dial, limits
+from warmcell.net.connect.limits import FairSlots
 from warmcell.net.proxy.egress_proxy import EgressProxy
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.sandbox.blocking import Sandbox
@@ -149,9 +149,9 @@ def test_the_total_is_taken_from_the_programs_own_limit(monkeypatch: pytest.Monk
 
     for soft, most in ((64, 8), (1024, 128), (1 << 20, 1024), (resource.RLIM_INFINITY, 1024)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        fair_slots.connection_slots.cache_clear()
-        assert fair_slots.connection_slots().most == most
-    fair_slots.connection_slots.cache_clear()
+        limits.connection_slots.cache_clear()
+        assert limits.connection_slots().most == most
+    limits.connection_slots.cache_clear()
 
 
 @pytest.mark.attack("S2-12")
@@ -179,7 +179,7 @@ def test_one_guest_cannot_take_all_lookups_of_names(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
 
     async def flood() -> int:
-        asking = [asyncio.ensure_future(name_lookup.system_resolver(f"slow{n}.test", 80)) for n in range(100)]
+        asking = [asyncio.ensure_future(dial.system_resolver(f"slow{n}.test", 80)) for n in range(100)]
         await asyncio.sleep(0.2)
         refused = sum(task.done() and isinstance(task.exception(), OSError) for task in asking)
         for task in asking:
@@ -188,15 +188,15 @@ def test_one_guest_cannot_take_all_lookups_of_names(monkeypatch: pytest.MonkeyPa
         return refused
 
     async def another() -> list[str]:
-        return list(await name_lookup.system_resolver("quick.test", 80))
+        return list(await dial.system_resolver("quick.test", 80))
 
     try:
-        assert asyncio.run(flood()) == 100 - name_lookup.MAX_LOOKUPS // 2
-        assert name_lookup._slots.taken == name_lookup.MAX_LOOKUPS // 2  # nobody waits, and they are still counted
+        assert asyncio.run(flood()) == 100 - dial.MAX_LOOKUPS // 2
+        assert dial._slots.taken == dial.MAX_LOOKUPS // 2  # nobody waits, and they are still counted
         assert asyncio.run(another()) == ["127.0.0.1"]
     finally:
         answer.set()
-    assert eventually(lambda: name_lookup._slots.taken == 0)
+    assert eventually(lambda: dial._slots.taken == 0)
 
 
 @pytest.mark.attack("S2-18")

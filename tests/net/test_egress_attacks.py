@@ -16,13 +16,12 @@ from tests.net.servers import Server, StubResolver, policy_for, reply, serving
 
 from warmcell.core.errors import FetchFailed
 from warmcell.net.credentials import Redactor, SecretRef
-from warmcell.net.fetch.guest_fetch import handle_fetch_json
 from warmcell.net.fetch.messages import FetchRequest
-from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.fetch.safe_client import SafeClient, handle_fetch_json
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
 from warmcell.net.proxy.client_hello import MAX_HELLO_BYTES, HelloReader, NotTlsError
 from warmcell.net.proxy.egress_proxy import EgressProxy
-from warmcell.net.proxy.serve_http import _read_head
+from warmcell.net.proxy.serve import _read_head
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.hosts import IPAddress
 from warmcell.policy.model import NetworkRule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
+from warmcell.net.proxy.egress_proxy import authority_environment, proxy_environment
 
 
 def test_every_spelling_is_there() -> None:

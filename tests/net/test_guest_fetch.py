@@ -12,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
-from warmcell.net.fetch.guest_fetch import MAX_REQUEST_BYTES, HostCallError, handle_fetch_json, parse_request
-from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.fetch.safe_client import (
+    MAX_REQUEST_BYTES,
+    HostCallError,
+    SafeClient,
+    handle_fetch_json,
+    parse_request,
+)
 from warmcell.net.rules.fetch_policy import FetchPolicy
 
 

@@ -19,7 +19,7 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.core.errors import EnforcerUnavailable, ExecutionTimeout
 from warmcell.core.types import ExecRequest, ExecResult, Language
 from warmcell.languages.config import ProcessConfig
-from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.proxy.forward_request import ProxyLimits
 from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
 from warmcell.policy.builder import SandboxPolicyBuilder
 

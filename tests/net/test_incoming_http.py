@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.net.incoming_bodies import open_exchange
 
-from warmcell.net.connect.incoming_http import MAX_BLANKS
-from warmcell.net.proxy.request_head import HeadError, parse_head
+from warmcell.net.connect.http_exchange import MAX_BLANKS
+from warmcell.net.proxy.forward_request import HeadError, parse_head
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -16,8 +16,7 @@ from tests.net.servers import StubResolver
 from tests.net.site import Site
 
 from warmcell.core.types import Denial
-from warmcell.net.proxy.egress_proxy import EgressProxy
-from warmcell.net.proxy.guest_environment import proxy_environment
+from warmcell.net.proxy.egress_proxy import EgressProxy, proxy_environment
 
 # Runs inside the namespace: loopback up, listen, hand the listener out, wait for the word, become the program.
 INSIDE = """

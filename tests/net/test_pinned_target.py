@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warmcell.net.proxy.request_head import HeadError, RequestHead
-from warmcell.net.proxy.serve_http import PinnedTarget, parse_target
+from warmcell.net.proxy.forward_request import HeadError, RequestHead
+from warmcell.net.proxy.serve import PinnedTarget, parse_target
 from warmcell.net.rules.hosts import Host
 from warmcell.net.rules.urls import UrlError
 

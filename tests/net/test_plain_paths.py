@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from warmcell.net.rules.plain_paths import is_plain
-from warmcell.net.rules.urls import normal_path
+from warmcell.net.rules.urls import is_plain, normal_path
 
 #: What servers, frameworks and file systems are known to do.
 HABITS: dict[str, Callable[[str], str]] = {

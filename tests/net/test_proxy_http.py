@@ -18,7 +18,7 @@ from tests.net.servers import StubResolver, policy_for, reply, serving
 from warmcell.core import events
 from warmcell.net.credentials import SecretRef
 from warmcell.net.proxy.egress_proxy import EgressProxy
-from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.proxy.forward_request import ProxyLimits
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.policy.model import NetworkRule
 

@@ -18,7 +18,7 @@ from warmcell.core.errors import PolicyViolation
 from warmcell.net.credentials import SecretRef
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
 from warmcell.net.proxy.egress_proxy import EgressProxy
-from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.proxy.forward_request import ProxyLimits
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.hosts import Host
 from warmcell.policy.model import NetworkRule

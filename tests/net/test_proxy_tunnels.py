@@ -14,7 +14,7 @@ from tests.net.proxy_talk import Talk, open_tunnel, socks, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
 from warmcell.net.proxy.egress_proxy import EgressProxy
-from warmcell.net.proxy.limits import ProxyLimits
+from warmcell.net.proxy.forward_request import ProxyLimits
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.policy.model import NetworkRule
 

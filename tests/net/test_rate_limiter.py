@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmcell.core.errors import InvalidRequest
-from warmcell.net.connect.rate_limiter import MAX_HOSTS, RateLimiter
+from warmcell.net.connect.limits import MAX_HOSTS, RateLimiter
 from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
 
 

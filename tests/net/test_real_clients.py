@@ -20,8 +20,7 @@ from tests.net.site import Site
 
 from warmcell.net.credentials import SecretRef
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
-from warmcell.net.proxy.egress_proxy import EgressProxy
-from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
+from warmcell.net.proxy.egress_proxy import EgressProxy, authority_environment, proxy_environment
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.hosts import Host
 

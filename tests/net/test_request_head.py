@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmcell.net.proxy.request_head import HeadError, parse_head
+from warmcell.net.proxy.forward_request import HeadError, parse_head
 
 
 def head(*lines: str) -> bytes:

@@ -10,10 +10,8 @@ import pytest
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.credentials import SecretRef
-from warmcell.net.rules.addresses import Category
 from warmcell.net.rules.fetch_policy import FetchPolicy
-from warmcell.net.rules.host_patterns import parse_pattern
-from warmcell.net.rules.hosts import parse_host
+from warmcell.net.rules.hosts import Category, parse_host, parse_pattern
 from warmcell.net.rules.rule_book import (
     ANY_PORT,
     Decision,

@@ -16,8 +16,8 @@ from tests.net.site import Site
 from warmcell import AsyncSandbox, Connection, FetchPolicy, PolicyViolation, Sandbox, SandboxPolicyBuilder
 from warmcell.errors import FetchFailed
 from warmcell.lifetime.threads import in_thread
-from warmcell.net.connect.byte_streams import SocketStream
 from warmcell.net.connect.connection_log import MOST_CONNECTIONS, ConnectionLog
+from warmcell.net.connect.dial import SocketStream
 from warmcell.net.rules.hosts import parse_host
 from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing
 

@@ -10,7 +10,7 @@ import pytest
 from tests.sandbox.package_servers import Registry, tarball
 
 from warmcell import InvalidRequest, Limits, ProvisionFailed, Sandbox
-from warmcell.net.rules.npm_registry import parse_npm_config
+from warmcell.net.rules.package_index import parse_npm_config
 from warmcell.policy.model import NetworkRule
 from warmcell.sandbox.local.npm_packages import check_npm_names
 

@@ -16,7 +16,7 @@ from tests.helpers import until
 from tests.sandbox.fakes import Factory
 
 from warmcell import AsyncSandbox, FileEvent, MountPoint, PathTraversal, Sandbox, SandboxDestroyed
-from warmcell.workspace import file_watch, inotify
+from warmcell.workspace import file_watch
 from warmcell.workspace.errors import FileMissing, WrongKind
 
 pytestmark = pytest.mark.needs("linux")
@@ -72,7 +72,7 @@ def test_events_during_the_scan_of_a_new_directory_are_reported_once(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both the scan and the kernel see the name; later events about it are reported."""
-    work, add = Path(sandbox.work_dir), inotify.add
+    work, add = Path(sandbox.work_dir), file_watch.add_watch
 
     def add_and_make(descriptor: int, directory: int) -> int:
         watch = add(descriptor, directory)
@@ -84,7 +84,7 @@ def test_events_during_the_scan_of_a_new_directory_are_reported_once(
         return watch
 
     events = sandbox.watch(recursive=True)
-    monkeypatch.setattr(inotify, "add", add_and_make)
+    monkeypatch.setattr(file_watch, "add_watch", add_and_make)
     (work / "sub").mkdir()
     until(lambda: len(events._async._driver._watch._directories) == 3)
     monkeypatch.undo()

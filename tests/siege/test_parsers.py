@@ -48,13 +48,13 @@ from warmcell.images.manifests import (
 from warmcell.images.model import parse_config
 from warmcell.images.unpack import Unpacker, WhiteoutsUnsupported
 from warmcell.net.proxy.client_hello import HelloReader, NotTlsError
-from warmcell.net.proxy.request_head import HeadError, parse_head
-from warmcell.net.proxy.socks5 import SocksError, SocksHandshake
+from warmcell.net.proxy.egress_proxy import SocksError, SocksHandshake
+from warmcell.net.proxy.forward_request import HeadError, parse_head
 from warmcell.runner.cell import Cell, CellLost
-from warmcell.workspace.archive.unpack import read_archive
 from warmcell.workspace.patch.apply import parse_patch
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotStore
+from warmcell.workspace.transfer import read_archive
 
 #: How many times more than CI has the patience for; such a run takes a new road every time.
 TIMES = int(os.environ.get("WARMCELL_FUZZ_TIMES", "1"))

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from warmcell.core.errors import PathTraversal, SandboxError
 from warmcell.workspace.archive.members import ArchiveLimits
-from warmcell.workspace.archive.unpack import read_archive
 from warmcell.workspace.errors import ArchiveRejected, WrongKind
+from warmcell.workspace.transfer import read_archive
 from warmcell.workspace.workspace import Workspace
 
 

@@ -12,8 +12,7 @@ from tests.helpers import require
 from warmcell.core.types import MIB
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.errors import LimitExceeded
-from warmcell.workspace.quota import Quota
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import Quota, Root
 from warmcell.workspace.workspace import Workspace
 
 SIZE = 900 * MIB

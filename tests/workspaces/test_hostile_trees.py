@@ -10,9 +10,8 @@ import pytest
 from warmcell.core.errors import ExecutionFailed
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.names import MAX_PATH_BYTES
-from warmcell.workspace.quota import Quota
 from warmcell.workspace.remove import remove_directory
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import Quota, Root
 from warmcell.workspaces.snapshots.archive import SnapshotArchive
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, is_worth_compressing
 from warmcell.workspaces.snapshots.take import DirectoryReader, TreeWriter, find_data

@@ -1,4 +1,9 @@
-"""Carries out a journal in the host's directory, and undoes or completes one that was interrupted.
+"""The journal of a commit: carries it out in the host's directory, and undoes or completes one that was interrupted.
+
+A kill at any point leaves a commit undoable, and from one moment on redoable. First the journal names every temporary
+file that will be made ("staging"); killed then, they are removed and the host's directory is as before. When all are on
+the disk, the journal is replaced by one that says "applying": from then on the commit happens, if need be at the next
+start. Each operation is one atomic rename, and can be carried out again.
 
 Paths are opened beneath the directory without following links, because a guest chose the names, and anybody may have
 replaced a directory by a link since. A file is exchanged with the prepared one and looked at afterwards: if it is not
@@ -7,21 +12,110 @@ what was expected, it is exchanged back, so that a change made on the host in th
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
-from warmcell.changes import journal
-from warmcell.changes.journal import Journal, Operation
-from warmcell.changes.kernel import exchange, rename_to_free_name, sync_filesystem
-from warmcell.core.errors import PathTraversal, SandboxError
+from warmcell.changes.content import exchange, rename_to_free_name, sync_filesystem
+from warmcell.core.errors import BackendUnavailable, PathTraversal, SandboxError
+from warmcell.core.light import closing_fd
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
 from warmcell.workspace.remove import remove_trees
 from warmcell.workspace.root import OPEN_DIRECTORY, OPEN_FILE, Root
+from warmcell.workspace.untrusted_files import open_regular, parse_json
 from warmcell.workspace.walk import walk
+
+_NAME = "journal.json"
+Do = Literal["put", "delete", "delete_tree", "mode", "make_directory"]
+_DO = get_args(Do)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step. `temporary` is beside the target, or in the nearest directory above it that exists.
+
+    `expected` is what must be at the path: device, inode, size and time of modification; None: nothing. `staged` is the
+    identity of the prepared file. `newest_ns`: no file of a directory that is deleted may have changed since.
+    """
+
+    do: Do
+    parts: Parts
+    temporary: Parts = ()
+    expected: tuple[int, int, int, int] | None = None
+    staged: tuple[int, int] | None = None
+    mode: int = 0
+    newest_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """`lower` is the host's directory, `identity` its device and inode."""
+
+    state: Literal["staging", "applying"]
+    lower: str
+    identity: tuple[int, int]
+    operations: tuple[Operation, ...]
+
+
+def write_journal(directory: str, journal: Journal) -> None:
+    """Replaces the journal in `directory`; it is on the disk afterwards."""
+    path = os.path.join(directory, _NAME)
+    with open(os.open(f"{path}.new", _CREATE, 0o600), "wb") as file:
+        file.write(json.dumps(asdict(journal)).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{path}.new", path)
+    sync_directory(directory)
+
+
+def read_journal(directory: str) -> Journal | None:
+    """None if no commit was under way. `BackendUnavailable` if it is not as `write_journal` left it."""
+    path = os.path.join(directory, _NAME)
+    if not os.path.lexists(path):
+        return None
+    with open(open_regular(path, "journal"), "rb") as file:
+        content = file.read()
+    try:
+        return _journal(parse_json(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackendUnavailable(
+            f"the journal of a commit, {path}, was damaged: {error}",
+            hint="check the directory that it names, and remove the journal",
+        ) from None
+
+
+def _journal(data: dict[str, Any]) -> Journal:
+    if data["state"] not in ("staging", "applying") or not isinstance(data["lower"], str):
+        raise ValueError("unknown state or directory")
+    operations = tuple(_operation(item) for item in data["operations"])
+    return Journal(data["state"], data["lower"], tuple(data["identity"]), operations)
+
+
+def _operation(item: dict[str, object]) -> Operation:
+    lists = {name: tuple(value) for name, value in item.items() if isinstance(value, list)}
+    operation = Operation(**{**item, **lists})  # type: ignore[arg-type]
+    paths = (operation.parts, operation.temporary)
+    has_paths = all(isinstance(parts, tuple) and set(map(type, parts)) <= {str} for parts in paths)
+    if operation.do not in _DO or not has_paths:
+        raise ValueError(f"unknown operation {str(operation.do)[:100]!r}")
+    return operation
+
+
+def remove_journal(directory: str) -> None:
+    os.unlink(os.path.join(directory, _NAME))
+    sync_directory(directory)
+
+
+def sync_directory(path: str) -> None:
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        os.fsync(fd)
+
 
 #: With more files than this, one sync of the file system takes less time than a sync of each.
 FEW_FILES = 16
@@ -64,21 +158,19 @@ def sync(root: Root, operations: tuple[Operation, ...]) -> None:
 
 def recover(directory: str) -> bool:
     """Undoes or completes the commit that was interrupted, if there is one. False: its directory is gone."""
-    found = journal.read(directory)
+    found = read_journal(directory)
     if found is None:
         return True
     try:
         root = Root(found.lower)
     except SandboxError:
         return False
-    try:
+    with root:
         state = os.fstat(root.fd)
         if (state.st_dev, state.st_ino) != found.identity:
             return False
         _complete(root, found)
-    finally:
-        root.close()
-    journal.remove(directory)
+    remove_journal(directory)
     return True
 
 
@@ -93,9 +185,10 @@ def _complete(root: Root, found: Journal) -> None:
 
 
 def _put(root: Root, operation: Operation) -> None:
-    with _parent(root, operation.temporary) as (from_fd, temporary):
+    with root.parent(operation.temporary) as (from_fd, temporary):
         is_ready = _identity(from_fd, temporary) == operation.staged
-        with _parent(root, operation.parts, create=True) as (to_fd, name):
+        _make_parents(root, operation.parts[:-1])
+        with root.parent(operation.parts) as (to_fd, name):
             is_done = _identity(to_fd, name) == operation.staged
             if is_done and operation.expected is not None:  # exchanged, and not yet looked at
                 _look_at_old(from_fd, temporary, to_fd, name, operation)
@@ -128,7 +221,7 @@ def _look_at_old(from_fd: int, temporary: str, to_fd: int, name: str, operation:
 
 
 def _delete(root: Root, operation: Operation) -> None:
-    with _parent(root, operation.parts) as (dir_fd, name):
+    with root.parent(operation.parts) as (dir_fd, name):
         if operation.temporary[:-1] != operation.parts[:-1]:
             raise Refused("its directory changed")
         temporary = operation.temporary[-1]
@@ -148,30 +241,24 @@ def _delete(root: Root, operation: Operation) -> None:
 def _may_go(root: Root, dir_fd: int, name: str, operation: Operation) -> bool:
     if operation.do == "delete":
         return _facts(dir_fd, name) == operation.expected
-    is_same = operation.expected is not None and _identity(dir_fd, name) == operation.expected[:2]
-    return is_same and newest_change(root, operation.temporary) <= operation.newest_ns
-
-
-def newest_change(root: Root, parts: Parts) -> int:
-    """The latest time of change of anything in a directory."""
-    return max((entry.state.st_ctime_ns for entry in walk(root, parts)), default=0)
+    if operation.expected is None or _identity(dir_fd, name) != operation.expected[:2]:
+        return False
+    return all(entry.state.st_ctime_ns <= operation.newest_ns for entry in walk(root, operation.temporary))
 
 
 def _set_mode(root: Root, operation: Operation) -> None:
-    with _parent(root, operation.parts) as (dir_fd, name):
+    with root.parent(operation.parts) as (dir_fd, name):
         is_directory = stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
-        fd = os.open(name, OPEN_DIRECTORY if is_directory else OPEN_FILE, dir_fd=dir_fd)
-        try:
+        with closing_fd(os.open(name, OPEN_DIRECTORY if is_directory else OPEN_FILE, dir_fd=dir_fd)) as fd:
             state = os.fstat(fd)
             if operation.expected is not None and (state.st_dev, state.st_ino) != operation.expected[:2]:
                 raise Refused(CHANGED)
             os.fchmod(fd, operation.mode)
-        finally:
-            os.close(fd)
 
 
 def _make_directory(root: Root, operation: Operation) -> None:
-    with _parent(root, operation.parts, create=True) as (dir_fd, name), suppress(FileExistsError):
+    _make_parents(root, operation.parts[:-1])
+    with root.parent(operation.parts) as (dir_fd, name), suppress(FileExistsError):
         make_directory(name, operation.mode, dir_fd=dir_fd)
 
 
@@ -182,14 +269,6 @@ _ACTIONS = {
     "mode": _set_mode,
     "make_directory": _make_directory,
 }
-
-
-@contextmanager
-def _parent(root: Root, parts: Parts, *, create: bool = False) -> Iterator[tuple[int, str]]:
-    if create:
-        _make_parents(root, parts[:-1])
-    with root.parent(parts) as (dir_fd, name):
-        yield dir_fd, name
 
 
 def _make_parents(root: Root, parts: Parts) -> None:

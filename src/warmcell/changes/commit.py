@@ -7,15 +7,15 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from warmcell.changes import apply, content, journal, text
-from warmcell.changes.apply import Refused, facts_of
+from warmcell.changes import apply, content, text
+from warmcell.changes.apply import Journal, Operation, Refused, facts_of
 from warmcell.changes.base import Bases
+from warmcell.changes.content import sync_filesystem
 from warmcell.changes.detect import Detected, Lower, close, open_upper
-from warmcell.changes.journal import Journal, Operation
-from warmcell.changes.kernel import sync_filesystem
 from warmcell.changes.model import CommitReport, Conflict
 from warmcell.changes.upper import UpperDirectory
 from warmcell.core.errors import PathTraversal
+from warmcell.core.light import closing_fd
 from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.files import write_all
@@ -42,10 +42,6 @@ class Step:
     operations: tuple[Operation, ...]
     data: bytes | None = None
 
-    @property
-    def is_merged(self) -> bool:
-        return self.data is not None
-
 
 class Conflicting(Exception):
     """Why a change is not committed."""
@@ -62,7 +58,7 @@ class _Outcome:
         return CommitReport(tuple(self.committed), tuple(self.merged), tuple(self.conflicts), tuple(self.skipped))
 
     def note(self, step: Step) -> None:
-        (self.merged if step.is_merged else self.committed).append(step.item.change.path)
+        (self.committed if step.data is None else self.merged).append(step.item.change.path)
 
 
 class Committer:
@@ -87,11 +83,11 @@ class Committer:
                     steps.append(self._decide(item, lower))
                 except Conflicting as conflict:
                     outcome.conflicts.append(Conflict(item.change.path, str(conflict)))
-        if dry_run or not steps:
+        if dry_run:
             for step in steps:
                 outcome.note(step)
-            return outcome.report()
-        self._carry_out(steps, outcome)
+        elif steps:
+            self._carry_out(steps, outcome)
         return outcome.report()
 
     # ---- decisions ----
@@ -106,7 +102,7 @@ class Committer:
             return Step(item, (self._mode_change(item, theirs),))
         operations: list[Operation] = []
         data = None
-        if theirs is not None and _is_other_kind(theirs, item):
+        if theirs is not None and kind_of(theirs.st_mode) != item.kind:
             operations.append(self._deletion(item.parts, theirs))
             theirs = None
         elif theirs is not None:
@@ -118,8 +114,7 @@ class Committer:
         else:
             expected = None if theirs is None else facts_of(theirs)
             mode = _permissions(item.mode if theirs is None else self._merge_mode(item, theirs))
-            put = Operation("put", item.parts, self._temporary_for(item.parts), expected, mode=mode)
-            operations.append(put)
+            operations.append(Operation("put", item.parts, self._temporary_for(item.parts), expected, mode=mode))
         if item.old_parts is not None:  # last: if the new name is refused, the old one stays
             operations.append(self._deletion(item.old_parts, lower.look(item.old_parts)))
         return Step(item, tuple(operations), data)
@@ -197,8 +192,7 @@ class Committer:
     def _mode_change(self, item: Detected, theirs: os.stat_result | None) -> Operation:
         if theirs is None:
             raise Conflicting(_GONE)
-        mode = _permissions(item.mode)
-        return Operation("mode", item.parts, expected=facts_of(theirs), mode=mode)
+        return Operation("mode", item.parts, expected=facts_of(theirs), mode=_permissions(item.mode))
 
     def _temporary_for(self, parts: Parts) -> Parts:
         """In the nearest directory that exists: a rename from there is atomic."""
@@ -215,11 +209,11 @@ class Committer:
     def _carry_out(self, steps: list[Step], outcome: _Outcome) -> None:
         identity = os.fstat(self._root.fd)
         draft = Journal("staging", self._root.path, (identity.st_dev, identity.st_ino), _all_operations(steps))
-        journal.write(self._directory, draft)
+        apply.write_journal(self._directory, draft)
         try:
             staged = self._stage(steps, outcome)
             staged_operations = _all_operations(staged)
-            journal.write(self._directory, replace(draft, state="applying", operations=staged_operations))
+            apply.write_journal(self._directory, replace(draft, state="applying", operations=staged_operations))
         except BaseException:
             apply.recover(self._directory)  # by what the journal says: the last write may have been done
             raise
@@ -235,7 +229,7 @@ class Committer:
                 self.merged_texts[step.item.parts] = step.data
             outcome.note(step)
         apply.sync(self._root, staged_operations)
-        journal.remove(self._directory)
+        apply.remove_journal(self._directory)
 
     def _stage(self, steps: list[Step], outcome: _Outcome) -> list[Step]:
         is_many = len(steps) > apply.FEW_FILES
@@ -266,8 +260,7 @@ class Committer:
         return replace(operation, staged=(state.st_dev, state.st_ino))
 
     def _write(self, step: Step, operation: Operation, dir_fd: int, name: str, must_sync: bool) -> None:
-        target = os.open(name, _CREATE, 0o600, dir_fd=dir_fd)
-        try:
+        with closing_fd(os.open(name, _CREATE, 0o600, dir_fd=dir_fd)) as target:
             grant_owner(target)
             if step.data is not None:
                 write_all(target, step.data)
@@ -278,8 +271,6 @@ class Committer:
             os.fchmod(target, operation.mode)
             if must_sync:
                 os.fsync(target)
-        finally:
-            os.close(target)
 
     def _give_owner(self, operation: Operation, target: int) -> None:
         """Root keeps the owner of the file that is replaced, or gives a new one that of its directory."""
@@ -316,10 +307,6 @@ def is_named(item: Detected, paths: Sequence[str]) -> bool:
 
 def _all_operations(steps: Iterable[Step]) -> tuple[Operation, ...]:
     return tuple(operation for step in steps for operation in step.operations)
-
-
-def _is_other_kind(theirs: os.stat_result, item: Detected) -> bool:
-    return kind_of(theirs.st_mode) != item.kind
 
 
 def _permissions(mode: int) -> int:

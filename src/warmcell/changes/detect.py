@@ -1,24 +1,29 @@
-"""Finds the changes: every entry of the upper directory compared with what the host's directory has now."""
+"""Finds the changes: every entry of the upper directory compared with what the host's directory has now.
+
+The table `flags.toml` names those that could make the host execute something later, besides links that lead out.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from warmcell.changes import content
 from warmcell.changes.base import Base, Bases
-from warmcell.changes.flags import LEADS_OUT, flag_reason, is_leading_out
 from warmcell.changes.model import Change, ChangeKind, Entry
 from warmcell.changes.upper import Found, FoundKind, UpperDirectory, is_whiteout
 from warmcell.core.errors import PathTraversal
-from warmcell.workspace.descent import Descent
+from warmcell.core.light import Closing
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
-from warmcell.workspace.root import OPEN_FILE, Root
-from warmcell.workspace.walk import kind_of, open_file_at
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import Descent, kind_of, open_file_at
 
 #: Files of which one was deleted and one added are compared for renames up to this many.
 _MOST_RENAMES = 2000
@@ -39,18 +44,12 @@ class Detected:
     target: str = ""
 
 
-class Lower:
+class Lower(Closing):
     """The host's directory. Looking at neighbouring paths one after the other is cheap."""
 
     def __init__(self, root: Root) -> None:
-        self._root = root
         self._descent = Descent(root)
-
-    def __enter__(self) -> Lower:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._descent.close()
+        self.close = self._descent.close
 
     def look(self, parts: Parts) -> os.stat_result | None:
         """None if there is nothing, or if the way there passes through a link or a file."""
@@ -138,7 +137,7 @@ class Detector:
     def _is_same_file(self, entry: Found, below: os.stat_result) -> bool:
         """Also if the guest did not change it since it was committed, and the host did."""
         theirs = self._lower.open(entry.parts)
-        ours = open_entry(entry)
+        ours = open_file_at(entry.dir_fd, entry.name)
         try:
             if theirs is None or ours is None:
                 return False
@@ -155,7 +154,7 @@ class Detector:
         """Whether the guest's file is the one that was committed, which the host deleted since."""
         if entry.kind == "symlink":
             return base.digest == read_link(entry)
-        ours = open_entry(entry) if entry.kind == "file" else None
+        ours = open_file_at(entry.dir_fd, entry.name) if entry.kind == "file" else None
         try:
             return ours is not None and bool(base.digest) and base.digest == content.digest(ours)
         finally:
@@ -169,8 +168,7 @@ class Detector:
                 os.close(fd)
         kind = kind_of(below.st_mode)
         size = below.st_size if kind == "file" else 0
-        reason = flag_reason(parts)
-        return Detected(_change(parts, "deleted", kind, size, reason), parts, "deleted", below.st_mode)
+        return Detected(_change(parts, "deleted", kind, size, flag_reason(parts)), parts, "deleted", below.st_mode)
 
     def _describe(self, entry: Found, kind: ChangeKind) -> Detected:
         reason = flag_reason(entry.parts, is_link=entry.kind == "symlink", has_name=self._has_name)
@@ -213,13 +211,10 @@ class Detector:
                 by_digest.setdefault(made, item)
         taken: dict[Parts, Detected] = {}
         for item in new:
-            made = self._digest(self._open_upper(item.parts)) if item.change.size in sizes else ""
+            made = self._digest(open_upper(self._upper, item.parts)) if item.change.size in sizes else ""
             if made and (old := by_digest.pop(made, None)) is not None:
                 taken[item.parts] = old
         return list(_with_renames(found, taken))
-
-    def _open_upper(self, parts: Parts) -> int | None:
-        return open_upper(self._upper, parts)
 
     @staticmethod
     def _digest(fd: int | None) -> str:
@@ -235,13 +230,8 @@ def _with_renames(found: Iterable[Detected], taken: dict[Parts, Detected]) -> It
         old = taken.get(item.parts) if item.kind != "deleted" else None
         if old is not None:
             reason = item.change.flag_reason or old.change.flag_reason
-            change = replace(
-                item.change,
-                kind="renamed",
-                old_path=old.change.path,
-                is_flagged=reason is not None,
-                flag_reason=reason,
-            )
+            change = replace(item.change, kind="renamed", old_path=old.change.path)
+            change = replace(change, is_flagged=reason is not None, flag_reason=reason)
             yield replace(item, change=change, old_parts=old.parts)
         elif item.kind != "deleted" or item.parts not in gone:
             yield item
@@ -253,13 +243,6 @@ def _change(parts: Parts, kind: ChangeKind, entry: Entry, size: int, reason: str
 
 def read_link(entry: Found) -> str:
     return os.readlink(entry.name, dir_fd=entry.dir_fd)
-
-
-def open_entry(entry: Found) -> int | None:
-    try:
-        return os.open(entry.name, OPEN_FILE, dir_fd=entry.dir_fd)
-    except OSError:  # gone, or its permissions forbid it
-        return None
 
 
 def open_upper(upper: UpperDirectory, parts: Parts) -> int | None:
@@ -275,3 +258,92 @@ def close(*descriptors: int | None) -> None:
     for descriptor in descriptors:
         if descriptor is not None:
             os.close(descriptor)
+
+
+#: Code points that some file systems ignore in names: git has been deceived by them.
+_IGNORED = dict.fromkeys((*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF))
+_TABLE = os.path.join(os.path.dirname(__file__), "flags.toml")
+
+_GIT_BY_CONTENT = "git on the host takes this directory for a repository, and runs what its configuration names"
+_GIT_CONFIGURATION = ("config", "config.worktree", "commondir")
+LEADS_OUT = "it is a link that leads out of the directory, and tools of the host would follow it"
+
+
+def flag_reason(parts: Parts, *, is_link: bool = False, has_name: Callable[[Parts], bool] | None = None) -> str | None:
+    """Why a change of this path needs a look before it is committed; None if it does not.
+
+    A link must not stand for a directory above a flagged path either. `has_name` says whether there is something at a
+    path: git recognises repositories of any name by their file HEAD, and obeys the configuration beside it.
+    """
+    path = "/".join(_plain(name) for name in parts)
+    for pattern, reason in (*_patterns(), *(_prefixes() if is_link else ())):
+        if pattern.fullmatch(path):
+            return reason
+    if has_name is not None and _is_of_repository(parts, has_name):
+        return _GIT_BY_CONTENT
+    return None
+
+
+def _is_of_repository(parts: Parts, has_name: Callable[[Parts], bool]) -> bool:
+    """Either half of a repository is flagged where the other one is: they may be committed one after the other."""
+    name, directory = _plain(parts[-1]), parts[:-1]
+    if name in _GIT_CONFIGURATION:
+        return has_name((*directory, "HEAD"))
+    if name == "head":
+        return any(has_name((*directory, other)) for other in (*_GIT_CONFIGURATION, "hooks"))
+    return len(parts) > 1 and _plain(parts[-2]) == "hooks" and has_name((*parts[:-2], "HEAD"))
+
+
+def _plain(name: str) -> str:
+    """As the most forgiving file system compares names."""
+    return name.translate(_IGNORED).casefold().rstrip(". ") or name
+
+
+@cache
+def _rows() -> list[tuple[str, str]]:
+    with open(_TABLE, "rb") as file:
+        return [(pattern, row["reason"]) for row in tomllib.load(file)["flag"] for pattern in row["patterns"]]
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((_compile(pattern), reason) for pattern, reason in _rows())
+
+
+@cache
+def _prefixes() -> tuple[tuple[re.Pattern[str], str], ...]:
+    found: dict[str, str] = {}
+    for pattern, reason in _rows():
+        names = pattern.rstrip("/").split("/")
+        found |= {"/".join(names[:count]): reason for count in range(1, len(names))}
+    return tuple((_compile(pattern), reason) for pattern, reason in found.items())
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    names = pattern.casefold().rstrip("/").split("/")
+    inner = "/".join("[^/]*".join(map(re.escape, name.split("*"))) for name in names)
+    return re.compile(f"(?:.*/)?{inner}" + ("(?:/.*)?" if pattern.endswith("/") else ""), re.DOTALL)
+
+
+def is_leading_out(parts: Parts, target: str, is_link: Callable[[Parts], bool], path: str) -> bool:
+    """Whether a link at `parts` may lead out of the directory, whose path on the host is `path`.
+
+    Strict: ".." only at the beginning, and no link on the way, so that nothing needs to be followed to know.
+    """
+    if target.startswith("/"):
+        if not (target + "/").startswith(path + "/"):
+            return True
+        names, here = target[len(path) :].split("/"), []
+    else:
+        names, here = target.split("/"), list(parts[:-1])
+    rest = [name for name in names if name not in ("", ".")]
+    while rest and rest[0] == "..":
+        if not here:
+            return True
+        here.pop()
+        rest.pop(0)
+    return ".." in rest or _passes_link((*here, *rest), len(here), is_link)
+
+
+def _passes_link(parts: Sequence[str], known: int, is_link: Callable[[Parts], bool]) -> bool:
+    return any(is_link(tuple(parts[:count])) for count in range(known + 1, len(parts) + 1))

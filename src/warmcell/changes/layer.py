@@ -16,14 +16,12 @@ from warmcell.cage.overlay_server import UPPER, WORK
 from warmcell.changes.apply import recover
 from warmcell.changes.base import Bases
 from warmcell.changes.commit import Committer, is_named
-from warmcell.changes.copied_tree import CopiedTree
-from warmcell.changes.copying import copy_upper
 from warmcell.changes.detect import Detected, Detector, Lower
 from warmcell.changes.model import Change, CommitReport
 from warmcell.changes.overlay import Overlay, OverlayUnavailable
 from warmcell.changes.patch import PatchWriter
 from warmcell.changes.restore import Restorer
-from warmcell.changes.upper import UpperDirectory
+from warmcell.changes.upper import CopiedTree, UpperDirectory, copy_upper
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, hold

@@ -15,6 +15,7 @@ from warmcell.cage.overlay_server import UPPER
 from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
+from warmcell.core.light import closing_fd
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
@@ -51,11 +52,8 @@ class Overlay:
     @contextmanager
     def copy_tree(self) -> Iterator[int]:
         """A detached copy for one cell, closed after the block."""
-        tree = _server.copy(self._number)
-        try:
+        with closing_fd(_server.copy(self._number)) as tree:
             yield tree
-        finally:
-            os.close(tree)
 
     def close(self) -> None:
         """Idempotent."""

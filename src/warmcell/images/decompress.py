@@ -67,9 +67,8 @@ class _Metered:
 def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
     zstandard = optional("zstandard")
     if zstandard is None:
-        raise BackendUnavailable(
-            "a layer is compressed with zstd, which needs the package 'zstandard'", hint="pip install 'warmcell[net]'"
-        )
+        reason = "a layer is compressed with zstd, which needs the package 'zstandard'"
+        raise BackendUnavailable(reason, hint="pip install 'warmcell[net]'")
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     metered = _Metered(stream)
     try:
@@ -85,9 +84,7 @@ class LayerReader:
     """Reads exact amounts from an uncompressed stream; counts and hashes everything."""
 
     def __init__(self, chunks: Iterator[bytes], budget: Budget, compressed_size: int) -> None:
-        self._chunks = chunks
-        self._budget = budget
-        self._compressed_size = compressed_size
+        self._chunks, self._budget, self._compressed_size = chunks, budget, compressed_size
         self._buffer = memoryview(b"")
         self._hash = hashlib.sha256()
         self.size = 0

@@ -44,8 +44,7 @@ class Exporter:
     """Exports images of one store."""
 
     def __init__(self, blobs: BlobStore, layers: LayerStore) -> None:
-        self._blobs = blobs
-        self._layers = layers
+        self._blobs, self._layers = blobs, layers
 
     def write_layout(self, digest: str, name: str, path: str) -> None:
         """An OCI layout: a tar file if the path ends in ".tar", else a directory."""

@@ -6,21 +6,83 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from warmcell.core.errors import ImageInvalid
+from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.images.blobs import hex_of
 from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget
-from warmcell.images.merge import MergingUnpacker
 from warmcell.images.progress import ImageProgress, OnProgress
 from warmcell.images.references import is_digest
-from warmcell.images.unpack import Owners, Unpacker
+from warmcell.images.tar_reader import TarEntry
+from warmcell.images.unpack import Owners, Path, Unpacker, mode_of
 from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, create_held_directory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories
-from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.remove import remove_directory, remove_trees
+
+
+class MergingUnpacker(Unpacker):
+    """Unpacks a layer onto those below it: a whiteout removes. Entries of the layer itself are never removed by one."""
+
+    def __init__(self, directory: str, budget: Budget) -> None:
+        super().__init__(directory, budget)
+        #: Every path that this layer has, and their parents.
+        self._own: set[Path] = set()
+        #: Directories in which nothing of lower layers is left.
+        self._hidden: set[Path] = set()
+
+    def add(self, entry: TarEntry, reader: LayerReader) -> None:
+        super().add(entry, reader)
+        if not entry.path or not entry.path[-1].startswith(b".wh."):
+            self._add_own(entry.path)
+
+    def _add_own(self, path: Path) -> None:
+        """From below, until one is known: its parents are then known too."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self._own:
+                return
+            self._own.add(path[:length])
+
+    def hide(self, parent: int, path: Path) -> None:
+        if self._remove_lower(parent, path):
+            self._hide_below(path)
+
+    def hide_content(self, directory: int, path: Path) -> None:
+        self._hide_below(path)
+
+    def _hide_below(self, path: Path) -> None:
+        """Each directory once: a layer may have any number of whiteouts, and its own directories be nested deeply."""
+        waiting = [path]
+        while waiting:
+            above = waiting.pop()
+            if above in self._hidden:
+                continue
+            self._hidden.add(above)
+            with closing_fd(self._open_directory(above)) as directory:
+                paths = [(*above, os.fsencode(name)) for name in os.listdir(directory)]
+                waiting += [below for below in paths if self._remove_lower(directory, below)]
+
+    def remove_directory(self, parent: int, name: bytes) -> None:
+        """A file may replace a lower layer's directory with all that it has."""
+        remove_trees(parent, [os.fsdecode(name)])
+
+    def _remove_lower(self, parent: int, path: Path) -> bool:
+        """Remove an entry of lower layers. True: it is a directory of this layer, to be looked into."""
+        mode = mode_of(parent, path[-1])
+        if mode is None:
+            return False
+        if path in self._own:
+            return stat.S_ISDIR(mode)
+        if stat.S_ISDIR(mode):
+            remove_trees(parent, [os.fsdecode(path[-1])])
+        else:
+            os.unlink(path[-1], dir_fd=parent)
+        return False
+
 
 _TREE, _RECORD, _OWNERS = "tree", "layer.json", "owners.json"
 
@@ -102,7 +164,9 @@ class LayerStore:
                 reader = LayerReader(_report_unpacking(blob, layer, on_progress), budget, layer.size)
                 unpacker = (MergingUnpacker if layer.is_merged else Unpacker)(tree, budget)
                 owners |= unpacker.unpack(reader)
-                _check_digest(reader.finish(), layer.diff_id)
+                found, stated = reader.finish(), layer.diff_id
+                if found != stated:
+                    raise ImageInvalid(f"a layer's content has the digest {found}; the configuration states {stated}")
                 size += reader.size
         _write(os.path.join(path, _OWNERS), owners)
         _write(os.path.join(path, _RECORD), {"size": size})
@@ -119,9 +183,8 @@ class LayerStore:
             with open(os.path.join(self.path, hex_of(diff_id), name), "rb") as file:
                 return json.load(file)
         except FileNotFoundError:
-            raise ImageInvalid(
-                f"the store has lost the layer {diff_id}", hint="import or pull the image again"
-            ) from None
+            hint = "import or pull the image again"
+            raise ImageInvalid(f"the store has lost the layer {diff_id}", hint=hint) from None
 
 
 def chain_id(diff_ids: Sequence[str]) -> str:
@@ -135,11 +198,6 @@ def chain_id(diff_ids: Sequence[str]) -> str:
 def distinct_layers(layers: Sequence[str]) -> tuple[str, ...]:
     """Without the lower ones of equal layers, which the upper one hides: overlayfs refuses the same directory twice."""
     return tuple(reversed(dict.fromkeys(reversed(layers))))
-
-
-def _check_digest(found: str, stated: str) -> None:
-    if found != stated:
-        raise ImageInvalid(f"a layer's content has the digest {found}; the configuration states {stated}")
 
 
 def _report_unpacking(blob: IO[bytes], layer: LayerSource, on_progress: OnProgress | None) -> Iterator[bytes]:

@@ -1,10 +1,14 @@
-"""Removes what no name and no running program needs. The caller has the store for itself."""
+"""Removes what no name and no running program needs, and explains a full disk. Pruning has the store for itself."""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+from warmcell.core.errors import ExecutionFailed
+from warmcell.core.types import MIB
 from warmcell.images.blobs import BlobStore
 from warmcell.images.build.cache import BuildCache
 from warmcell.images.layers import LayerStore
@@ -54,3 +58,27 @@ def _remove_blobs(blobs: BlobStore, used: Iterable[str]) -> int:
             freed += entry.stat(follow_symlinks=False).st_size
             os.unlink(entry.path)
     return freed
+
+
+_HINT = "make room there; `warmcell image prune` removes what no image needs"
+
+
+@contextmanager
+def explain_full_disk(directory: str) -> Iterator[None]:
+    """Turns the system's error into `ExecutionFailed`, which names the directory: never a fault of the image."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise full_disk(directory, error.strerror) from error
+
+
+def has_no_room(directory: str) -> bool:
+    """Whether less than a MiB is left for this user."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize < MIB
+
+
+def full_disk(directory: str, reason: str | None = None) -> ExecutionFailed:
+    return ExecutionFailed(f"could not write to {directory}: {reason or os.strerror(errno.ENOSPC)}", hint=_HINT)

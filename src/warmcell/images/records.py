@@ -10,7 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from warmcell.core.errors import ImageNotFound
-from warmcell.images.blobs import hex_of
+from warmcell.core.records import dataclass
+from warmcell.images.blobs import BlobStore, hex_of
+from warmcell.images.layers import LayerStore
+from warmcell.images.limits import ImageLimits
 from warmcell.images.references import is_digest
 from warmcell.lifetime.own_modes import grant_owner, make_directories
 from warmcell.workspace.untrusted_files import parse_json
@@ -106,3 +109,14 @@ def write_record(directory: str, name: str, document: Any) -> None:
         with suppress(FileNotFoundError):  # a full disk may refuse the file itself
             os.unlink(temporary)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """Use them only while the store's lock for adding is held."""
+
+    path: str
+    blobs: BlobStore
+    layers: LayerStore
+    records: Records
+    limits: ImageLimits

@@ -11,6 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from warmcell.core.errors import FetchFailed, ImageInvalid, ImageNotFound, InvalidRequest
@@ -54,12 +55,11 @@ class Registry:
 
     def __init__(self, host: str, repository: str, credentials: tuple[str, str] | None, *, plain_http: bool) -> None:
         where = "registry-1.docker.io" if host == DOCKER_HUB else host
-        if plain_http and not _LOOPBACK.fullmatch(_without_port(where)):
+        if plain_http and not _LOOPBACK.fullmatch(re.sub(r":\d+$", "", where)):
             hint = "only a registry on this machine is reached without TLS"
             raise InvalidRequest(f"plain_http cannot be used with {host}", field="plain_http", hint=hint)
         self._origin = f"{'http' if plain_http else 'https'}://{where}"
-        self._repository = repository
-        self._credentials = credentials
+        self._repository, self._credentials = repository, credentials
         self._authorization: str | None = None
         own = (where if ":" in where.rpartition("]")[2] else f"{where}:443",)
         #: By whether the address is the registry's own. Only layers need large responses.
@@ -70,8 +70,7 @@ class Registry:
 
     def read_manifest(self, reference: str) -> tuple[bytes, str]:
         """A manifest or index by tag or digest, and its media type."""
-        accepted = ", ".join((*MANIFESTS, *INDEXES))
-        answer = self._get(f"manifests/{reference}", {"Accept": accepted})
+        answer = self._get(f"manifests/{reference}", {"Accept": ", ".join((*MANIFESTS, *INDEXES))})
         digest = f"sha256:{hashlib.sha256(answer.body).hexdigest()}"
         expected = reference if reference.startswith("sha256:") else answer.headers.get("docker-content-digest", digest)
         if digest != expected:
@@ -86,9 +85,8 @@ class Registry:
             last = min(at + SLICE, descriptor.size) - 1
             answer = self._get(f"blobs/{descriptor.digest}", {"Range": f"bytes={at}-{last}"}, most)
             if answer.status == 200 and at > 0:
-                raise ImageInvalid(
-                    f"the registry ignores ranges, and {descriptor.digest} is longer than it sent at first"
-                )
+                reason = f"the registry ignores ranges, and {descriptor.digest} is longer than it sent at first"
+                raise ImageInvalid(reason)
             if len(answer.body) < min(last + 1 - at, _SHORTEST_SLICE):
                 raise ImageInvalid(f"the registry sent {len(answer.body)} bytes of {descriptor.digest}, too few")
             at += len(answer.body)
@@ -181,9 +179,8 @@ class Registry:
             headers["Authorization"] = _basic(self._credentials)
         answer = self._fetch(url, headers)
         if not answer.ok:
-            raise FetchFailed(
-                f"the token server answered HTTP {answer.status}", reason="refused", hint="check username and password"
-            )
+            message = f"the token server answered HTTP {answer.status}"
+            raise FetchFailed(message, reason="refused", hint="check username and password")
         document = require_object(decode_json(answer.body, "the token"), "the token")
         token = document.get("token") or document.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
@@ -222,23 +219,12 @@ def _pull_blob(
 
 
 def _make_client(domains: tuple[str, ...], is_private: bool, most: int) -> SafeClient:
-    return SafeClient(
-        FetchPolicy(
-            allowed_domains=domains,
-            deny_private_ips=not is_private,
-            allowed_methods=("GET",),
-            request_timeout=_REQUEST_SECONDS,
-            max_body_bytes=most,
-        )
-    )
+    policy = FetchPolicy(domains, deny_private_ips=not is_private, allowed_methods=("GET",), max_body_bytes=most)
+    return SafeClient(replace(policy, request_timeout=_REQUEST_SECONDS))
 
 
 def _basic(credentials: tuple[str, str]) -> str:
     return "Basic " + base64.b64encode(":".join(credentials).encode()).decode()
-
-
-def _without_port(host: str) -> str:
-    return re.sub(r":\d+$", "", host)
 
 
 def _domain(url: str) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import posixpath
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from warmcell.core.errors import ImageInvalid, InvalidRequest
 from warmcell.core.records import dataclass
-from warmcell.images.archives import DirectoryFiles, FileSet, TarFiles, open_archive, read_json_file
-from warmcell.images.blobs import BlobStore, hex_of, read_chunks
-from warmcell.images.decompress import compression_of, decompress
-from warmcell.images.limits import MAX_INDEX_DEPTH, Budget, ImageLimits
+from warmcell.images.blobs import CHUNK, BlobStore, decode_json, hex_of, read_chunks
+from warmcell.images.decompress import LayerReader, compression_of, decompress
+from warmcell.images.layer_tar import write_tree
+from warmcell.images.limits import MAX_INDEX_DEPTH, MAX_JSON_BYTES, Budget, ImageLimits
 from warmcell.images.manifests import (
     INDEXES,
     MANIFESTS,
@@ -30,7 +31,132 @@ from warmcell.images.manifests import (
     require_object,
 )
 from warmcell.images.progress import OnProgress, report_chunks
-from warmcell.images.tree_tar import write_tree
+from warmcell.images.tar_reader import read_entries
+from warmcell.workspace.root import Root
+from warmcell.workspace.untrusted_files import open_regular
+
+_MOST_LINKS = 8
+
+
+class FileSet(Protocol):
+    """Files by path. Paths come from the image, so an implementation confines them."""
+
+    def has(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def chunks(self, path: str) -> Iterator[bytes]: ...
+
+
+def read_json_file(files: FileSet, path: str) -> object:
+    if files.size(path) > MAX_JSON_BYTES:
+        raise ImageInvalid(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+    return decode_json(b"".join(files.chunks(path)), path)
+
+
+class DirectoryFiles:
+    """The files beneath a directory. Links are refused."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def has(self, path: str) -> bool:
+        try:
+            return stat.S_ISREG(self._root.lstat(_parts(path)).st_mode)
+        except OSError:
+            return False
+
+    def size(self, path: str) -> int:
+        return self._root.lstat(_parts(path)).st_size if self.has(path) else _missing(path)
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        if not self.has(path):
+            _missing(path)
+        with self._root.file(_parts(path)) as fd:
+            while chunk := os.read(fd, CHUNK):
+                yield chunk
+
+
+class TarFiles:
+    """The members of an uncompressed tar file, by offset. Links between members are resolved within the archive."""
+
+    def __init__(self, stream: IO[bytes], budget: Budget) -> None:
+        self._stream = stream
+        self._members: dict[str, tuple[int, int]] = {}
+        self._links: dict[str, str] = {}
+        #: The latest modification time of a member.
+        self.latest = 0
+        self._scan(budget)
+
+    def _scan(self, budget: Budget) -> None:
+        reader = SeekingReader(self._stream, budget)
+        for entry in read_entries(reader):
+            budget.count_entry(entry.path)
+            self.latest = max(self.latest, entry.mtime)
+            path = os.fsdecode(b"/".join(entry.path))
+            self._links.pop(path, None)
+            self._members.pop(path, None)
+            if entry.kind == "file":
+                self._members[path] = (reader.position, entry.size)
+            elif entry.kind in ("symlink", "hardlink"):
+                base = "" if entry.kind == "hardlink" else posixpath.dirname(path)
+                self._links[path] = posixpath.normpath(posixpath.join(base, os.fsdecode(entry.link)))
+
+    def has(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def size(self, path: str) -> int:
+        return self._member(path)[1]
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        offset, size = self._member(path)
+        self._stream.seek(offset)
+        yield from read_chunks(self._stream, size)
+
+    def _member(self, path: str) -> tuple[int, int]:
+        return self._find(path) or (0, _missing(path))
+
+    def _find(self, path: str) -> tuple[int, int] | None:
+        path = posixpath.normpath(path)
+        for _ in range(_MOST_LINKS):
+            if path not in self._links:
+                return self._members.get(path)
+            path = self._links[path]
+        return None
+
+
+class SeekingReader(LayerReader):
+    """Reads headers of a file and skips content without reading it."""
+
+    def __init__(self, stream: IO[bytes], budget: Budget) -> None:
+        super().__init__(iter(()), budget, 0)
+        self._stream = stream
+        self._end = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+
+    @property
+    def position(self) -> int:
+        return self._stream.tell()
+
+    def read_exactly(self, size: int) -> bytes:
+        return self._stream.read(size)
+
+    def skip(self, size: int) -> None:
+        if size > self._end - self._stream.tell():
+            raise ImageInvalid("the archive is truncated")
+        self._stream.seek(size, os.SEEK_CUR)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    parts = tuple(path.split("/"))
+    if not all(part not in ("", ".", "..") and "\0" not in part for part in parts):
+        raise ImageInvalid(f"{path[:200]!r} is not a path within the image")
+    return parts
+
+
+def _missing(path: str) -> int:
+    raise ImageInvalid(f"the image has no file {path[:200]!r}")
+
 
 _REF_NAME, _CONTAINERD_NAME = "org.opencontainers.image.ref.name", "io.containerd.image.name"
 
@@ -47,17 +173,16 @@ class SourceReader:
     """Detects the format of a path and reads it. One for each import: its budget bounds what is copied."""
 
     def __init__(self, blobs: BlobStore, limits: ImageLimits, on_progress: OnProgress | None) -> None:
-        self._blobs = blobs
-        self._limits = limits
+        self._blobs, self._limits = blobs, limits
         self._copied = Budget(limits)
         self._on_progress = on_progress
 
     def read(self, path: str, name: str | None) -> Source:
-        with ExitStack() as cleanup:
-            if not os.path.isdir(path):
-                return self._read_archive(cleanup.enter_context(open_archive(path)), path, name)
-            files = DirectoryFiles(path)
-            cleanup.callback(files.close)
+        if not os.path.isdir(path):
+            with open(open_regular(path, "path"), "rb") as stream:
+                return self._read_archive(stream, path, name)
+        with Root(path) as root:
+            files = DirectoryFiles(root)
             return self._read_files(files, name) if _is_image(files) else self._read_root_directory(path)
 
     def _read_archive(self, stream: IO[bytes], path: str, name: str | None) -> Source:
@@ -105,11 +230,12 @@ class SourceReader:
             "rootfs": {"type": "layers", "diff_ids": [layer]},
             "history": [{"created_by": "warmcell image import"}],
         }
-        return Source(self._put_manifest(config, [Descriptor(OCI_LAYER, layer, size)]), None)
+        return self._put_manifest(self._blobs.put_json(config), [(layer, size)], None)
 
-    def _put_manifest(self, config: Any, layers: Sequence[Descriptor]) -> str:
-        descriptor = Descriptor(OCI_CONFIG, *self._blobs.put_json(config))
-        return self._blobs.put_json(make_manifest(descriptor, layers))[0]
+    def _put_manifest(self, config: tuple[str, int], layers: list[tuple[str, int]], name: str | None) -> Source:
+        """Of blobs that are in the store, by digest and size."""
+        manifest = make_manifest(Descriptor(OCI_CONFIG, *config), [Descriptor(OCI_LAYER, *layer) for layer in layers])
+        return Source(self._blobs.put_json(manifest)[0], name)
 
     def _read_layout(self, files: FileSet, name: str | None) -> Source:
         descriptors = parse_index(read_json_file(files, "index.json"))
@@ -132,24 +258,16 @@ class SourceReader:
             self._put(chunks, descriptor.digest, descriptor.size, descriptor.digest)
 
     def _read_docker(self, files: FileSet, name: str | None) -> Source:
-        images = [
-            require_object(item, "an image")
-            for item in require_list(read_json_file(files, "manifest.json"), "manifest.json")
-        ]
-        image, found = _choose_docker(images, name)
+        images = require_list(read_json_file(files, "manifest.json"), "manifest.json")
+        image, found = _choose_docker([require_object(item, "an image") for item in images], name)
         layers = require_list(image.get("Layers"), "the list of layers")
         check_layer_count(layers)
         config = image.get("Config")
         if not isinstance(config, str) or not all(isinstance(layer, str) for layer in layers):
             raise ImageInvalid("manifest.json does not name the image's files")
         read_json_file(files, config)  # checks it
-        digest, size = self._put(files.chunks(config), config, files.size(config))
-        descriptors = [Descriptor(OCI_LAYER, *self._put_layer(files, layer)) for layer in layers]
-        manifest = make_manifest(Descriptor(OCI_CONFIG, digest, size), descriptors)
-        return Source(self._blobs.put_json(manifest)[0], found)
-
-    def _put_layer(self, files: FileSet, path: str) -> tuple[str, int]:
-        return self._put(files.chunks(path), path, files.size(path))
+        blobs = [self._put(files.chunks(path), path, files.size(path)) for path in (config, *layers)]
+        return self._put_manifest(blobs[0], blobs[1:], found)
 
 
 def _is_image(files: FileSet) -> bool:
@@ -164,19 +282,15 @@ def _choose_image(descriptors: Sequence[Descriptor], name: str | None) -> tuple[
             return descriptors[index], name
     known = sorted({found for found in names.values() if found})
     if len(known) > 1:
-        raise InvalidRequest(
-            f"the layout has the images {', '.join(known)[:500]}", field="name", hint="give one of these names"
-        )
+        reason = f"the layout has the images {', '.join(known)[:500]}"
+        raise InvalidRequest(reason, field="name", hint="give one of these names")
     chosen = choose(descriptors, own_architecture())
     return chosen, _name_in(chosen)
 
 
 def _name_in(descriptor: Descriptor) -> str | None:
-    for key in (_CONTAINERD_NAME, _REF_NAME):
-        value = descriptor.annotations.get(key)
-        if isinstance(value, str):
-            return value
-    return None
+    values = (descriptor.annotations.get(key) for key in (_CONTAINERD_NAME, _REF_NAME))
+    return next((value for value in values if isinstance(value, str)), None)
 
 
 def _choose_docker(images: Sequence[dict[str, Any]], name: str | None) -> tuple[dict[str, Any], str | None]:
@@ -186,9 +300,6 @@ def _choose_docker(images: Sequence[dict[str, Any]], name: str | None) -> tuple[
             return image, name
     if len(images) != 1:
         known = [tag for some in tags for tag in some]
-        raise InvalidRequest(
-            f"the archive has {len(images)} images: {', '.join(known)[:500]}",
-            field="name",
-            hint="give one of these names",
-        )
+        reason = f"the archive has {len(images)} images: {', '.join(known)[:500]}"
+        raise InvalidRequest(reason, field="name", hint="give one of these names")
     return images[0], next(iter(tags[0]), None)

@@ -24,24 +24,22 @@ from warmcell.core.light import Closing
 from warmcell.core.records import replace
 from warmcell.images.blobs import BlobStore
 from warmcell.images.export import Exporter
-from warmcell.images.full_disk import explain_full_disk
 from warmcell.images.layers import LayerSource, LayerStore, distinct_layers
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.manifests import Manifest, check_platform, diff_ids, parse_manifest, require_object
 from warmcell.images.model import Image, parse_config, parse_created
 from warmcell.images.progress import OnProgress
-from warmcell.images.prune import collect_garbage
-from warmcell.images.records import Records
+from warmcell.images.prune import collect_garbage, explain_full_disk
+from warmcell.images.records import Records, StoreParts
 from warmcell.images.references import Reference, is_digest, parse_reference
 from warmcell.images.sources import SourceReader
 from warmcell.images.store_access import check_access, explain_access
-from warmcell.images.store_parts import StoreParts
 from warmcell.images.unpack import WhiteoutsUnsupported
 from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from warmcell.images.build.progress import OnBuildProgress
+    from warmcell.images.progress import OnBuildProgress
     from warmcell.policy.model import SandboxPolicy
 
 _PATIENCE_SECONDS = 60.0
@@ -114,13 +112,9 @@ class ImageStore:
 
         found = parse_reference(reference)
         credentials = None if username is None else (username, password or "")
-        registries = [
-            *(
-                Registry(host, found.repository, None, plain_http=is_plain)
-                for host, is_plain in self._mirrors_of(found)
-            ),
-            Registry(found.registry, found.repository, credentials, plain_http=plain_http),
-        ]
+        mirrors = self._mirrors_of(found)
+        registries = [Registry(host, found.repository, None, plain_http=is_plain) for host, is_plain in mirrors]
+        registries.append(Registry(found.registry, found.repository, credentials, plain_http=plain_http))
         with self.adding():
             for number, registry in enumerate(registries, 1):
                 try:
@@ -156,16 +150,10 @@ class ImageStore:
         wanted = parse_reference(name).name if name is not None else _name_of(context, None)
         options = BuildOptions(policy=policy, on_progress=on_progress, uses_cache=uses_cache)
         with self.adding() as parts:
-            made = build_dockerfile(
-                parts,
-                lambda text: self.get(text).digest,
-                context,
-                os.fspath(dockerfile),
-                build_args or {},
-                target,
-                options,
+            find, path = lambda text: self.get(text).digest, os.fspath(dockerfile)
+            return self.add_image(
+                build_dockerfile(parts, find, context, path, build_args or {}, target, options), wanted
             )
-            return self.add_image(made, wanted)
 
     def _mirrors_of(self, reference: Reference) -> Iterator[tuple[str, bool]]:
         """Host, and whether it is reached without TLS."""
@@ -285,9 +273,8 @@ class ImageStore:
             return parsed.name, names[parsed.name]
         if parsed.digest and self._records.has_image(parsed.digest):
             return parsed.name, parsed.digest
-        raise ImageNotFound(
-            reference, hint=f"`warmcell image pull {parsed.name}` fetches it; `image list` shows what is here"
-        )
+        hint = f"`warmcell image pull {parsed.name}` fetches it; `image list` shows what is here"
+        raise ImageNotFound(reference, hint=hint)
 
     def _image(self, name: str, digest: str) -> Image:
         record: dict[str, Any] = self._records.image(digest)
@@ -318,9 +305,8 @@ class ImageStore:
         while (held := hold(self.path, is_shared=is_shared)) is None:
             if time.monotonic() > deadline:
                 what = "removing images" if is_shared else "adding an image"
-                raise ExecutionFailed(
-                    f"another program is {what} in {self.path}", hint="try again when it has finished"
-                )
+                hint = "try again when it has finished"
+                raise ExecutionFailed(f"another program is {what} in {self.path}", hint=hint)
             time.sleep(0.02)
         try:
             yield

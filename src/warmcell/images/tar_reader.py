@@ -12,7 +12,7 @@ from warmcell.core.errors import ImageInvalid
 from warmcell.core.records import dataclass
 from warmcell.images.decompress import LayerReader
 from warmcell.images.limits import MAX_NAME_BYTES, MAX_PATH_BYTES
-from warmcell.workspace.archive.tar import member_name
+from warmcell.workspace.archive.readers import member_name
 
 BLOCK = 512
 _MAX_EXTENSION = 1 << 20

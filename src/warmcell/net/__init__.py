@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warmcell.net.credentials import SecretRef as SecretRef
-    from warmcell.net.fetch.guest_fetch import handle_fetch_json as handle_fetch_json
     from warmcell.net.fetch.messages import FetchRequest as FetchRequest
     from warmcell.net.fetch.messages import FetchResponse as FetchResponse
     from warmcell.net.fetch.safe_client import SafeClient as SafeClient
+    from warmcell.net.fetch.safe_client import handle_fetch_json as handle_fetch_json
     from warmcell.net.proxy.certificate_authority import SandboxAuthority as SandboxAuthority
     from warmcell.net.proxy.egress_proxy import EgressProxy as EgressProxy
-    from warmcell.net.proxy.guest_environment import proxy_environment as proxy_environment
+    from warmcell.net.proxy.egress_proxy import proxy_environment as proxy_environment
     from warmcell.net.rules.fetch_policy import FetchPolicy as FetchPolicy
     from warmcell.net.rules.fetch_policy import RateLimit as RateLimit
     from warmcell.net.rules.rule_book import RuleBook as RuleBook
@@ -33,8 +33,8 @@ _MODULES = {
     "SandboxAuthority": "proxy.certificate_authority",
     "SecretRef": "credentials",
     "compile_rules": "rules.rule_book",
-    "handle_fetch_json": "fetch.guest_fetch",
-    "proxy_environment": "proxy.guest_environment",
+    "handle_fetch_json": "fetch.safe_client",
+    "proxy_environment": "proxy.egress_proxy",
 }
 
 

@@ -25,9 +25,7 @@ class SecretRef:
     def __init__(self, read: Callable[[], str], *, label: str = "callable", format: str = "{}") -> None:
         if format.count("{}") != 1:
             raise InvalidRequest("must contain {} exactly once", field="format")
-        self._read = read
-        self._label = label
-        self._format = format
+        self._read, self._label, self._format = read, label, format
         #: For Basic authentication.
         self._username: str | None = None
 

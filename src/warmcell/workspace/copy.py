@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 from warmcell.core.light import closing_fd
 from warmcell.core.types import MIB
-from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import write_all
 from warmcell.workspace.names import Parts
-from warmcell.workspace.quota import space_for
-from warmcell.workspace.root import Root, text_of, translate_os_errors
-from warmcell.workspace.walk import TreeEntry, TreeLimits, open_entry, walk
+from warmcell.workspace.root import Root, space_for, text_of, translate_os_errors
+from warmcell.workspace.walk import Descent, TreeEntry, TreeLimits, open_entry, walk
 
 #: The Linux ioctl that makes one file share the blocks of another (btrfs, XFS, bcachefs).
 _FICLONE = 0x40049409

@@ -24,18 +24,6 @@ class WorkspaceError(SandboxError):
         self.path = path
 
 
-class HostDiskFull(SandboxError):
-    """The host's file system has no space left; a full quota of the sandbox is another error."""
-
-    code = "sandbox.host_disk_full"
-    fault = "host"
-    retryable = True
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path!r} cannot be written: no space left on the host", hint="make room there, or try again")
-        self.path = path
-
-
 class FileMissing(WorkspaceError, FileNotFoundError):
     """No such file or directory."""
 

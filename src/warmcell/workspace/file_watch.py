@@ -6,20 +6,90 @@ reported for one new directory. Past a bound, an "overflow" event says that even
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
+import struct
 import sys
+import termios
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
-from warmcell.workspace import inotify
 from warmcell.workspace.names import Parts, printable
 from warmcell.workspace.root import OPEN_DIRECTORY, Root, is_temporary_name, open_one
+
+MODIFY, ATTRIB, MOVED_FROM, MOVED_TO = 0x002, 0x004, 0x040, 0x080
+CREATE, DELETE, DELETE_SELF = 0x100, 0x200, 0x400
+OVERFLOW, IGNORED, IS_DIRECTORY = 0x4000, 0x8000, 0x4000_0000
+#: Watch only directories; no events for files that are already unlinked.
+_ONLY_DIRECTORIES, _NOT_UNLINKED = 0x0100_0000, 0x0400_0000
+_WANTED = MODIFY | ATTRIB | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF
+
+_HEAD = struct.Struct("iIII")
+_BUFFER = 1 << 16
+
+
+class Record(NamedTuple):
+    """One kernel record: the watch, the event mask, and the name in the watched directory."""
+
+    watch: int
+    mask: int
+    name: str
+    #: The offset of its end in the data.
+    end: int
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def most_instances() -> int:
+    """How many instances the kernel allows this user, over all its processes."""
+    return int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+
+
+def _create_inotify() -> int:
+    """Create a non-blocking inotify descriptor; the caller owns it."""
+    return _check_result(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def add_watch(descriptor: int, directory: int) -> int:
+    """Watch an open directory, by descriptor and not by name; return the watch."""
+    path = f"/proc/self/fd/{directory}".encode()
+    return _check_result(_libc().inotify_add_watch(descriptor, path, _WANTED | _ONLY_DIRECTORIES | _NOT_UNLINKED))
+
+
+def unread_bytes(descriptor: int) -> int:
+    """The number of bytes that can be read."""
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
+    return int(count)
+
+
+def _parse_records(data: bytes) -> Iterator[Record]:
+    offset = 0
+    while offset < len(data):
+        watch, mask, _, length = _HEAD.unpack_from(data, offset)
+        begin = offset + _HEAD.size
+        offset = begin + length
+        yield Record(watch, mask, os.fsdecode(data[begin:offset].split(b"\0", 1)[0]), offset)
+
+
+def _check_result(answer: int) -> int:
+    if answer < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return answer
+
 
 #: Directories in one watch. They use kernel memory and the user's inotify limit.
 MOST_DIRECTORIES = 4096
@@ -32,10 +102,10 @@ MOST_TEXT = 1 << 22
 
 Kind = Literal["created", "modified", "deleted", "moved", "overflow"]
 _KINDS: tuple[tuple[int, Kind], ...] = (
-    (inotify.CREATE | inotify.MOVED_TO, "created"),
-    (inotify.MODIFY | inotify.ATTRIB, "modified"),
-    (inotify.DELETE, "deleted"),
-    (inotify.MOVED_FROM, "moved"),
+    (CREATE | MOVED_TO, "created"),
+    (MODIFY | ATTRIB, "modified"),
+    (DELETE, "deleted"),
+    (MOVED_FROM, "moved"),
 )
 
 
@@ -66,7 +136,7 @@ class FileWatch:
         self._found: deque[FileEvent] = deque()
         self._text = 0
         #: Records that were read and not processed, each with the stream position of its end.
-        self._records: deque[tuple[inotify.Record, int]] = deque()
+        self._records: deque[tuple[Record, int]] = deque()
         #: The stream position, and for each new directory the position up to which creations repeat its listing.
         self._read = 0
         self._listed: dict[int, tuple[int, set[str]]] = {}
@@ -75,7 +145,7 @@ class FileWatch:
         self._base = parts
         with self._owned:
             try:
-                self.descriptor = self._owned.open(inotify.create)
+                self.descriptor = self._owned.open(_create_inotify)
                 with root.directory(parts) as directory:
                     self._base_watch = self._add(directory, parts)
                     self._enter(directory, parts)
@@ -119,46 +189,43 @@ class FileWatch:
         """Process a bounded number of kernel records and start watching new directories."""
         if not self._records:
             with suppress(BlockingIOError):
-                self._read_more()
+                data = os.read(self.descriptor, _BUFFER)
+                self._records.extend((record, self._read + record.end) for record in _parse_records(data))
+                self._read += len(data)
         while self._records and not self.is_full:
             self._take(*self._records.popleft())
         self._listed = {watch: item for watch, item in self._listed.items() if item[0] > self._read or self._records}
 
-    def _read_more(self) -> None:
-        data = inotify.read(self.descriptor)
-        self._records.extend((record, self._read + record.end) for record in inotify.records(data))
-        self._read += len(data)
-
-    def _take(self, record: inotify.Record, position: int) -> None:
-        if record.mask & inotify.OVERFLOW:
+    def _take(self, record: Record, position: int) -> None:
+        if record.mask & OVERFLOW:
             self._emit(self._base, "overflow")
             self._rescan()
             return
         directory = self._directories.get(record.watch)
         if directory is None:
             return
-        if record.mask & inotify.IGNORED:
+        if record.mask & IGNORED:
             del self._directories[record.watch]
             self.is_over = self.is_over or record.watch == self._base_watch
         elif record.name and not is_temporary_name(record.name) and not self._was_listed(record, position):
             self._take_named(record, (*directory, record.name))
 
-    def _was_listed(self, record: inotify.Record, position: int) -> bool:
+    def _was_listed(self, record: Record, position: int) -> bool:
         """Whether the creation was already reported: made after its directory was watched but before it was listed."""
         until, names = self._listed.get(record.watch, (0, set()))
-        if position > until or record.name not in names or record.mask & (inotify.MODIFY | inotify.ATTRIB):
+        if position > until or record.name not in names or record.mask & (MODIFY | ATTRIB):
             return False
         names.discard(record.name)  # later events for that name are reported
-        return bool(record.mask & (inotify.CREATE | inotify.MOVED_TO))
+        return bool(record.mask & (CREATE | MOVED_TO))
 
-    def _take_named(self, record: inotify.Record, parts: Parts) -> None:
-        is_directory = bool(record.mask & inotify.IS_DIRECTORY)
-        if is_directory and record.mask & inotify.MOVED_FROM:
+    def _take_named(self, record: Record, parts: Parts) -> None:
+        is_directory = bool(record.mask & IS_DIRECTORY)
+        if is_directory and record.mask & MOVED_FROM:
             self._forget_below(parts)
         for bits, kind in _KINDS:
             if record.mask & bits:
                 self._emit(parts, kind)
-        if is_directory and self.is_recursive and record.mask & (inotify.CREATE | inotify.MOVED_TO):
+        if is_directory and self.is_recursive and record.mask & (CREATE | MOVED_TO):
             self._follow(parts)
 
     def _follow(self, parts: Parts) -> None:
@@ -188,7 +255,7 @@ class FileWatch:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 if is_directory and not self._descend(directory, entry.name, below, tells=new is not None):
                     break
-        if new is not None and (waiting := inotify.unread_bytes(self.descriptor)):
+        if new is not None and (waiting := unread_bytes(self.descriptor)):
             self._listed[new] = (self._read + waiting, names)
 
     def _descend(self, directory: int, name: str, below: Parts, *, tells: bool) -> bool:
@@ -215,7 +282,7 @@ class FileWatch:
         return None
 
     def _add(self, directory: int, parts: Parts) -> int:
-        watch = inotify.add(self.descriptor, directory)
+        watch = add_watch(self.descriptor, directory)
         self._directories[watch] = parts
         return watch
 
@@ -223,7 +290,7 @@ class FileWatch:
         """Stop watching a moved directory. If it stays in the tree, its new name is watched again."""
         gone = [watch for watch, known in self._directories.items() if known[: len(parts)] == parts]
         for watch in gone:
-            inotify.remove(self.descriptor, watch)
+            _libc().inotify_rm_watch(self.descriptor, watch)  # no error if the kernel has already removed it
             del self._directories[watch]
 
     def _rescan(self) -> None:

@@ -12,11 +12,10 @@ from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.core.timestamps import limit_time
 from warmcell.core.types import MIB
 from warmcell.lifetime.own_modes import grant_owner
-from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded, WrongKind
 from warmcell.workspace.names import Parts, printable
-from warmcell.workspace.quota import space_for
-from warmcell.workspace.root import Root, check_parts, temporary_name, text_of, translate_os_errors
+from warmcell.workspace.root import Root, check_parts, space_for, temporary_name, text_of, translate_os_errors
+from warmcell.workspace.walk import Descent
 
 MAX_FILE_BYTES = 64 * MIB
 MAX_LIST_ENTRIES = 10_000

@@ -1,12 +1,23 @@
-"""Private directories for guest files, and the sweep that removes those of killed programs."""
+"""Private directories for guest files, also with the input files of one run, and the sweep after killed programs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+from warmcell.core.errors import InvalidRequest, PathTraversal, SandboxError
 from warmcell.core.light import Closing
+from warmcell.core.records import replace
+from warmcell.core.request_checks import MAX_FILE_BYTES
+from warmcell.core.types import MIB, Denial, ExecResult
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, swept_places
-from warmcell.workspace.errors import WorkspaceError
+from warmcell.workspace.errors import FileMissing, WorkspaceError
+from warmcell.workspace.files import put_file, read_file
+from warmcell.workspace.names import split_relative
 from warmcell.workspace.remove import remove_directory
+from warmcell.workspace.root import Root, space_for
+from warmcell.workspace.walk import Descent
 
 #: A process sweeps once; its own leftovers are swept by the next one.
 _has_swept = False
@@ -56,3 +67,52 @@ def sweep(parent: str, prefixes: tuple[str, ...]) -> None:
             remove_directory(path)
         except (OSError, WorkspaceError):
             continue  # a dying guest may still write there; the next program's sweep tries again
+
+
+def check_room(files: Mapping[str, bytes], disk_mb: int) -> None:
+    """Refuse input files that exceed the run's disk limit."""
+    if sum(space_for(len(content)) for content in files.values()) > disk_mb * MIB:
+        hint = "send fewer files, or raise Limits(disk_mb=...)"
+        raise InvalidRequest(f"take more than the run's {disk_mb} MB of disk", field="files", hint=hint)
+
+
+class RunDirectory:
+    """A private directory on the host, removed by `cleanup` (or by the next sweep if this process is killed).
+
+    Read files from it only after all processes of the guest have ended.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], cleanup: ExitStack) -> None:
+        directory = PrivateDirectory("work")
+        cleanup.callback(directory.close)
+        self.path = directory.path
+        self._root = Root(self.path)
+        cleanup.callback(self._root.close)
+        with Descent(self._root, create=True) as descent:
+            for path in sorted(files):
+                *above, name = split_relative(path)
+                put_file(descent.enter(tuple(above)), name, files[path], 0o644)
+
+    def around(self, run: Callable[[], ExecResult], fetched: Sequence[str]) -> ExecResult:
+        """Run, and add the files to the result, or to the partial result of a run that a limit ended."""
+        try:
+            return self._with_files(run(), fetched)
+        except SandboxError as error:
+            partial = getattr(error, "result", None)
+            if isinstance(partial, ExecResult):
+                error.result = self._with_files(partial, fetched)  # type: ignore[attr-defined]
+            raise
+
+    def _with_files(self, result: ExecResult, paths: Sequence[str]) -> ExecResult:
+        """Add the files that exist. A link or special file in place of one is reported as a denial, not followed."""
+        found: dict[str, bytes] = {}
+        refused: list[Denial] = []
+        for path in paths:
+            room = MAX_FILE_BYTES - sum(map(len, found.values()))
+            try:
+                found[path] = read_file(self._root, split_relative(path), room)
+            except FileMissing:
+                continue
+            except (WorkspaceError, PathTraversal) as error:
+                refused.append(Denial("file", path, "fetch_files", error.message))
+        return replace(result, files=found, denials=[*result.denials, *refused])

@@ -12,8 +12,9 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from warmcell.core.errors import (
     BackendUnavailable,
@@ -24,12 +25,69 @@ from warmcell.core.errors import (
     SandboxError,
 )
 from warmcell.core.light import Closing, closing_fd
+from warmcell.core.types import MIB
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace import openat2
-from warmcell.workspace.errors import AccessDenied, AlreadyExists, FileMissing, HostDiskFull, WorkspaceError, WrongKind
+from warmcell.workspace.errors import (
+    AccessDenied,
+    AlreadyExists,
+    FileMissing,
+    LimitExceeded,
+    WorkspaceError,
+    WrongKind,
+)
 from warmcell.workspace.names import Parts, printable
-from warmcell.workspace.quota import DIRECTORY_SPACE, Quota
+
+_BLOCK = 4096
+#: A directory takes a block, and so does an empty file, so that the number of names is bounded too.
+DIRECTORY_SPACE = _BLOCK
+
+
+def space_for(size: int) -> int:
+    """The space that a file of that size takes."""
+    return max(1, -(-size // _BLOCK)) * _BLOCK
+
+
+class Quota:
+    """Space that host-side writes may take in one sandbox, in all of its writable directories together.
+
+    What the host writes for a sandbox counts against the same disk limit as what its guests write.
+
+    Replaced and removed files are refunded by allocated blocks, not by size: removing a guest's sparse file must not
+    free space that was never taken.
+    """
+
+    def __init__(
+        self,
+        disk_mb: int,
+        what: str = "of disk of the sandbox",
+        hint: str = "remove files, or give the sandbox limits=Limits(disk_mb=...)",
+    ) -> None:
+        self._limit, self._what, self._hint = disk_mb * MIB, what, hint
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def charge(self, path: str, added: int, freed: int = 0) -> Iterator[None]:
+        """Charge the space that the body takes; refund it if the body raises."""
+        with self._lock:
+            before = self._used
+            after = max(0, before + added - freed)
+            if after > self._limit and after > before:
+                reason = f"would take more than the {self._limit // MIB} MB {self._what}"
+                raise LimitExceeded(path, reason, limit=self._limit, hint=self._hint)
+            self._used = after
+        try:
+            yield
+        except BaseException:
+            self.refund(after - before)
+            raise
+
+    def refund(self, freed: int) -> None:
+        with self._lock:
+            self._used = max(0, self._used - freed)
+
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,13 +98,8 @@ if TYPE_CHECKING:
 _O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 OPEN_DIRECTORY = os.O_RDONLY | _DIRECTORY
-OPEN_FILE = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-)
+OPEN_FILE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+OPEN_FILE |= getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 #: Names of our temporary files. Listings show them: hiding names by prefix would let a guest hide its own files.
 _TEMPORARY_PREFIX = ".warmcell-"
 #: The latest temporary names of this process, for `is_temporary_name`.
@@ -90,7 +143,8 @@ class Root(Closing):
         if not all(call in os.supports_dir_fd for call in _NEEDED):
             raise BackendUnavailable("workspaces need openat(), which this system does not support")
         self.path = os.path.realpath(path)
-        self._open = _opener(resolver)
+        has_openat2 = resolver == "openat2" or (resolver == "auto" and openat2.is_available())
+        self._open = _open_by_openat2 if has_openat2 else _open_by_walk
         try:
             self._fd = os.open(self.path, OPEN_DIRECTORY) if descriptor is None else os.dup(descriptor)
         except OSError as error:
@@ -126,11 +180,9 @@ class Root(Closing):
         """A regular file beneath the root, open for reading."""
         with translate_os_errors(parts):
             fd = self._open(self.fd, check_parts(parts), OPEN_FILE)
-        try:
+        with closing_fd(fd):
             require_regular(fd, parts)
             yield fd
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def parent(self, parts: Parts) -> Iterator[tuple[int, str]]:
@@ -159,10 +211,9 @@ class Root(Closing):
         for protected in self.protected:
             shared = min(len(parts), len(protected))
             if parts and parts[:shared] == protected[:shared]:
-                raise PolicyViolation(
-                    f"{text_of(parts)!r} is read-only: tools of the host execute {text_of(protected)!r}",
-                    hint="change it on the host, or grant it with allow_read_write in the policy",
-                )
+                reason = f"{text_of(parts)!r} is read-only: tools of the host execute {text_of(protected)!r}"
+                hint = "change it on the host, or grant it with allow_read_write in the policy"
+                raise PolicyViolation(reason, hint=hint)
 
     def refund(self, freed: int) -> None:
         if self._quota is not None:
@@ -182,12 +233,6 @@ class Root(Closing):
         except FileMissing:
             return False
         return True
-
-
-def _opener(resolver: Resolver) -> Callable[[int, Parts, int], int]:
-    if resolver == "openat2" or (resolver == "auto" and openat2.is_available()):
-        return _open_by_openat2
-    return _open_by_walk
 
 
 def _open_by_openat2(root: int, parts: Parts, flags: int) -> int:
@@ -268,8 +313,6 @@ def to_workspace_error(error: OSError, parts: Parts) -> SandboxError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # the disk's fault, not that of the path
         return host_failure(error, f"write {path!r}")
     match error.errno:
-        case errno.ENOSPC | errno.EDQUOT:
-            return HostDiskFull(path)
         case errno.ENOENT:
             return FileMissing(path)
         case errno.EEXIST:

@@ -11,9 +11,8 @@ from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.names import Parts, display_path
 from warmcell.workspace.private_directory import PrivateDirectory
-from warmcell.workspace.quota import Quota
 from warmcell.workspace.remove import clear, remove
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import Quota, Root
 from warmcell.workspace.walk import TreeLimits
 
 _ID = re.compile(r"[0-9a-f]{32}")

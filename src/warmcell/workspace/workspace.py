@@ -20,9 +20,8 @@ from warmcell.workspace.files import DirEntry, FileStat, check_limit
 from warmcell.workspace.mount_points import WORK, MountedRoot, MountPoint, MountTable, guest_work_path, host_path
 from warmcell.workspace.names import Parts, split_guest_absolute
 from warmcell.workspace.private_directory import PrivateDirectory
-from warmcell.workspace.quota import Quota
 from warmcell.workspace.remove import remove
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import Quota, Root
 from warmcell.workspace.snapshot import SnapshotId, SnapshotStore
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import gzip
 import os
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.images.layer_tar import write_tree
 from warmcell.images.limits import Budget, ImageLimits
-from warmcell.images.tree_tar import write_tree
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.copy import copy_tree

@@ -12,8 +12,7 @@ from warmcell.backends.process.image import OpenImage
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import replace
 from warmcell.images import ImageStore
-from warmcell.images.image_files import ImageFiles
-from warmcell.images.image_users import find_user
+from warmcell.images.image_files import ImageFiles, find_user
 from warmcell.images.model import ImageConfig
 
 _PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1000:50::/srv/app:/bin/sh\ndb:x:101:103::/var/db:/bin/sh\n"

@@ -33,7 +33,7 @@ from warmcell.lifetime.runs import Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.runner.listening import Listener, deliver_result
-from warmcell.workspace.run_directory import check_room
+from warmcell.workspace.private_directory import check_room
 
 
 @dataclass(frozen=True, slots=True)

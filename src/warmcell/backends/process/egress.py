@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from warmcell.core.light import Cleanup
     from warmcell.net.connect.connection_log import ConnectionLog
-    from warmcell.net.connect.rate_limiter import RateLimiter
+    from warmcell.net.connect.limits import RateLimiter
     from warmcell.net.proxy.certificate_authority import SandboxAuthority
     from warmcell.net.proxy.egress_proxy import EgressProxy
     from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
@@ -123,8 +123,7 @@ class Egress:
         if listener is None:
             return _NO_EGRESS
         from warmcell.net.connect.connection_log import ConnectionLog
-        from warmcell.net.proxy.egress_proxy import EgressProxy
-        from warmcell.net.proxy.guest_environment import authority_environment, proxy_environment
+        from warmcell.net.proxy.egress_proxy import EgressProxy, authority_environment, proxy_environment
 
         log = ConnectionLog(self._log)
         with self._lock:
@@ -152,7 +151,7 @@ class Egress:
     def _shared_limiter(self) -> RateLimiter:
         """One budget for all runs: a model that starts many runs must not multiply its allowance."""
         if self._limiter is None:
-            from warmcell.net.connect.rate_limiter import RateLimiter
+            from warmcell.net.connect.limits import RateLimiter
 
             self._limiter = RateLimiter(_rate(self._rules))
         return self._limiter

@@ -7,8 +7,7 @@ import posixpath
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
 from warmcell.core.types import Language
 from warmcell.enforcers.pin_paths import pin
-from warmcell.images.image_files import ImageFiles
-from warmcell.images.image_users import find_user
+from warmcell.images.image_files import ImageFiles, find_user
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.policy.places import HOME_DIR
 from warmcell.policy.resolve import ImageRoot

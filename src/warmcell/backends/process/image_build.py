@@ -7,10 +7,8 @@ from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.core.types import ExecResult
 from warmcell.enforcers.pin_paths import pin
-from warmcell.images.build.step_run import OnOutput, StepRun
-from warmcell.images.build.steps import SEARCH_PATH
-from warmcell.images.image_files import ImageFiles
-from warmcell.images.image_users import find_user
+from warmcell.images.build.steps import SEARCH_PATH, OnOutput, StepRun
+from warmcell.images.image_files import ImageFiles, find_user
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.run import Run

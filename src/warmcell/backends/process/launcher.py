@@ -212,7 +212,7 @@ class Launcher:
         from contextlib import ExitStack
 
         from warmcell.enforcers.pin_paths import pin
-        from warmcell.workspace.run_directory import RunDirectory, check_room
+        from warmcell.workspace.private_directory import RunDirectory, check_room
 
         self._refuse_taken_work_directory()
         check_room(launch.files, launch.limits.disk_mb)

@@ -11,7 +11,7 @@ from warmcell.core.types import MIB
 from warmcell.images import ImageStore
 from warmcell.images.blobs import BlobWriter
 from warmcell.images.limits import Budget
-from warmcell.images.store_parts import StoreParts
+from warmcell.images.records import StoreParts
 
 #: Bytes of a blob in one message.
 CHUNK = 4 * MIB

@@ -36,7 +36,7 @@ from warmcell.policy.places import WORK_DIR
 from warmcell.policy.resolve import effective_limits
 from warmcell.runner.listening import Listener
 from warmcell.toolbox.runtime import wasmtime_directory
-from warmcell.workspace.run_directory import RunDirectory, check_room
+from warmcell.workspace.private_directory import RunDirectory, check_room
 
 _NAME = "wasm"
 ENFORCED_LIMITS = EnforcedLimits(

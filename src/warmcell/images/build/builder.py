@@ -25,19 +25,30 @@ from warmcell.core.types import MIB, ExecResult, Limits
 from warmcell.images.build.cache import BuildCache, BuiltLayer, make_key
 from warmcell.images.build.copy import Copier
 from warmcell.images.build.globs import IgnoreRules
-from warmcell.images.build.layer_writer import Attributes, LayerWriter
-from warmcell.images.build.progress import BuildProgress, OnBuildProgress
 from warmcell.images.build.state import BuildState, base_state
-from warmcell.images.build.step_run import OnStart, StepRun, find_runner
-from warmcell.images.build.steps import SEARCH_PATH, Configure, Copy, Env, Run, Step, User, Workdir, describe
-from warmcell.images.build.trees import Tree
-from warmcell.images.build.upper_layer import UpperLayer
-from warmcell.images.full_disk import full_disk, has_no_room
-from warmcell.images.image_users import find_user
+from warmcell.images.build.steps import (
+    SEARCH_PATH,
+    Configure,
+    Copy,
+    Env,
+    OnStart,
+    Run,
+    Step,
+    StepRun,
+    User,
+    Workdir,
+    describe,
+    find_runner,
+)
+from warmcell.images.build.trees import Tree, UpperLayer
+from warmcell.images.image_files import find_user
+from warmcell.images.layer_tar import Attributes, LayerWriter
 from warmcell.images.layers import LayerSource
 from warmcell.images.limits import Budget
 from warmcell.images.manifests import OCI_CONFIG, OCI_LAYER, Descriptor, diff_ids, make_manifest, parse_manifest
-from warmcell.images.store_parts import StoreParts
+from warmcell.images.progress import BuildProgress, OnBuildProgress
+from warmcell.images.prune import full_disk, has_no_room
+from warmcell.images.records import StoreParts
 from warmcell.images.unpack import WhiteoutsUnsupported
 from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, create_held_directory
 from warmcell.lifetime.own_modes import make_directories
@@ -76,8 +87,7 @@ class Builder:
     """One build. `total` is the number of steps, for progress. `stages` are the states that COPY can name."""
 
     def __init__(self, store: StoreParts, options: BuildOptions, total: int = 0) -> None:
-        self._store = store
-        self._options = options
+        self._store, self._options = store, options
         self._cache = BuildCache(store.path, store.blobs, store.layers)
         self._policy = _policy_of_steps(options.policy)
         self._total = total
@@ -146,39 +156,30 @@ class Builder:
     def _run(self, step: Run, state: BuildState, text: str) -> tuple[BuildState, bool]:
         if not state.trees:
             raise ImageInvalid("the image is empty: it has no file that RUN could start")
-        argv, files = _command(step, state.shell)
-        env = {**state.env, **step.env}
+        argv, env = _command(step, state.shell)[0], {**state.env, **step.env}
         key = make_key("run", state.distinct_trees, argv, step.script, env, state.workdir, state.user)
-        return self._with_cache(key, state, text, lambda: self._run_in_cage(step, state, argv, files, env, text))
+        return self._with_cache(key, state, text, lambda: self._run_in_cage(step, state, env, text))
 
-    def _run_in_cage(
-        self,
-        step: Run,
-        state: BuildState,
-        argv: tuple[str, ...],
-        files: Mapping[str, bytes],
-        env: Mapping[str, str],
-        text: str,
-    ) -> BuiltLayer:
+    def _run_in_cage(self, step: Run, state: BuildState, env: Mapping[str, str], text: str) -> BuiltLayer:
         lower = self._tree(state)
+        argv, files = _command(step, state.shell)
         with self._upper_directory(lower) as directory:
             policy = self._policy if step.has_network else replace(self._policy, allow_network=False, network_rules=())
             began = time.monotonic()
-            result = find_runner()(
-                StepRun(
-                    layers=tuple(map(self._store.layers.tree, state.distinct_trees)),
-                    upper=directory,
-                    argv=argv,
-                    env=env,
-                    cwd=state.workdir,
-                    user=state.user,
-                    policy=policy,
-                    timeout=self._options.step_seconds,
-                    files=files,
-                    on_start=self._options.on_start,
-                    on_output=lambda _, data: self._report(text, "output", data, time.monotonic() - began),
-                )
+            run = StepRun(
+                layers=tuple(map(self._store.layers.tree, state.distinct_trees)),
+                upper=directory,
+                argv=argv,
+                env=env,
+                cwd=state.workdir,
+                user=state.user,
+                policy=policy,
+                timeout=self._options.step_seconds,
+                files=files,
+                on_start=self._options.on_start,
+                on_output=lambda _, data: self._report(text, "output", data, time.monotonic() - began),
             )
+            result = find_runner()(run)
             if result.exit_code != 0:
                 if has_no_room(directory):
                     raise full_disk(self._store.path)
@@ -235,15 +236,14 @@ class Builder:
         return self.start(self.find_image(name))
 
     def _change_directory(self, step: Workdir, state: BuildState, text: str) -> BuildState:
-        path = posixpath.normpath(posixpath.join(state.workdir, step.path))
-        path = "/" + path.lstrip("/")
+        path = "/" + posixpath.normpath(posixpath.join(state.workdir, step.path)).lstrip("/")
         after = state.configure({"WorkingDir": path})
         tree = self._tree(state)
         inside = tree.files.locate(path)[0].strip("/")
         found = tree.find(path)
-        if found is not None and not found.is_directory:
-            raise ImageInvalid(f"{path} is not a directory")
         if found is not None:
+            if not found.is_directory:
+                raise ImageInvalid(f"{path} is not a directory")
             return after.add(None, text)
         return after.add(self._add_layer(lambda writer: _write_directories(inside, tree, writer)), text)
 
@@ -279,11 +279,8 @@ class Builder:
         return BuiltLayer(digest, Descriptor(OCI_LAYER, digest, blob.size), created)
 
     def _tree(self, state: BuildState) -> Tree:
-        layers = self._store.layers
-        return Tree(
-            [layers.tree(diff_id) for diff_id in state.distinct_trees],
-            [layers.owners(diff_id) for diff_id in state.distinct_trees],
-        )
+        layers, ids = self._store.layers, state.distinct_trees
+        return Tree(list(map(layers.tree, ids)), list(map(layers.owners, ids)))
 
 
 def _policy_of_steps(policy: SandboxPolicy | None) -> SandboxPolicy:

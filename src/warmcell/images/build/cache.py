@@ -28,8 +28,7 @@ class BuildCache:
 
     def __init__(self, path: str, blobs: BlobStore, layers: LayerStore) -> None:
         self._path = os.path.join(path, "builds")
-        self._blobs = blobs
-        self._layers = layers
+        self._blobs, self._layers = blobs, layers
 
     def find(self, key: str) -> BuiltLayer | None:
         record = read_record(os.path.join(self._path, _file_of(key)))

@@ -1,23 +1,28 @@
-"""COPY and ADD: which files go where, a digest of all of them, and the layer that has them."""
+"""COPY and ADD: which files go where, a digest of all of them, the layer that has them, and archives to unpack."""
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import io
+import lzma
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import IO
 
+from warmcell.core.compressed_members import TooManyMembers, expand
 from warmcell.core.errors import ImageInvalid
 from warmcell.core.records import dataclass
 from warmcell.images.blobs import read_chunks
-from warmcell.images.build.archive_files import is_archive, unpack_archive
 from warmcell.images.build.globs import IgnoreRules, has_wildcard, matches
-from warmcell.images.build.layer_writer import Attributes, LayerWriter
 from warmcell.images.build.steps import Copy
 from warmcell.images.build.trees import Node, Tree
-from warmcell.images.image_users import find_user
+from warmcell.images.decompress import LayerReader, decompress
+from warmcell.images.image_files import find_user
+from warmcell.images.layer_tar import Attributes, LayerWriter
 from warmcell.images.limits import Budget, ImageLimits
+from warmcell.images.tar_reader import TarEntry, read_entries, read_header, split_path
 
 _DEEPEST = 200
 
@@ -39,10 +44,7 @@ class Copier:
     def __init__(
         self, step: Copy, source: Tree, target: Tree, workdir: str, ignored: IgnoreRules, limits: ImageLimits
     ) -> None:
-        self._step = step
-        self._source = source
-        self._target = target
-        self._ignored = ignored
+        self._step, self._source, self._target, self._ignored = step, source, target, ignored
         self._excluded = IgnoreRules(step.exclude)
         self._limits = limits
         self._owner = _find_owner(target, step.chown)
@@ -104,7 +106,7 @@ class Copier:
     def _write_file(self, item: _Item, writer: LayerWriter) -> None:
         node = item.node
         if node is None:
-            writer.add_file(item.path, item.attributes, len(item.content), io.BytesIO(item.content))
+            writer.add_file(item.path, item.attributes, len(item.content), io.BytesIO(item.content).read)
         elif node.is_link:
             writer.add_symlink(item.path, os.readlink(node.places[0]), item.attributes)
         else:
@@ -134,9 +136,10 @@ class Copier:
     def _plan_directory(self, directory: Node, place: str, depth: int) -> Iterator[_Item]:
         if depth > _DEEPEST:
             raise ImageInvalid(f"{directory.path[:200]!r} is more than {_DEEPEST} directories deep")
+        may_have_exceptions = self._ignored.has_exceptions or self._excluded.has_exceptions
         for node in self._source.children(directory):
-            is_ignored = self._ignores(node)
-            if is_ignored and not (node.is_directory and self._may_have_exceptions):
+            is_ignored = self._ignored.ignores(node.path) or self._excluded.ignores(node.path)
+            if is_ignored and not (node.is_directory and may_have_exceptions):
                 continue
             path = _join(place, posixpath.basename(node.path))
             if node.is_directory:
@@ -202,13 +205,6 @@ class Copier:
             found = [(path, node) for path in named if (node := self._source.find(path)) is not None]
         return [(posixpath.basename(path), node) for path, node in found if not self._ignored.ignores(path)]
 
-    def _ignores(self, node: Node) -> bool:
-        return self._ignored.ignores(node.path) or self._excluded.ignores(node.path)
-
-    @property
-    def _may_have_exceptions(self) -> bool:
-        return self._ignored.has_exceptions or self._excluded.has_exceptions
-
     def _is_archive(self, node: Node) -> bool:
         with open(self._source.open(node), "rb") as stream:
             return is_archive(stream)
@@ -225,3 +221,66 @@ def _find_owner(target: Tree, chown: str) -> tuple[int, int] | None:
 
 def _join(directory: str, name: str) -> str:
     return f"{directory}/{name}" if directory else name
+
+
+_XZ_MAGIC, _BZIP2_MAGIC = b"\xfd7zXZ\0", b"BZh"
+_MOST_XZ_MEMORY = 256 << 20
+
+
+def is_archive(stream: IO[bytes]) -> bool:
+    """Whether it is a tar file, by its first header. The stream is at its start afterwards."""
+    try:
+        return read_header(LayerReader(_decompress(stream), Budget(ImageLimits()), 0)) is not None
+    except (ImageInvalid, OSError, EOFError):
+        return False
+    finally:
+        stream.seek(0)
+
+
+def unpack_archive(stream: IO[bytes], directory: str, writer: LayerWriter, budget: Budget) -> None:
+    """Add every entry below the directory. No name leads out of it; links are those of the image."""
+    reader = LayerReader(_decompress(stream), budget, os.fstat(stream.fileno()).st_size)
+    for entry in read_entries(reader):
+        if entry.path:
+            _add_entry(entry, directory, writer, reader)
+
+
+def _add_entry(entry: TarEntry, directory: str, writer: LayerWriter, reader: LayerReader) -> None:
+    path = _join_entry(directory, entry.path)
+    attributes = Attributes(entry.mode, entry.uid, entry.gid, entry.mtime)
+    match entry.kind:
+        case "directory":
+            writer.add_directory(path, attributes)
+        case "file":
+            writer.add_file(path, attributes, entry.size, reader.read_exactly)
+        case "symlink":
+            writer.add_symlink(path, os.fsdecode(entry.link), attributes)
+        case "hardlink":
+            writer.add_hardlink(path, _join_entry(directory, split_path(entry.link)), attributes)
+        case _:  # devices and FIFOs are not part of built images
+            return
+
+
+def _join_entry(directory: str, path: tuple[bytes, ...]) -> str:
+    return "/".join([*([directory] if directory else []), os.fsdecode(b"/".join(path))])
+
+
+def _decompress(stream: IO[bytes]) -> Iterator[bytes]:
+    magic = stream.read(len(_XZ_MAGIC))
+    stream.seek(0)
+    if magic == _XZ_MAGIC:
+        return _expand(stream, lambda: lzma.LZMADecompressor(memlimit=_MOST_XZ_MEMORY), _XZ_MAGIC)
+    if magic.startswith(_BZIP2_MAGIC):
+        return _expand(stream, bz2.BZ2Decompressor, _BZIP2_MAGIC)
+    return decompress(stream)
+
+
+def _expand(
+    stream: IO[bytes], make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], magic: bytes
+) -> Iterator[bytes]:
+    try:
+        yield from expand(read_chunks(stream), make, magic, is_strict=False)
+    except EOFError:
+        raise ImageInvalid("the archive is truncated") from None
+    except (lzma.LZMAError, OSError, TooManyMembers) as error:
+        raise ImageInvalid(f"the archive is damaged: {error}") from None

@@ -105,9 +105,8 @@ class IgnoreRules:
             is_ignored ^= fits
             self._work += work
             if self._work > 0:
-                raise InvalidRequest(
-                    "the patterns of .dockerignore take too much time", field="context_dir", hint="use fewer '**'"
-                )
+                reason = "the patterns of .dockerignore take too much time"
+                raise InvalidRequest(reason, field="context_dir", hint="use fewer '**'")
         return is_ignored
 
 

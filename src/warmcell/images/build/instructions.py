@@ -6,19 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmcell.images.build.dockerfile import Heredoc, Instruction, heredoc_name, is_heredoc_alone
-from warmcell.images.build.expand import expand, split_words
+from warmcell.images.build.dockerfile import Heredoc, Instruction, expand, heredoc_name, is_heredoc_alone, split_words
 from warmcell.images.build.steps import Configure, Copy, Env, Run, Step, User, Workdir
 
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_HEALTH = {
-    "interval": "Interval",
-    "timeout": "Timeout",
-    "start-period": "StartPeriod",
-    "start-interval": "StartInterval",
-}
+_HEALTH = {flag: flag.title().replace("-", "") for flag in ("interval", "timeout", "start-period", "start-interval")}
 _PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?")
 _FLAGS: dict[str, frozenset[str]] = {
     "RUN": frozenset({"network"}),
@@ -34,10 +28,7 @@ class Interpreter:
     def __init__(
         self, variables: Mapping[str, str], args: Mapping[str, str], shell: tuple[str, ...], escape: str = "\\"
     ) -> None:
-        self._variables = variables
-        self._args = args
-        self._shell = shell
-        self._escape = escape
+        self._variables, self._args, self._shell, self._escape = variables, args, shell, escape
 
     def make_step(self, instruction: Instruction) -> Step:
         """Raises `InvalidRequest`, which names the line."""
@@ -81,17 +72,13 @@ class Interpreter:
         found = instruction.json_words()
         return list(found) if found is not None else [*self._shell, instruction.rest]
 
-    # ---- one method for each instruction ----
+    # ---- instructions that take more than a line of `_MAKERS` ----
 
     def _run(self, instruction: Instruction) -> Step:
         network = instruction.flags.get("network", ("default",))[-1]
         if network not in ("default", "none"):
             raise instruction.error(f"--network={network} is not supported", "the build's policy has the network rules")
-        common: dict[str, Any] = {
-            "env": dict(self._args),
-            "has_network": network == "default",
-            "text": instruction.text,
-        }
+        common: Any = {"env": dict(self._args), "has_network": network == "default", "text": instruction.text}
         found = instruction.json_words()
         if found is not None:
             return Run(found, **common)
@@ -104,10 +91,8 @@ class Interpreter:
         return Run("", script=content, **common) if content.startswith("#!") else Run(content, **common)
 
     def _copy(self, instruction: Instruction) -> Step:
-        if instruction.json_words() is None:
-            raw = split_words(instruction.rest, self._escape)
-        else:
-            raw = list(instruction.json_words() or ())
+        exec_form = instruction.json_words()
+        raw = split_words(instruction.rest, self._escape) if exec_form is None else exec_form
         documents = {document.name: document for document in instruction.heredocs}
         inline = {name: self._document(documents[name]) for word in raw if (name := heredoc_name(word)) in documents}
         words = [word for word in self._words(instruction) if heredoc_name(word) is None]
@@ -115,9 +100,8 @@ class Interpreter:
             raise instruction.error("needs a source and a destination")
         *sources, destination = words
         if instruction.name == "ADD" and any(_URL.match(source) for source in sources):
-            raise instruction.error(
-                "URLs are not supported", "download it in a RUN step, or put it into the context and COPY it"
-            )
+            hint = "download it in a RUN step, or put it into the context and COPY it"
+            raise instruction.error("URLs are not supported", hint)
         return Copy(
             sources=tuple(sources),
             destination=destination,
@@ -150,38 +134,11 @@ class Interpreter:
             raise instruction.error(f"--chmod={text} is not a mode")
         return mode
 
-    def _env(self, instruction: Instruction) -> Step:
-        return Env(self._pairs(instruction), instruction.text)
-
-    def _label(self, instruction: Instruction) -> Step:
-        return Configure({"Labels": self._pairs(instruction)}, instruction.text)
-
-    def _maintainer(self, instruction: Instruction) -> Step:
-        return Configure({"Labels": {"maintainer": self._expand(instruction.rest)}}, instruction.text)
-
-    def _workdir(self, instruction: Instruction) -> Step:
-        return Workdir(self._expand(instruction.rest), instruction.text)
-
-    def _user(self, instruction: Instruction) -> Step:
-        return User(self._expand(instruction.rest), instruction.text)
-
-    def _cmd(self, instruction: Instruction) -> Step:
-        return Configure({"Cmd": self._command_line(instruction)}, instruction.text)
-
-    def _entrypoint(self, instruction: Instruction) -> Step:
-        return Configure({"Entrypoint": self._command_line(instruction)}, instruction.text)
-
     def _set_shell(self, instruction: Instruction) -> Step:
         found = instruction.json_words()
         if not found:
             raise instruction.error('write it as ["program", "argument"]')
         return Configure({"Shell": list(found)}, instruction.text)
-
-    def _stop_signal(self, instruction: Instruction) -> Step:
-        return Configure({"StopSignal": self._expand(instruction.rest)}, instruction.text)
-
-    def _volume(self, instruction: Instruction) -> Step:
-        return Configure({"Volumes": {path: {} for path in self._words(instruction)}}, instruction.text)
 
     def _expose(self, instruction: Instruction) -> Step:
         ports: dict[str, dict[str, object]] = {}
@@ -223,16 +180,16 @@ _MAKERS: dict[str, Callable[[Interpreter, Instruction], Step]] = {
     "RUN": Interpreter._run,
     "COPY": Interpreter._copy,
     "ADD": Interpreter._copy,
-    "ENV": Interpreter._env,
-    "LABEL": Interpreter._label,
-    "MAINTAINER": Interpreter._maintainer,
-    "WORKDIR": Interpreter._workdir,
-    "USER": Interpreter._user,
-    "CMD": Interpreter._cmd,
-    "ENTRYPOINT": Interpreter._entrypoint,
+    "ENV": lambda own, item: Env(own._pairs(item), item.text),
+    "LABEL": lambda own, item: Configure({"Labels": own._pairs(item)}, item.text),
+    "MAINTAINER": lambda own, item: Configure({"Labels": {"maintainer": own._expand(item.rest)}}, item.text),
+    "WORKDIR": lambda own, item: Workdir(own._expand(item.rest), item.text),
+    "USER": lambda own, item: User(own._expand(item.rest), item.text),
+    "CMD": lambda own, item: Configure({"Cmd": own._command_line(item)}, item.text),
+    "ENTRYPOINT": lambda own, item: Configure({"Entrypoint": own._command_line(item)}, item.text),
     "SHELL": Interpreter._set_shell,
-    "STOPSIGNAL": Interpreter._stop_signal,
-    "VOLUME": Interpreter._volume,
+    "STOPSIGNAL": lambda own, item: Configure({"StopSignal": own._expand(item.rest)}, item.text),
+    "VOLUME": lambda own, item: Configure({"Volumes": {path: {} for path in own._words(item)}}, item.text),
     "EXPOSE": Interpreter._expose,
     "HEALTHCHECK": Interpreter._healthcheck,
 }

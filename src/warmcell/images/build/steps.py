@@ -1,11 +1,14 @@
-"""The steps of a build, as plain data. A Dockerfile is one way to write them. Pure."""
+"""The steps of a build, as plain data, and one program to run for a step. A Dockerfile is one way to write steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from warmcell.core.records import dataclass, field
+from warmcell.core.types import ExecResult
+from warmcell.policy.model import SandboxPolicy
 
 SHELL = ("/bin/sh", "-c")
 #: For images that name none.
@@ -101,3 +104,39 @@ def describe(step: Step) -> str:
             return f"USER {step.name}"
         case Configure():
             return f"CONFIGURE {' '.join(step.fields)}"
+
+
+#: Called with "stdout" or "stderr" and the data, as it arrives.
+OnOutput = Callable[[str, bytes], None]
+#: Called with a function that ends the program, from any thread.
+OnStart = Callable[[Callable[[], object]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """One program. `upper` is a private directory with "upper" and "work": what the program writes is in "upper" then.
+
+    `files` are written first, by absolute path; the program's own is executable.
+    """
+
+    layers: tuple[str, ...]
+    upper: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    user: str
+    policy: SandboxPolicy
+    timeout: float
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    on_output: OnOutput | None = None
+    on_start: OnStart | None = None
+
+
+#: Returns whatever the program's exit code is. Raises `CommandNotFound` if it could not be started.
+RunProgram = Callable[[StepRun], ExecResult]
+
+
+def find_runner() -> RunProgram:
+    """The process backend, by name: a store is below it in the import law."""
+    run: RunProgram = import_module("warmcell.backends.process.image_build").run_step
+    return run

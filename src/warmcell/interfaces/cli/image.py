@@ -17,8 +17,7 @@ from warmcell.interfaces.cli.store_actions import MANY, Action, print_freed, pri
 
 if TYPE_CHECKING:
     from warmcell.images import Image, ImageStore
-    from warmcell.images.build.progress import BuildProgress
-    from warmcell.images.progress import ImageProgress
+    from warmcell.images.progress import BuildProgress, ImageProgress
 
 #: `sha256:` and twelve digits, as Docker shows.
 _DIGEST_SHOWN = 19

@@ -14,7 +14,7 @@ from typing import Any
 
 from warmcell.core.errors import ImageNotFound, SandboxError
 from warmcell.images import Image, ImageStore
-from warmcell.images.build.progress import BuildProgress
+from warmcell.images.progress import BuildProgress
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.policy.model import SandboxPolicy
 

@@ -12,13 +12,40 @@ from warmcell.core import events
 from warmcell.core.errors import FetchFailed
 from warmcell.core.types import Denial
 from warmcell.net.connect.connection_log import ConnectionLog
-from warmcell.net.connect.name_lookup import Resolver, resolve_host, system_resolver
-from warmcell.net.connect.rate_limiter import RateLimiter
-from warmcell.net.connect.unreachable import RULE, Unreachable, unreachable_denial
-from warmcell.net.rules.addresses import is_own
+from warmcell.net.connect.dial import Resolver, resolve_host, system_resolver
+from warmcell.net.connect.limits import RateLimiter
 from warmcell.net.rules.headers import steering_header
-from warmcell.net.rules.hosts import Host, IPAddress
+from warmcell.net.rules.hosts import Host, IPAddress, is_own
 from warmcell.net.rules.rule_book import Decision, EgressRequest, RuleBook
+
+RULE = "public addresses only"
+_HINT = "the name does not exist or resolves to an address that the policy does not allow; the audit log says which"
+
+
+class Unreachable(FetchFailed):
+    """A name that a guest may look up but not reach. The message is for the host; `as_guest_error` is the guest's.
+
+    A guest that learns what a name resolves to, or whether it resolves at all, can map the host's network. So a name
+    that does not exist and one that resolves to a forbidden address look the same to the guest, unless the policy names
+    that exact host. The host's code and the audit log see the difference.
+    """
+
+    def __init__(self, message: str, *, where: str, reason: str, hint: str | None = None) -> None:
+        super().__init__(message, reason=reason, hint=hint)
+        self.where = where
+
+
+def unreachable_denial(request: EgressRequest) -> Denial:
+    """A denial without details: models, and through them guests, can read denials."""
+    return Denial("network", f"{request.host.in_url}:{request.port}", RULE, _HINT)
+
+
+def as_guest_error(error: FetchFailed) -> FetchFailed:
+    """The error as the guest may see it."""
+    if isinstance(error, Unreachable):
+        return FetchFailed(f"refused: {error.where} is not reachable from this sandbox", reason="refused")
+    return error
+
 
 AuditSink = Callable[[str], None]
 """Called with one line of JSON (without newline) per decision. If it raises, the connection is not made."""
@@ -51,8 +78,7 @@ class Gate:
         self.log = log or ConnectionLog()
         self.limiter = limiter or RateLimiter(None)
         self._resolver = resolver or system_resolver
-        self._audit = audit
-        self._on_denial = on_denial
+        self._audit, self._on_denial = audit, on_denial
         self._is_own = is_own_address
 
     async def admit(self, request: EgressRequest, via: str) -> tuple[tuple[IPAddress, ...], Decision]:

@@ -13,8 +13,8 @@ from typing import Any
 from warmcell.core.errors import FetchFailed
 from warmcell.core.types import Connection
 from warmcell.lifetime.ownership import Lock
-from warmcell.net.connect.byte_streams import ByteStream, SocketStream
-from warmcell.net.connect.rate_limiter import TokenBucket
+from warmcell.net.connect.dial import ByteStream, SocketStream
+from warmcell.net.connect.limits import TokenBucket
 from warmcell.net.rules.hosts import IPAddress
 from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing
 

@@ -1,16 +1,237 @@
-"""Connect to addresses that were admitted."""
+"""Looks names up, once per connection, and connects to the addresses that were admitted; byte streams over both."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from warmcell.core.errors import FetchFailed
-from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
+from warmcell.lifetime.ownership import own
+from warmcell.net.connect.limits import FairSlots
 from warmcell.net.rules.hosts import Host, IPAddress
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns every address of a name as text. Called once per connection; raises `OSError` if the lookup fails."""
+
+MAX_ADDRESSES = 32
+LOOKUP_SECONDS = 10.0
+MAX_LOOKUPS = 64
+
+_slots = FairSlots(MAX_LOOKUPS)
+
+
+class _LookupCounts:
+    """Lookups in progress per event loop. Each proxy, and so each guest, has its own loop.
+
+    A lookup keeps its slot until getaddrinfo returns, even if the caller has stopped waiting.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+        own(self)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way.clear()
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> bool:
+        with self._lock:
+            held = self._under_way.get(loop, 0)
+            if not _slots.take(held):
+                return False
+            self._under_way[loop] = held + 1
+            return True
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._under_way[loop] = max(0, self._under_way.get(loop, 0) - 1)
+        _slots.give_back()
+
+
+_lookups = _LookupCounts()
+
+
+async def system_resolver(name: str, port: int) -> Sequence[str]:
+    """Run `getaddrinfo` in a daemon thread, so that a stuck lookup blocks neither the loop nor interpreter exit."""
+    loop = asyncio.get_running_loop()
+    if not _lookups.begin(loop):
+        raise OSError("too many name lookups in progress")
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def look_up() -> None:
+        try:
+            records = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            settle(answer.set_result, [str(record[4][0]) for record in records])
+        except (OSError, UnicodeError) as error:
+            settle(answer.set_exception, error)
+        finally:
+            _lookups.end(loop)
+
+    def settle(put: Callable[..., None], value: object) -> None:
+        # RuntimeError: the loop is closed, so no task is waiting for the result.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if answer.done() else put(value))
+
+    try:
+        threading.Thread(target=look_up, name=f"resolve {name[:40]}", daemon=True).start()
+    except RuntimeError as error:  # can't start new thread
+        _lookups.end(loop)
+        raise OSError(str(error)) from None
+    async with asyncio.timeout(LOOKUP_SECONDS):
+        return await answer
+
+
+async def resolve_host(host: Host, port: int, resolver: Resolver) -> tuple[IPAddress, ...]:
+    """Every address of the host, in the resolver's order. A literal needs no lookup."""
+    if host.address is not None:
+        return (host.address,)
+    try:
+        records = await resolver(host.name, port)
+        found = tuple(dict.fromkeys(_address(record) for record in records))
+    except (OSError, UnicodeError) as error:
+        # `TimeoutError` is an `OSError`. Only the lookup's deadline arrives here; the fetch's raises CancelledError.
+        raise FetchFailed(f"could not resolve {host}: {str(error) or 'timed out'}", reason="dns") from None
+    except ValueError:
+        raise FetchFailed(
+            f"could not resolve {host}: the resolver returned an invalid IP address", reason="dns"
+        ) from None
+    if not found:
+        raise FetchFailed(f"{host} has no address", reason="dns")
+    if len(found) > MAX_ADDRESSES:
+        raise FetchFailed(f"{host} has more than {MAX_ADDRESSES} addresses", reason="dns")
+    return found
+
+
+def _address(text: str) -> IPAddress:
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        return ipaddress.IPv6Address(int(address))
+    return address
+
+
+READ_SIZE = 128 * 1024
+
+Result = TypeVar("Result")
+
+
+class ByteStream(Protocol):
+    """`read` returns b"" at EOF; `write` waits while the peer's window is full; `close` aborts the connection."""
+
+    async def read(self) -> bytes: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def write_eof(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SocketStream:
+    """An asyncio connection. `unread` pushes peeked data back."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._peeked = b""
+        self.bytes_read = self.bytes_written = 0
+
+    async def read(self) -> bytes:
+        if self._peeked:
+            data, self._peeked = self._peeked, b""
+            return data
+        data = await self._reader.read(READ_SIZE)
+        self.bytes_read += len(data)
+        return data
+
+    def unread(self, data: bytes) -> None:
+        self._peeked = data + self._peeked
+
+    async def write(self, data: bytes) -> None:
+        self.bytes_written += len(data)
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def write_eof(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+
+    async def aclose(self) -> None:
+        """Close after flushing pending writes."""
+        with contextlib.suppress(OSError):
+            self._writer.close()
+            await self._writer.wait_closed()
+
+    def close(self) -> None:
+        # Abort rather than close: a peer that does not read would keep the buffer and the socket alive.
+        self._writer.transport.abort()
+
+
+class TlsServerStream:
+    """The server side of TLS, for hosts terminated by the sandbox's own CA.
+
+    Wraps a stream rather than a socket because the ClientHello has already been read.
+    """
+
+    def __init__(self, inner: ByteStream, context: ssl.SSLContext) -> None:
+        self._inner = inner
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    async def handshake(self) -> None:
+        await self._drive(self._tls.do_handshake)
+
+    async def read(self) -> bytes:
+        try:
+            return await self._drive(lambda: self._tls.read(READ_SIZE))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        sent = 0
+        while sent < len(data):
+            sent += await self._drive(partial(self._tls.write, memoryview(data)[sent:]))
+
+    async def write_eof(self) -> None:
+        """Does nothing: TLS has no useful half-closed state. `aclose` sends close_notify."""
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        """Send close_notify, which lets the client tell a complete response from a truncated one."""
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        await self._flush()
+
+    async def _drive(self, step: Callable[[], Result]) -> Result:
+        while True:
+            try:
+                result = step()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                data = await self._inner.read()
+                if data:
+                    self._incoming.write(data)
+                else:
+                    self._incoming.write_eof()
+            else:
+                await self._flush()
+                return result
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            await self._inner.write(self._outgoing.read())
+
 
 Dial = Callable[[Sequence[IPAddress], int], Awaitable[socket.socket]]
 """Connects to one of the addresses; raises `OSError` if none accepts."""

@@ -16,8 +16,7 @@ from typing import Any
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.optional_packages import need
 from warmcell.net.rules.fetch_policy import FetchPolicy
-from warmcell.net.rules.host_patterns import HostPattern, Reach, parse_injection
-from warmcell.net.rules.hosts import Host
+from warmcell.net.rules.hosts import Host, HostPattern, Reach, parse_injection
 
 EXTRA = "net-tls"
 LIFETIME = datetime.timedelta(days=7)

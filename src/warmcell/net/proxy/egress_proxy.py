@@ -8,35 +8,104 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import threading
 from collections.abc import Iterable
 from contextvars import copy_context
+from enum import IntEnum
 from functools import partial
 
 from warmcell.core import events
 from warmcell.core.errors import ExecutionFailed, FetchFailed
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import start_daemon
-from warmcell.net.connect.admission import AuditSink, DenialSink, Gate
-from warmcell.net.connect.byte_streams import READ_SIZE, SocketStream
+from warmcell.net.connect.admission import AuditSink, DenialSink, Gate, as_guest_error
 from warmcell.net.connect.connection_log import ConnectionLog
-from warmcell.net.connect.dial import Dial, client_tls, dial
-from warmcell.net.connect.fair_slots import FairSlots, connection_slots
-from warmcell.net.connect.name_lookup import Resolver
-from warmcell.net.connect.rate_limiter import RateLimiter
-from warmcell.net.connect.unreachable import as_guest_error
+from warmcell.net.connect.dial import READ_SIZE, Dial, Resolver, SocketStream, client_tls, dial
+from warmcell.net.connect.limits import FairSlots, RateLimiter, connection_slots
 from warmcell.net.optional_packages import need
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
-from warmcell.net.proxy.forward_request import EgressContext, refusal
-from warmcell.net.proxy.limits import ProxyLimits
-from warmcell.net.proxy.serve_http import serve_http
-from warmcell.net.proxy.socks5 import VERSION, Reply, SocksError, SocksHandshake
-from warmcell.net.proxy.tunnel import Tunnel
+from warmcell.net.proxy.forward_request import EgressContext, ProxyLimits, refusal
+from warmcell.net.proxy.serve import Tunnel, serve_http
 from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.hosts import Host, HostError, parse_host
 from warmcell.net.rules.rule_book import RuleBook, compile_rules
 from warmcell.policy.model import NetworkRule
+
+VERSION = 5
+
+
+class Reply(IntEnum):
+    """Reply codes of RFC 1928."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    NOT_ALLOWED = 2
+    HOST_UNREACHABLE = 4
+    REFUSED = 5
+    COMMAND_UNSUPPORTED = 7
+    ADDRESS_UNSUPPORTED = 8
+
+
+class SocksError(Exception):
+    """Protocol error or unsupported request. The caller sends `reply`."""
+
+    def __init__(self, reply: Reply, message: str) -> None:
+        super().__init__(message)
+        self.reply = reply
+
+
+class SocksHandshake:
+    """Reads exactly the handshake and leaves the rest on the stream."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+
+    async def read_request(self) -> tuple[Host, int]:
+        """Read the request's destination. The caller sends the reply."""
+        _version, count = await self._take(2)
+        if 0 not in await self._take(count):
+            await self._stream.write(bytes([VERSION, 0xFF]))
+            raise SocksError(Reply.NOT_ALLOWED, "only the method 'no authentication' is supported")
+        await self._stream.write(bytes([VERSION, 0]))
+        version, command, _reserved, kind = await self._take(4)
+        if version != VERSION:
+            raise SocksError(Reply.FAILED, "not SOCKS5")
+        host = await self._host(kind)
+        port = int.from_bytes(await self._take(2), "big")
+        if command != 1:
+            raise SocksError(Reply.COMMAND_UNSUPPORTED, "only CONNECT is supported, not BIND or UDP")
+        if port == 0:
+            raise SocksError(Reply.NOT_ALLOWED, "port 0")
+        return host, port
+
+    async def _host(self, kind: int) -> Host:
+        if kind == 1 or kind == 4:
+            address = ipaddress.ip_address(await self._take(4 if kind == 1 else 16))
+            return Host(str(address), address)
+        if kind != 3:
+            raise SocksError(Reply.ADDRESS_UNSUPPORTED, f"unknown address type {kind}")
+        name = await self._take((await self._take(1))[0])
+        try:
+            return parse_host(name.decode("ascii"))
+        except (HostError, UnicodeError) as error:
+            raise SocksError(Reply.NOT_ALLOWED, str(error)) from None
+
+    async def reply(self, code: Reply) -> None:
+        await self._stream.write(bytes([VERSION, code, 0, 1, 0, 0, 0, 0, 0, 0]))
+
+    async def _take(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = await self._stream.read()
+            if not more:
+                raise SocksError(Reply.FAILED, "the client closed the connection")
+            data += more
+        self._stream.unread(data[count:])
+        return data[:count]
+
 
 Rules = RuleBook | FetchPolicy | Iterable[NetworkRule] | None
 
@@ -237,3 +306,40 @@ class EgressProxy:
         if self._tls is None:
             self._tls = client_tls()
         return self._tls
+
+
+LOOPBACK = "localhost,127.0.0.1,::1"
+
+
+def proxy_environment(port: int, *, no_proxy: str = LOOPBACK, all_proxy_scheme: str = "http") -> dict[str, str]:
+    """Proxy variables for curl, pip, npm, git, requests, node and others.
+
+    Loopback inside the cage is the guest's own and needs no proxy. `ALL_PROXY` uses HTTP CONNECT unless `socks5h` is
+    asked for: without an extra package, httpx (and most AI client libraries with it) refuses to start with a SOCKS
+    URL. The proxy serves SOCKS5 on the same port either way.
+    """
+    url = f"http://127.0.0.1:{port}"
+    all_url = f"{all_proxy_scheme}://127.0.0.1:{port}"
+    plain = {"http_proxy": url, "https_proxy": url, "all_proxy": all_url, "no_proxy": no_proxy}
+    upper = {name.upper(): value for name, value in plain.items()}
+    return {
+        **plain,
+        **upper,
+        "NODE_USE_ENV_PROXY": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "npm_config_proxy": url,
+        "npm_config_https_proxy": url,
+        "npm_config_noproxy": no_proxy,
+        "npm_config_update_notifier": "false",
+        "YARN_HTTP_PROXY": url,
+        "YARN_HTTPS_PROXY": url,
+        "CARGO_HTTP_PROXY": url,
+        # Without a terminal a password prompt would hang.
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+def authority_environment(bundle_path: str, certificate_path: str) -> dict[str, str]:
+    """Variables that add trust in the sandbox's CA. `bundle_path`: system roots and CA; `certificate_path`: CA only."""
+    names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO")
+    return {**dict.fromkeys(names, bundle_path), "NODE_EXTRA_CA_CERTS": certificate_path}

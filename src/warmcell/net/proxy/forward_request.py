@@ -7,26 +7,157 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import TracebackType
 from typing import Any
 
 from warmcell.core.errors import FetchFailed
-from warmcell.net.connect.admission import Gate
-from warmcell.net.connect.byte_streams import ByteStream
-from warmcell.net.connect.dial import Dial, open_stream
-from warmcell.net.connect.http_exchange import Exchange
-from warmcell.net.connect.incoming_http import IncomingHttp
-from warmcell.net.connect.unreachable import as_guest_error
+from warmcell.core.types import MIB
+from warmcell.net.connect.admission import Gate, as_guest_error
+from warmcell.net.connect.dial import ByteStream, Dial, open_stream
+from warmcell.net.connect.http_exchange import Exchange, IncomingHttp
 from warmcell.net.credentials import Redactor, StreamRedactor, clean_headers, refuse_hidden_echo, refuse_partial
 from warmcell.net.optional_packages import need
-from warmcell.net.proxy.limits import ActivityTimer, ByteMeter, ProxyLimits
-from warmcell.net.proxy.request_head import MAX_HEAD_BYTES, RequestHead
 from warmcell.net.rules.headers import OURS, HeaderList, Headers, replace_headers, without_range_headers
 from warmcell.net.rules.rule_book import EgressRequest
 from warmcell.net.rules.urls import Target
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """Limits per connection (seconds, bytes in each direction) and on the number of connections.
+
+    Only TLS is accepted on `tls_ports` and only HTTP on `http_ports`; tunnels to other allowed ports are opaque.
+    """
+
+    connections: int = 128
+    max_bytes: int = 2048 * MIB
+    head_seconds: float = 10.0
+    idle_seconds: float = 120.0
+    total_seconds: float = 1800.0
+    tls_ports: frozenset[int] = frozenset({443})
+    http_ports: frozenset[int] = frozenset({80})
+
+
+class ByteMeter:
+    """Counts the bytes of one direction; raises `FetchFailed` over the limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+        self._max_bytes = max_bytes
+
+    def add(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise FetchFailed(f"the connection carried more than {self._max_bytes} bytes", reason="too_large")
+
+
+class ActivityTimer:
+    """An idle timeout that `touch` extends, up to a total. Raises `TimeoutError`."""
+
+    def __init__(self, idle_seconds: float, total_seconds: float) -> None:
+        self._idle = idle_seconds
+        self._total = total_seconds
+        self._end = 0.0
+        self._moved_at = 0.0
+        self._timeout: asyncio.Timeout | None = None
+
+    async def __aenter__(self) -> ActivityTimer:
+        now = asyncio.get_running_loop().time()
+        self._end = now + self._total
+        self._moved_at = now
+        self._timeout = asyncio.timeout_at(min(now + self._idle, self._end))
+        await self._timeout.__aenter__()
+        return self
+
+    def touch(self) -> None:
+        assert self._timeout is not None
+        now = asyncio.get_running_loop().time()
+        # Rescheduling is not free, and a busy tunnel touches thousands of times a second.
+        if now - self._moved_at < self._idle / 16 or self._timeout.expired():
+            return
+        self._moved_at = now
+        self._timeout.reschedule(min(now + self._idle, self._end))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._timeout is not None
+        await self._timeout.__aexit__(kind, error, trace)
+
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_LINES = 256
+
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]{1,16384}) HTTP/1\.([01])")
+# One character class each: a guest cannot exploit backtracking.
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(rb"[\x20-\x7e\x80-\xff\t]*")
+_ONCE = ("host", "content-length", "transfer-encoding")
+
+
+class HeadError(ValueError):
+    """The head is refused; nothing was forwarded."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request line and its header fields. The method is in upper case."""
+
+    method: str
+    target: str
+    minor_version: int
+    headers: tuple[tuple[str, str], ...]
+
+    def get(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+def parse_head(raw: bytes) -> RequestHead:
+    """Parse a head that ends with an empty line, strictly, so that proxy and server agree on where a message ends.
+
+    Pure. Raises `HeadError`.
+    """
+    lines = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    if len(lines) > MAX_HEAD_LINES:
+        raise HeadError(f"more than {MAX_HEAD_LINES} header lines")
+    first = _REQUEST_LINE.fullmatch(lines[0])
+    if first is None:
+        raise HeadError("malformed request line")
+    method, target, minor = first.groups()
+    head = RequestHead(method.decode().upper(), target.decode(), int(minor), tuple(_field(line) for line in lines[1:]))
+    _check_framing(head)
+    return head
+
+
+def _field(line: bytes) -> tuple[str, str]:
+    if line[:1] in (b" ", b"\t"):
+        raise HeadError("a folded header line")
+    name, colon, value = line.partition(b":")
+    if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        raise HeadError("malformed header line")
+    return name.decode("ascii"), value.strip(b" \t").decode("latin-1")
+
+
+def _check_framing(head: RequestHead) -> None:
+    names = [name.lower() for name, _ in head.headers]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise HeadError(f"more than one {name} header")
+    if "content-length" in names and "transfer-encoding" in names:
+        raise HeadError("both content-length and transfer-encoding")
+    length, coding = head.get("content-length"), head.get("transfer-encoding")
+    if length is not None and not re.fullmatch(r"[0-9]{1,18}", length):
+        raise HeadError("malformed content-length")
+    if coding is not None and (coding.lower() != "chunked" or head.minor_version == 0):
+        raise HeadError("a transfer-encoding other than chunked")
+    if head.minor_version == 1 and "host" not in names:
+        raise HeadError("no host header")
+
 
 STATUS_OF = {
     "refused": HTTPStatus.FORBIDDEN,
@@ -63,9 +194,7 @@ class RequestForwarder:
 
     def __init__(self, guest: ByteStream, egress: EgressContext, via: str) -> None:
         self._h11 = need("h11")
-        self._guest = guest
-        self._egress = egress
-        self._via = via
+        self._guest, self._egress, self._via = guest, egress, via
         self._conn = self._h11.Connection(self._h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._incoming = IncomingHttp(self._conn)
         self._redactor = Redactor()

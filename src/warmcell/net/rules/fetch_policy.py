@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.core.types import MIB, FrozenMapping, check_timeout
 from warmcell.net.credentials import SecretRef
-from warmcell.net.rules.host_patterns import parse_entry, parse_injection
+from warmcell.net.rules.hosts import parse_entry, parse_injection
 from warmcell.policy.model import NetworkRule
 
 WEB_PORTS = (80, 443)

@@ -7,7 +7,7 @@ from typing import Any
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.net.rules.fetch_policy import FetchPolicy
-from warmcell.net.rules.host_patterns import Reach, parse_entry, parse_pattern
+from warmcell.net.rules.hosts import Reach, parse_entry, parse_pattern
 from warmcell.net.rules.rule_book import (
     ANY_PORT,
     EgressRequest,

@@ -12,11 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.credentials import SecretRef
-from warmcell.net.rules.addresses import Category, classify, unwrap_addresses
 from warmcell.net.rules.fetch_policy import WEB_PORTS, FetchPolicy
-from warmcell.net.rules.host_patterns import HostPattern, Reach, parse_entry, parse_injection, parse_pattern
-from warmcell.net.rules.hosts import Host, IPAddress
-from warmcell.net.rules.plain_paths import is_plain
+from warmcell.net.rules.hosts import (
+    Category,
+    Host,
+    HostPattern,
+    IPAddress,
+    Reach,
+    classify,
+    parse_entry,
+    parse_injection,
+    parse_pattern,
+    unwrap_addresses,
+)
+from warmcell.net.rules.urls import is_plain
 from warmcell.policy.model import NetworkRule
 
 NEVER_METHODS = frozenset({"CONNECT", "TRACE", "TRACK"})

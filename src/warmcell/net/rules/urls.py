@@ -1,4 +1,4 @@
-"""Strict URL parsing. Pure.
+"""Strict URL parsing, and paths that all servers interpret alike. Pure.
 
 Parsers disagree about unusual URLs, and SSRF attacks exploit that. This one accepts only what all parsers read alike:
 no userinfo, backslash, control character or space, no empty or non-decimal port.
@@ -7,8 +7,9 @@ no userinfo, backslash, control character or space, no empty or non-decimal port
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, unquote_to_bytes, urljoin
 
 from warmcell.net.rules.hosts import Host, HostError, parse_host
 
@@ -134,3 +135,46 @@ def redirect_target(base: Target, location: str) -> Target:
         raise
     except ValueError as error:
         raise UrlError(f"malformed Location header: {error}") from None
+
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+#: Escaped, these mean different things depending on whether a server splits or decodes first.
+_NEVER_ESCAPED = frozenset(b"/\\.;%?#")
+#: Some servers strip these, which can leave `.` or `..`.
+_DROPPED_AT_THE_ENDS = ". "
+
+
+def is_plain(path: str) -> bool:
+    """Whether every server interprets the path, which must start with a slash, alike. Linear in its length.
+
+    Servers transform a path before they use it: they decode it, sometimes twice, fold Unicode, drop `;parameters` and
+    trailing blanks and dots, join empty segments, treat a backslash as a slash. A path that any of this could turn into
+    another one is not plain, and path rules refuse it.
+    """
+    if not path.startswith("/") or "\\" in path or _BAD_ESCAPE.search(path):
+        return False
+    if any(int(code, 16) in _NEVER_ESCAPED for code in _ESCAPED.findall(path)):
+        return False
+    try:
+        text = unquote_to_bytes(path).decode()  # strict: rejects overlong forms, such as of a dot
+    except UnicodeDecodeError:
+        return False
+    segments = text.split("/")[1:]
+    return all(map(_is_plain_character, text)) and all(map(_is_plain_name, segments[:-1])) and _ends_plainly(segments)
+
+
+def _ends_plainly(segments: list[str]) -> bool:
+    """The last segment may be empty: a trailing slash."""
+    return segments[-1] == "" or _is_plain_name(segments[-1])
+
+
+def _is_plain_name(segment: str) -> bool:
+    return bool(segment.partition(";")[0].strip(_DROPPED_AT_THE_ENDS))
+
+
+def _is_plain_character(character: str) -> bool:
+    """Printable ASCII, or a letter, digit or mark that stays one in every normal form."""
+    if character.isascii():
+        return " " <= character <= "~"
+    return all(unicodedata.category(form)[0] in "LMN" for form in unicodedata.normalize("NFKC", character) + character)

@@ -26,7 +26,7 @@ from warmcell.sandbox.local.pip_packages import Installer, Packages, cache_direc
 from warmcell.workspace.private_directory import PrivateDirectory
 
 if TYPE_CHECKING:
-    from warmcell.net.rules.npm_registry import NpmRegistry
+    from warmcell.net.rules.package_index import NpmRegistry
 
 _CACHE, _TARGET, _SETTINGS = "/cache", "/target", "/settings"
 #: `name` or `@scope/name`, with a version, a range or a tag; no URL, path, alias or option.
@@ -137,7 +137,7 @@ def find_npm(installer: Installer) -> Npm:
 
 def configured_registry(npm: Npm) -> NpmRegistry:
     """As npm itself is configured, by its files and the environment."""
-    from warmcell.net.rules.npm_registry import parse_npm_config
+    from warmcell.net.rules.package_index import parse_npm_config
 
     try:
         return parse_npm_config(ask([npm.node, npm.program, "config", "ls", "--long", "--json"]))

@@ -8,18 +8,15 @@ import stat
 from dataclasses import dataclass
 
 from warmcell.core.types import MIB
-from warmcell.workspace.descent import Descent
 from warmcell.workspace.diff import ChangeKind, FsChange
 from warmcell.workspace.errors import Misfit, PatchRejected
 from warmcell.workspace.files import put_file, read_file, replace_file, stat_path
 from warmcell.workspace.name_tree import NameTree
 from warmcell.workspace.names import Parts, display_path
-from warmcell.workspace.patch.agent_format import BEGIN, parse_agent_patch
-from warmcell.workspace.patch.hunks import MAX_MISFITS, ComparisonBudget, apply_hunks
-from warmcell.workspace.patch.model import FilePatch
-from warmcell.workspace.patch.unified_diff import parse_unified
-from warmcell.workspace.quota import DIRECTORY_SPACE, space_for
-from warmcell.workspace.root import Root, text_of, translate_os_errors
+from warmcell.workspace.patch.formats import BEGIN, parse_agent_patch, parse_unified
+from warmcell.workspace.patch.hunks import MAX_MISFITS, ComparisonBudget, FilePatch, apply_hunks
+from warmcell.workspace.root import DIRECTORY_SPACE, Root, space_for, text_of, translate_os_errors
+from warmcell.workspace.walk import Descent
 
 MAX_PATCH_BYTES = 8 * MIB
 

@@ -15,13 +15,11 @@ from typing import Any, NamedTuple
 from warmcell.core.errors import SandboxError, SnapshotInvalid
 from warmcell.core.light import closing_fd
 from warmcell.workspace.copy import data_ranges
-from warmcell.workspace.descent import Descent
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import write_all
 from warmcell.workspace.names import MAX_PATH_BYTES, Parts
-from warmcell.workspace.quota import space_for
-from warmcell.workspace.root import Root, text_of, translate_os_errors
-from warmcell.workspace.walk import TreeEntry, TreeLimits, open_entry, walk
+from warmcell.workspace.root import Root, space_for, text_of, translate_os_errors
+from warmcell.workspace.walk import Descent, TreeEntry, TreeLimits, open_entry, walk
 from warmcell.workspaces.snapshots.chunks import BLOCK, damage_error
 from warmcell.workspaces.snapshots.tree import (
     MAX_SIZE,

@@ -16,8 +16,7 @@ from warmcell.interfaces.serve.usage import directory_bytes
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.private_directory import PrivateDirectory
-from warmcell.workspace.quota import Quota
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import Quota, Root
 
 _log = logging.getLogger("warmcell.serve")
 PREFIX = "snapshot-"

@@ -19,15 +19,14 @@ from warmcell.core.types import MIB
 from warmcell.images import Image, ImageStore
 from warmcell.images.build.builder import Builder, BuildOptions
 from warmcell.images.build.globs import has_wildcard
-from warmcell.images.build.progress import BuildProgress
 from warmcell.images.build.state import BuildState
 from warmcell.images.build.steps import Copy, Env, Run, Step, User, Workdir
 from warmcell.images.build.trees import Node, Tree
 from warmcell.images.decompress import LayerReader, decompress
-from warmcell.images.image_files import ImageFiles
-from warmcell.images.image_users import find_user
+from warmcell.images.image_files import ImageFiles, find_user
 from warmcell.images.limits import Budget, ImageLimits
-from warmcell.images.store_parts import StoreParts
+from warmcell.images.progress import BuildProgress
+from warmcell.images.records import StoreParts
 from warmcell.images.unpack import Unpacker
 from warmcell.interfaces.serve.e2b.template_records import Uploads
 from warmcell.interfaces.serve.responses import HttpError

@@ -23,9 +23,8 @@ from warmcell.lifetime.own_modes import make_directory
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
-from warmcell.workspace.quota import space_for
 from warmcell.workspace.remove import remove_directory
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import Root, space_for
 from warmcell.workspace.walk import walk
 
 _log = logging.getLogger("warmcell.serve")

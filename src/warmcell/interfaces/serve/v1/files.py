@@ -29,7 +29,7 @@ from warmcell.interfaces.serve.v1.models import (
 from warmcell.interfaces.serve.v1.sandbox_state import state_of
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.watches import AsyncWatch
-from warmcell.workspace import inotify
+from warmcell.workspace import file_watch
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
 from warmcell.workspace.file_watch import FileEvent
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES
@@ -190,7 +190,7 @@ def _check_shares(service: Service, tenant: Tenant, of_sandbox: int) -> None:
     """Raises `HttpError` 429 if the sandbox, the tenant or the server has all watches that it may have."""
     watches = [(entry.tenant_id, state_of(entry).watches) for entry in service.sandboxes.all()]
     of_tenant = sum(count for owner, count in watches if owner == tenant.id)
-    instances = inotify.most_instances()
+    instances = file_watch.most_instances()
     for holder, used, most in (
         ("the sandbox", of_sandbox, MAX_WATCHES),
         ("this token", of_tenant, instances // _TENANT_SHARE),

@@ -1,4 +1,7 @@
-"""Token buckets: one for the whole policy, one per host. Thread-safe; the clock is a parameter."""
+"""Limits on requests (token buckets: one for the policy, one per host) and on connections and lookups (slots).
+
+Thread-safe. The clock is a parameter.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 
+from warmcell.lifetime.ownership import own
 from warmcell.net.rules.fetch_policy import RateLimit
 
 MAX_HOSTS = 4096
@@ -34,8 +39,7 @@ class RateLimiter:
     """Decides whether one more request may be sent now. Without a limit, always."""
 
     def __init__(self, limit: RateLimit | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
-        self._clock = clock
+        self._limit, self._clock = limit, clock
         self._lock = threading.Lock()
         self._whole = TokenBucket(limit.requests, limit.per_seconds, clock()) if limit else None
         self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
@@ -65,3 +69,52 @@ class RateLimiter:
         while len(self._hosts) > MAX_HOSTS:
             self._hosts.popitem(last=False)
         return bucket
+
+
+DESCRIPTORS_EACH = 2
+#: Guest connections may use 1/_SHARE of the program's descriptors.
+_SHARE = 4
+_FEWEST, _MOST = 8, 1024
+_ALWAYS = 2
+
+
+class FairSlots:
+    """A fixed number of slots that all guests of this program share. A forked child starts with all slots free.
+
+    Guest connections use the host program's descriptors, so there is one total per program, derived from RLIMIT_NOFILE.
+    A guest gets another slot only while more slots are free than it holds: a single guest gets half of them, two guests
+    a third each. Two slots are always granted; the number of runs is bounded elsewhere.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.abandon()
+        own(self)
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        self.taken = 0
+
+    def take(self, held: int) -> bool:
+        """Take a slot for a guest that holds `held` slots; False if it has used its share."""
+        with self._lock:
+            if held >= _ALWAYS and held >= self.most - self.taken:
+                return False
+            self.taken += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._lock:
+            self.taken = max(0, self.taken - 1)
+
+
+@cache
+def connection_slots() -> FairSlots:
+    """The program's connection slots, sized by RLIMIT_NOFILE at first use."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return FairSlots(_MOST)
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    usable = _MOST if soft == resource.RLIM_INFINITY else soft // _SHARE // DESCRIPTORS_EACH
+    return FairSlots(min(max(usable, _FEWEST), _MOST))

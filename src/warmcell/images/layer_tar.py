@@ -1,0 +1,199 @@
+"""Writes layers as tar files: of a directory, sorted and owned by root; or entry by entry, as a build states them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Protocol
+
+from warmcell.core.errors import ImageInvalid, InvalidRequest
+from warmcell.core.records import dataclass
+from warmcell.core.timestamps import limit_tar_time
+from warmcell.images.blobs import CHUNK, BlobWriter
+from warmcell.images.limits import MAX_PATH_BYTES, Budget
+from warmcell.images.tar_reader import BLOCK
+from warmcell.workspace.root import Root
+from warmcell.workspace.walk import TreeLimits, walk
+
+#: The caller's budget counts entries and bytes; only the length of a path is limited here.
+_LIMITS = TreeLimits(entries=1 << 40, path_bytes=1 << 50, seconds=inf)
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Sink(Protocol):
+    def write(self, data: bytes, /) -> int: ...
+
+
+def write_tree(directory: str, sink: Sink, budget: Budget) -> int:
+    """Write the whole tree; returns its latest modification time. Devices, FIFOs and sockets are left out."""
+    links: dict[tuple[int, int], str] = {}
+    latest = 0
+    # GNU's format: names of any length and any bytes, without extended headers.
+    with tarfile.open(
+        fileobj=sink,  # type: ignore[call-overload]
+        mode="w|",
+        format=tarfile.GNU_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as archive:
+        for path, state, dir_fd in _walk(directory):
+            budget.count_entry()
+            latest = max(latest, int(limit_tar_time(state.st_mtime)))
+            _add(archive, path, state, dir_fd, links, budget)
+    return latest
+
+
+def _walk(directory: str) -> Iterator[tuple[str, os.stat_result, int]]:
+    """Every entry, parents first, each with its directory's descriptor. Links are not followed."""
+    yield "", os.stat(directory), -1
+    with Root(directory) as root:
+        for found in walk(root, limits=_LIMITS):
+            path = "/".join(found.parts)
+            if found.kind == "closed":
+                raise _unreadable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            yield path, found.state, found.dir_fd
+
+
+def _add(
+    archive: tarfile.TarFile,
+    path: str,
+    state: os.stat_result,
+    dir_fd: int,
+    links: dict[tuple[int, int], str],
+    budget: Budget,
+) -> None:
+    entry = tarfile.TarInfo(path or ".")
+    entry.mode, entry.mtime = stat.S_IMODE(state.st_mode), int(limit_tar_time(state.st_mtime))
+    name = os.path.basename(path)
+    if stat.S_ISDIR(state.st_mode):
+        entry.type = tarfile.DIRTYPE
+        archive.addfile(entry)
+    elif stat.S_ISLNK(state.st_mode):
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, os.readlink(name, dir_fd=dir_fd), 0o777
+        archive.addfile(entry)
+    elif stat.S_ISREG(state.st_mode):
+        first = links.setdefault((state.st_dev, state.st_ino), path) if state.st_nlink > 1 else path
+        if first != path:
+            entry.type, entry.linkname = tarfile.LNKTYPE, first
+            archive.addfile(entry)
+        else:
+            budget.count_bytes(state.st_size)
+            _add_file(archive, entry, name, dir_fd)
+
+
+def _add_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str, dir_fd: int) -> None:
+    try:
+        with open(os.open(name, _OPEN, dir_fd=dir_fd), "rb") as file:
+            entry.size = os.fstat(file.fileno()).st_size
+            archive.addfile(entry, Exactly(file.read, entry.size))
+    except OSError as error:
+        raise _unreadable(entry.name, error) from None
+
+
+class Exactly(io.RawIOBase):
+    """A file that somebody may be writing to: exactly `size` bytes of it, then zeros."""
+
+    def __init__(self, read: Callable[[int], bytes], size: int) -> None:
+        self._read, self._left = read, size
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        self._left -= wanted
+        return self._read(wanted).ljust(wanted, b"\0")
+
+
+def _unreadable(path: str, error: OSError) -> InvalidRequest:
+    hint = "import a tar file that its owner wrote, or change the permissions"
+    return InvalidRequest(f"cannot read {path!r}: {(error.strerror or '').lower()}", field="path", hint=hint)
+
+
+WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Mode, owner and time of an entry."""
+
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    mtime: int = 0
+
+
+class LayerWriter:
+    """Writes to a blob. `is_empty` until there is an entry; parents come before what is in them."""
+
+    def __init__(self, blob: BlobWriter, budget: Budget) -> None:
+        self._blob, self._budget = blob, budget
+        self.is_empty = True
+        self._links: dict[tuple[int, int], str] = {}
+
+    def finish(self) -> None:
+        self._blob.write(bytes(2 * BLOCK))
+
+    def add_directory(self, path: str, attributes: Attributes, *, is_opaque: bool = False) -> None:
+        """`is_opaque`: what lower layers have in it is removed."""
+        self._add(path, tarfile.DIRTYPE, attributes)
+        if is_opaque:
+            self._add(f"{path}/{OPAQUE}", tarfile.REGTYPE, Attributes(0), is_whiteout=True)
+
+    def add_symlink(self, path: str, target: str, attributes: Attributes) -> None:
+        self._add(path, tarfile.SYMTYPE, attributes, link=target)
+
+    def add_hardlink(self, path: str, target: str, attributes: Attributes) -> None:
+        self._add(path, tarfile.LNKTYPE, attributes, link=target)
+
+    def add_whiteout(self, path: str) -> None:
+        """What lower layers have at the path is removed."""
+        directory, name = os.path.split(path)
+        self._add(os.path.join(directory, WHITEOUT + name), tarfile.REGTYPE, Attributes(0), is_whiteout=True)
+
+    def add_file(self, path: str, attributes: Attributes, size: int, read: Callable[[int], bytes]) -> None:
+        """Exactly `size` bytes; zeros in place of those that `read` lacks."""
+        self._budget.count_bytes(size)
+        self._add(path, tarfile.REGTYPE, attributes, size=size, content=Exactly(read, size))
+
+    def add_linked_file(
+        self, path: str, attributes: Attributes, state: os.stat_result, open_file: Callable[[], int]
+    ) -> None:
+        """A regular file, or a hard link if its inode was added before."""
+        first = self._links.setdefault((state.st_dev, state.st_ino), path) if state.st_nlink > 1 else path
+        if first != path:
+            self.add_hardlink(path, first, attributes)
+            return
+        with open(open_file(), "rb") as content:
+            self.add_file(path, attributes, os.fstat(content.fileno()).st_size, content.read)
+
+    def _add(
+        self,
+        path: str,
+        kind: bytes,
+        attributes: Attributes,
+        *,
+        link: str = "",
+        size: int = 0,
+        content: Exactly | None = None,
+        is_whiteout: bool = False,
+    ) -> None:
+        self._budget.count_entry()
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise ImageInvalid(f"a path of the layer has more than {MAX_PATH_BYTES} bytes: {path[:80]!r}...")
+        name = os.path.basename(path)
+        if name.startswith(WHITEOUT) and not is_whiteout:
+            reason = f"names that begin with {WHITEOUT!r} mark deleted files in images"
+            raise ImageInvalid(f"cannot add {path!r} to a layer: {reason}", hint="rename the file")
+        entry = tarfile.TarInfo(path or ".")
+        entry.type, entry.linkname, entry.size = kind, link, size
+        entry.mode, entry.mtime = attributes.mode & 0o7777, int(limit_tar_time(attributes.mtime))
+        entry.uid, entry.gid = attributes.uid, attributes.gid
+        # GNU's format: names of any length and any bytes, without extended headers.
+        self._blob.write(entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+        while content is not None and (piece := content.read(CHUNK)):
+            self._blob.write(piece)
+        self._blob.write(bytes(-size % BLOCK))
+        self.is_empty = False
