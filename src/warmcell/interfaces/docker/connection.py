@@ -119,16 +119,19 @@ class Connection:
     # ---- requests ----
 
     async def _read_head(self) -> h11.Request | None:
-        timeout = _IDLE_SECONDS
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _IDLE_SECONDS
+        is_begun = False
         while True:
             event = self._http.next_event()
             if isinstance(event, h11.Request):
                 return event
             if event is not h11.NEED_DATA:
                 return None
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(deadline):
                 self._http.receive_data(await self._reader.read(_CHUNK))
-            timeout = _HEAD_SECONDS
+            if not is_begun:  # for the whole head: a byte now and then must not hold a connection for days
+                is_begun, deadline = True, loop.time() + _HEAD_SECONDS
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body of the request in progress, as it arrives."""
