@@ -73,7 +73,7 @@ class suppress:  # noqa: N801  # as `contextlib` calls it, so that readers know 
         return kind is not None and issubclass(kind, self._kinds)
 
 
-class Cleanup:
+class Cleanup(Closing):
     """An `ExitStack` for plain calls, several times as fast.
 
     Calls run in reverse order, each once and even if another raises. For one thread at a time.
@@ -94,12 +94,6 @@ class Cleanup:
         finally:
             if self._calls:
                 self.close()
-
-    def __enter__(self) -> Cleanup:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class LateLog:

@@ -13,7 +13,7 @@ from warmcell.enforcers.host_paths import follow, note_writable
 from warmcell.enforcers.layout import Mount
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.policy.model import AccessMode, AllowedPath
-from warmcell.policy.places import KERNEL_PLACES, is_within
+from warmcell.policy.places import KERNEL_PLACES, canonical_target, is_within
 
 _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
@@ -100,14 +100,6 @@ def explain_failure(path: str) -> Iterator[None]:
         raise PolicyViolation(
             f"{path!r} cannot be allowed: {error.strerror or error}", hint="name a path that exists"
         ) from None
-
-
-def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:
-    """The target with a leading top-level link followed: `/bin/x` is `/usr/bin/x` if `/bin` leads there."""
-    for link, leads_to in links:
-        if target == link or target.startswith(link + "/"):
-            return os.path.normpath(os.path.join("/", leads_to) + target[len(link) :])
-    return target
 
 
 def check_target(target: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Mapping
 
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
-from warmcell.policy.places import CODE_DIR, HOME_DIR, WORK_DIR, is_within
+from warmcell.policy.places import CODE_DIR, HOME_DIR, WORK_DIR, canonical_target, is_within
 from warmcell.policy.resolve import EffectivePolicy, HostLayout, ImageRoot, ResolvedPath
 
 TYPE_CHECKING = False
@@ -169,17 +168,9 @@ def _binds(
 
 def _gpu_binds(gpu: GpuGrant, layout: HostLayout, covered: tuple[str, ...]) -> list[Bind]:
     """Not files that the guest sees anyway: where /lib leads to /usr/lib, what is in it is already there."""
-    files = {_follow(target, layout.symlinks): source for source, target in gpu.files}
+    files = {canonical_target(target, layout.symlinks): source for source, target in gpu.files}
     binds = [Bind(source, target) for target, source in files.items() if not _is_below(target, covered)]
     return binds + [Bind(source, target, device=True) for source, target in gpu.nodes]
-
-
-def _follow(path: str, links: tuple[tuple[str, str], ...]) -> str:
-    """The path with the top-level link that it begins with resolved."""
-    for link, target in links:
-        if is_within(path, link):
-            return posixpath.normpath(posixpath.join(posixpath.dirname(link), target) + path[len(link) :])
-    return path
 
 
 def _devices(policy: EffectivePolicy, layout: HostLayout) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import posixpath
+from collections.abc import Iterable, Sequence
 
 from warmcell.cage.environment import HOME_DIR as HOME_DIR
 from warmcell.core.errors import PolicyViolation
@@ -47,3 +48,11 @@ def find_narrowing(paths: Iterable[tuple[str, bool]]) -> tuple[str, str] | None:
 def is_within(path: str, directory: str) -> bool:
     """Whether `path` is the directory or lies below it, by name."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:
+    """The target with a leading top-level link followed: `/bin/x` is `/usr/bin/x` if `/bin` leads there."""
+    for link, leads_to in links:
+        if is_within(target, link):
+            return posixpath.normpath(posixpath.join("/", leads_to) + target[len(link) :])
+    return target

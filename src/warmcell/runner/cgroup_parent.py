@@ -257,11 +257,8 @@ def _step_back(path: str) -> None:
 
 def _move(source: str, target: str) -> None:
     for pid in members(source):
-        try:
-            with open(f"{target}/cgroup.procs", "w") as file:
-                file.write(str(pid))
-        except ProcessLookupError:
-            continue
+        with suppress(ProcessLookupError), open(f"{target}/cgroup.procs", "w") as file:
+            file.write(str(pid))
 
 
 def _sweep(base: str) -> None:

@@ -208,10 +208,8 @@ def _kill_members(path: str) -> None:
         except OSError:  # no descriptors left
             return
         for pid in found:
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
 
 
 def members(path: str) -> list[int]:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from warmcell.core.errors import PolicyViolation
 from warmcell.enforcers.layout import Mount, resolver_mounts, system_layout
-from warmcell.enforcers.mounts import canonical_target, check_target, resolve_mounts
+from warmcell.enforcers.mounts import check_target, resolve_mounts
 from warmcell.policy.model import AccessMode, AllowedPath
+from warmcell.policy.places import canonical_target
 
 LINKS = (("/bin", "usr/bin"), ("/lib", "usr/lib"))
 
