@@ -138,7 +138,7 @@ def test_cells_that_are_cancelled_at_once_do_not_end_the_session(cells: Cells) -
 def test_an_interrupt_at_any_moment_of_a_cell_keeps_the_session(cells: Cells) -> None:
     cells("kept=42")
     for number in range(30):
-        interrupter = threading.Timer(0.0003 * number, cells.talk.interrupt)
+        interrupter = threading.Timer(0.0003 * number, lambda: cells.talk.interrupts.request(is_awaited=False))
         interrupter.start()
         cells("exit 3" if number % 2 else "for i in 1 2 3; do echo $i | cat >/dev/null; done")
         interrupter.join()
@@ -171,7 +171,7 @@ def test_a_late_interrupt_prints_nothing_into_the_next_cell(cells: Cells, trap: 
         worker = cells.worker.process.pid
         os.kill(worker, signal.SIGSTOP)
         until(lambda: _waits_for_input(pid))
-        cells.talk.interrupt()
+        cells.talk.interrupts.request(is_awaited=False)
         os.kill(worker, signal.SIGCONT)
 
     first = cells("echo first; sleep 0.3", on_stdout=stop_and_interrupt)
