@@ -19,7 +19,7 @@ import pytest
 from tests.helpers import until
 from tests.serve.conftest import ROOT, Server, make_token, worker_pids
 
-from warmcell.interfaces.serve.v1.history import MAX_STREAMS
+from warmcell.interfaces.serve.v1.activity import MAX_STREAMS
 
 Start = Callable[..., AbstractContextManager[Server]]
 

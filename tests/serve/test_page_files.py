@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 from tests.serve.conftest import Server
 
-from warmcell.interfaces.serve.v1.history import merge_history
+from warmcell.interfaces.serve.v1.activity import merge_history
 
 
 def test_the_page_may_do_nothing_but_talk_to_its_server(server: Server) -> None:

@@ -15,10 +15,9 @@ from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.references import parse_reference
 from warmcell.images.unpack import Unpacker, WhiteoutsUnsupported
-from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.engine import RouteGroup
 from warmcell.interfaces.docker.image_routes import save_body
-from warmcell.interfaces.docker.messages import DockerError, Request, Response, json_response
-from warmcell.interfaces.docker.routing import Route
+from warmcell.interfaces.docker.messages import DockerError, Request, Response, Route, json_response
 from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.remove import remove_directory
@@ -39,10 +38,7 @@ _REFUSED = {
 }
 
 
-class BuildRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
+class BuildRoutes(RouteGroup):
     def routes(self) -> list[Route]:
         return [Route("POST", "/build", self.build, is_streamed=True), Route("POST", "/build/prune", self.prune)]
 
@@ -73,11 +69,12 @@ class BuildRoutes:
             if request.text(name) not in ("", "0", "false", "{}", "[]", "null"):
                 raise DockerError(400, f"{name} is not supported: {reason}")
         names = [parse_reference(name).name for name in request.query.get("t", []) if name]
+        arguments = request.json_parameter("buildargs").items()
         return {
             "store": self._engine.store.path,
             "dockerfile": request.text("dockerfile") or "Dockerfile",
             "names": names or [f"built/{secrets.token_hex(6)}:latest"],
-            "build_args": _build_args(request.text("buildargs")),
+            "build_args": {str(name): str(value) for name, value in arguments if value is not None},
             "target": request.text("target"),
             "policy": self._policy(request.text("networkmode")),
             "uses_cache": not request.flag("nocache"),
@@ -140,13 +137,3 @@ def check_dockerfile(context: str, dockerfile: str) -> None:
         raise DockerError(400, f"dockerfile parse error: {dockerfile[:200]!r} is not in the build context")
     if not os.path.isfile(real):
         raise DockerError(400, f"Cannot locate specified Dockerfile: {dockerfile[:200]}")
-
-
-def _build_args(text: str) -> dict[str, str]:
-    try:
-        document = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        raise DockerError(400, "buildargs: not JSON") from None
-    if not isinstance(document, dict):
-        raise DockerError(400, "buildargs: not a JSON object")
-    return {str(name): str(value) for name, value in document.items() if value is not None}

@@ -14,7 +14,6 @@ import termios
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import h11
@@ -29,6 +28,7 @@ from warmcell.interfaces.docker.messages import (
     error_response,
     refusal_of,
 )
+from warmcell.interfaces.docker.output_log import cancel_tasks
 from warmcell.interfaces.serve.http_protocol import ChunkLimit
 
 _log = logging.getLogger("warmcell.docker")
@@ -178,21 +178,21 @@ class Connection:
 
     async def _run_watched(self, request: Request) -> Answer:
         """The handler's answer. A client that goes away meanwhile cancels it; a streamed body shows that itself."""
-        handling = asyncio.ensure_future(self._handle(request))
         if self._is_streamed(request):
-            return await _await_task(handling)
+            return await self._handle(request)
+        handling = asyncio.ensure_future(self._handle(request))
         watching = asyncio.ensure_future(self._wait_for_close())
         try:
             await asyncio.wait({handling, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not handling.done() and watching.result():
-                await _cancel(handling)
+                await cancel_tasks(handling)
                 raise ClientGone
-            return await _await_task(handling)
+            return await asyncio.shield(handling)
         except asyncio.CancelledError:
-            await _cancel(handling)
+            await cancel_tasks(handling)
             raise
         finally:
-            await _cancel(watching)
+            await cancel_tasks(watching)
 
     async def _wait_for_close(self) -> bool:
         """True when the client has closed; False when it sent something, which is kept for later."""
@@ -258,8 +258,7 @@ class Connection:
             _log.warning("a response was cut short: %s", error)
             raise ClientGone from None
         finally:
-            await _cancel(working)
-            await _cancel(watching)
+            await cancel_tasks(working, watching)
 
     async def _hand_over(self, request: Request, hijack: Hijack) -> None:
         kind = ("content-type", hijack.content_type)
@@ -347,19 +346,3 @@ def _has_hung_up(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
-
-
-async def _await_task(task: asyncio.Future[Answer]) -> Answer:
-    """The result; cancelling the caller cancels the task and waits for it."""
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await _cancel(task)
-        raise
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log it

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from warmcell.images import Image
 from warmcell.interfaces.docker.container_cage import ContainerCage, make_small_ring
 from warmcell.interfaces.docker.container_spec import ContainerSpec, read_env
 from warmcell.interfaces.docker.messages import DockerError, check_size, text_field, texts_field
-from warmcell.interfaces.docker.output_log import OutputLog
+from warmcell.interfaces.docker.output_log import Changing, OutputLog
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.live import listen
@@ -111,11 +111,6 @@ class ExecProcess:
         self.process = await cage.start(spec.argv, spec.working_dir, ring=make_small_ring, **options)
         return self.process
 
-    async def output(self) -> AsyncIterator[tuple[str, bytes]]:
-        assert self.process is not None
-        async for event in self.process.output():
-            yield event.stream, event.data
-
     def discard_output(self) -> None:
         """Lets the program print without a reader: until its output is followed once, it stays in the pipes."""
         assert self.process is not None
@@ -123,10 +118,11 @@ class ExecProcess:
             pass
 
 
-class Container:
+class Container(Changing):
     """States: created, running, exited; `is_removed` at the end. Belongs to one event loop."""
 
     def __init__(self, name: str, spec: ContainerSpec, image: Image, cage: ContainerCage, on_event: OnEvent) -> None:
+        super().__init__()
         self.id = secrets.token_hex(32)
         self.name, self.spec, self.image, self.cage = name, spec, image, cage
         self._on_event = on_event
@@ -145,8 +141,6 @@ class Container:
         self.own_volumes: list[str] = []
         self._lock = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-        #: Replaced whenever the state changes.
-        self._changed = asyncio.Event()
 
     @property
     def is_running(self) -> bool:
@@ -226,10 +220,6 @@ class Container:
         self.state = state
         self._wake()
 
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     async def wait_for_change(self) -> None:
         await self._changed.wait()
 
@@ -308,12 +298,6 @@ class Container:
                 return None
             await self.wait_for_change()
         return self.main
-
-    async def follow_output(self, process: LocalProcess, *, has_past: bool) -> AsyncIterator[tuple[str, bytes]]:
-        """What the main program prints from now on, and with `has_past` what is kept of earlier output."""
-        received = {} if has_past else process.totals()
-        async for _, event in process.output_since(received):
-            yield event.stream, event.data
 
     # ---- exec ----
 

@@ -59,11 +59,6 @@ class ContainerCage:
         cage = self._cage
         return cage if cage is not None and cage.is_alive else None
 
-    @property
-    def host_pid(self) -> int:
-        cage = self.current
-        return 0 if cage is None else cage.pid
-
     async def start(
         self,
         argv: Sequence[str],

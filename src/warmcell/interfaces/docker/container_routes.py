@@ -12,20 +12,20 @@ from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.container import Container
 from warmcell.interfaces.docker.container_spec import parse_signal, read_spec
 from warmcell.interfaces.docker.container_views import TOP_TITLES, inspect_container, list_entry, stats_document
-from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.engine import RouteGroup
 from warmcell.interfaces.docker.messages import (
     DockerError,
     Hijack,
     RawStream,
     Request,
     Response,
+    Route,
     has_labels,
     is_match,
     json_line,
     json_response,
 )
-from warmcell.interfaces.docker.output_log import LogQuery, content_type, copy_streams, encode
-from warmcell.interfaces.docker.routing import Route
+from warmcell.interfaces.docker.output_log import LogQuery, cancel_tasks, content_type, copy_streams, encode
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.process import LocalProcess
 
@@ -33,10 +33,7 @@ _STATS_SECONDS = 1.0
 _FILTERS = ("id", "name", "label", "status", "ancestor", "exited", "network", "volume")
 
 
-class ContainerRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
+class ContainerRoutes(RouteGroup):
     def routes(self) -> list[Route]:
         one = "/containers/{id}"
         return [
@@ -182,15 +179,11 @@ class ContainerRoutes:
                 return
             process = await _start_or_hangup(container, raw)
             if process is not None:
-                output = container.follow_output(process, has_past=has_past)
-                await copy_streams(
-                    raw,
-                    _only(output, request.flag("stdout"), request.flag("stderr")),
-                    process,
-                    has_tty=spec.has_tty,
-                    is_input=is_input,
-                    closes_input=spec.closes_stdin,
-                )
+                # What it prints from now on, and with `has_past` what is kept of earlier output.
+                output = process.output_since({} if has_past else process.totals())
+                wanted = (event async for _, event in output if request.flag(event.stream))
+                inputs = {"is_input": is_input, "closes_input": spec.closes_stdin}
+                await copy_streams(raw, wanted, process, has_tty=spec.has_tty, **inputs)
 
         return Hijack(run, content_type(spec.has_tty))
 
@@ -271,17 +264,7 @@ async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess
         await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return starting.result() if starting.done() else None
     finally:
-        for task in (starting, leaving):
-            task.cancel()
-        await asyncio.wait({starting, leaving})
-
-
-async def _only(
-    output: AsyncIterator[tuple[str, bytes]], stdout: bool, stderr: bool
-) -> AsyncIterator[tuple[str, bytes]]:
-    async for stream, data in output:
-        if stdout if stream == "stdout" else stderr:
-            yield stream, data
+        await cancel_tasks(starting, leaving)
 
 
 async def _usage(container: Container) -> dict[str, Any]:

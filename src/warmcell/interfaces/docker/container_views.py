@@ -51,6 +51,7 @@ def inspect_container(container: Container) -> dict[str, Any]:
 
 
 def _state(container: Container) -> dict[str, Any]:
+    cage = container.cage.current if container.is_running else None
     return {
         "Status": "removing" if container.is_removed else container.state,
         "Running": container.is_running,
@@ -58,7 +59,7 @@ def _state(container: Container) -> dict[str, Any]:
         "Restarting": False,
         "OOMKilled": container.is_oom_killed,
         "Dead": False,
-        "Pid": container.cage.host_pid if container.is_running else 0,
+        "Pid": 0 if cage is None else cage.pid,
         "ExitCode": container.exit_code,
         "Error": container.error,
         "StartedAt": _moment(container.started),

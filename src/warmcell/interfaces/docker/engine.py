@@ -300,6 +300,13 @@ class Engine:
         await in_thread(self.directory.close)
 
 
+class RouteGroup:
+    """The handlers of one part of the API."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+
 def name_volumes(spec: ContainerSpec) -> tuple[ContainerSpec, list[str]]:
     """Gives volumes without a name one, and lists these: they are removed with their container."""
     own: list[str] = []

@@ -12,18 +12,23 @@ from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.docker.container import Container, ExecProcess, read_exec_spec
 from warmcell.interfaces.docker.container_routes import read_size
 from warmcell.interfaces.docker.container_views import inspect_exec
-from warmcell.interfaces.docker.engine import Engine
-from warmcell.interfaces.docker.messages import Answer, DockerError, Hijack, RawStream, Request, Response, json_response
+from warmcell.interfaces.docker.engine import RouteGroup
+from warmcell.interfaces.docker.messages import (
+    Answer,
+    DockerError,
+    Hijack,
+    RawStream,
+    Request,
+    Response,
+    Route,
+    json_response,
+)
 from warmcell.interfaces.docker.output_log import content_type, copy_streams
-from warmcell.interfaces.docker.routing import Route
 
 _MAX_FILE_MODE = 1 << 32
 
 
-class ExecRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
+class ExecRoutes(RouteGroup):
     def routes(self) -> list[Route]:
         archive = "/containers/{id}/archive"
         return [
@@ -63,7 +68,7 @@ class ExecRoutes:
 
         async def run(raw: RawStream) -> None:
             await copy_streams(
-                raw, process.output(), program, has_tty=spec.has_tty, is_input=spec.has_stdin, closes_input=True
+                raw, program.output(), program, has_tty=spec.has_tty, is_input=spec.has_stdin, closes_input=True
             )
 
         return Hijack(run, content_type(spec.has_tty))

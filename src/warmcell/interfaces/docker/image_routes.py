@@ -19,18 +19,19 @@ from warmcell.images import Image
 from warmcell.images.model import config_document
 from warmcell.images.progress import ImageProgress
 from warmcell.images.references import parse_reference
-from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.engine import RouteGroup
 from warmcell.interfaces.docker.messages import (
     DockerError,
     Request,
     Response,
+    Route,
     has_labels,
     is_match,
     json_line,
     json_response,
     refusal_of,
 )
-from warmcell.interfaces.docker.routing import Route
+from warmcell.interfaces.docker.output_log import cancel_tasks
 from warmcell.lifetime.threads import in_thread
 
 #: The largest archive of an image that is taken.
@@ -44,10 +45,7 @@ P = TypeVar("P")
 _MAX_WAITING = 1000
 
 
-class ImageRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._store = engine, engine.store
-
+class ImageRoutes(RouteGroup):
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/images/json", self.list),
@@ -69,7 +67,7 @@ class ImageRoutes:
         if any(value in ("true", "1") for value in filters.get("dangling", [])):
             return json_response([])  # the store shows images that have a name
         images: dict[str, list[Image]] = {}
-        for image in await in_thread(self._store.list):
+        for image in await in_thread(self._engine.store.list):
             if _is_listed(image, filters):
                 images.setdefault(image.digest, []).append(image)
         counts = [len(self._engine.users_of(same[0])) for same in images.values()]
@@ -77,7 +75,7 @@ class ImageRoutes:
 
     async def inspect(self, request: Request) -> Response:
         image = await self._engine.find_image(request.names["name"])
-        names = [other.name for other in await in_thread(self._store.list) if other.digest == image.digest]
+        names = [other.name for other in await in_thread(self._engine.store.list) if other.digest == image.digest]
         return json_response(inspect_image(image, names))
 
     async def history(self, request: Request) -> Response:
@@ -88,7 +86,7 @@ class ImageRoutes:
     async def tag(self, request: Request) -> Response:
         image = await self._engine.find_image(request.names["name"])
         name = f"{request.text('repo')}:{request.text('tag') or 'latest'}"
-        await in_thread(lambda: self._store.tag(image.digest, name))
+        await in_thread(lambda: self._engine.store.tag(image.digest, name))
         self._engine.events.add("image", "tag", image.digest, {"name": name})
         return Response(201)
 
@@ -96,7 +94,7 @@ class ImageRoutes:
         """By name, that name; by id, all names, which needs `force` if there are several."""
         reference = request.names["name"]
         image = await self._engine.find_image(reference)
-        names = [other.name for other in await in_thread(self._store.list) if other.digest == image.digest]
+        names = [other.name for other in await in_thread(self._engine.store.list) if other.digest == image.digest]
         is_name = image.name in names and not image.digest.removeprefix("sha256:").startswith(
             reference.removeprefix("sha256:")
         )
@@ -109,7 +107,7 @@ class ImageRoutes:
             message = f"conflict: unable to remove repository reference {reference[:200]!r} (must force)"
             raise DockerError(409, f"{message} - container {users[0].id[:12]} is using its referenced image")
         for name in going:
-            await in_thread(partial(self._store.remove, name))
+            await in_thread(partial(self._engine.store.remove, name))
             self._engine.events.add("image", "untag", image.digest, {"name": name})
         report = [{"Untagged": name} for name in going]
         return json_response(report + ([{"Deleted": image.digest}] if len(going) == len(names) else []))
@@ -119,7 +117,7 @@ class ImageRoutes:
         filters = request.filters("dangling")
         if any(value in ("false", "0") for value in filters.get("dangling", [])):
             raise DockerError(400, "dangling=false is not supported: remove images by name")
-        freed = await in_thread(self._store.prune)
+        freed = await in_thread(self._engine.store.prune)
         return json_response({"ImagesDeleted": None, "SpaceReclaimed": freed})
 
     # ---- in and out ----
@@ -135,7 +133,7 @@ class ImageRoutes:
         plain = reference.registry.rpartition(":")[0] in _LOCAL_REGISTRIES or reference.registry in _LOCAL_REGISTRIES
         progress = ProgressStream(_pull_message)
         pull = partial(
-            self._store.pull,
+            self._engine.store.pull,
             _join(name, tag),
             username=username,
             password=password,
@@ -169,7 +167,7 @@ class ImageRoutes:
         path = os.path.join(self._engine.directory.path, f"archive-{secrets.token_hex(8)}")
         try:
             await save_body(request, path, _MAX_ARCHIVE)
-            image = await in_thread(lambda: self._store.import_(path, name))
+            image = await in_thread(lambda: self._engine.store.import_(path, name))
         finally:
             await in_thread(lambda: _remove_file(path))
         self._engine.events.add("image", "load", image.digest, {"name": image.name})
@@ -182,7 +180,7 @@ class ImageRoutes:
             raise DockerError(400, "save one image at a time")
         image = await self._engine.find_image(names[0])
         path = os.path.join(self._engine.directory.path, f"save-{secrets.token_hex(8)}.tar")
-        export = partial(self._store.export, image.name, path, "docker")
+        export = partial(self._engine.store.export, image.name, path, "docker")
         try:
             await in_thread(export)
             file = open(path, "rb")  # noqa: SIM115
@@ -241,6 +239,7 @@ def _entry(same: list[Image], containers: int) -> dict[str, Any]:
 
 def inspect_image(image: Image, names: list[str]) -> dict[str, Any]:
     config = config_document(image.config)
+    layers = [f"sha256:{os.path.basename(os.path.dirname(path))}" for path in image.layer_paths]
     return {
         "Id": image.digest,
         "RepoTags": names,
@@ -254,14 +253,10 @@ def inspect_image(image: Image, names: list[str]) -> dict[str, Any]:
         "Size": image.size,
         "VirtualSize": image.size,
         "GraphDriver": {"Name": "overlay2", "Data": None},
-        "RootFS": {"Type": "layers", "Layers": [f"sha256:{_layer_name(path)}" for path in image.layer_paths]},
+        "RootFS": {"Type": "layers", "Layers": layers},
         "Metadata": {"LastTagTime": "0001-01-01T00:00:00Z"},
         "Config": {"Cmd": None, "Entrypoint": None, "Env": [], "Labels": None, **config},
     }
-
-
-def _layer_name(path: str) -> str:
-    return os.path.basename(os.path.dirname(path))
 
 
 def _join(name: str, tag: str) -> str:
@@ -351,10 +346,7 @@ class ProgressStream(Generic[P]):
 
     async def _abandon(self, working: asyncio.Future[T]) -> None:
         self._stop()
-        working.cancel()
-        await asyncio.wait({working})
-        if not working.cancelled():
-            working.exception()  # seen above, or the client is gone
+        await cancel_tasks(working)
 
 
 def _last_messages(working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]) -> list[dict[str, Any]]:

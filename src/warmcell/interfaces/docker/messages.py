@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from warmcell.core.errors import (
 )
 from warmcell.images.model import parse_time
 
+_VARIABLE = re.compile(r"\{(\w+)(\*?)\}")
+#: The versions of the API.
+NEWEST, OLDEST = (1, 47), (1, 24)
 _MAX_MESSAGE = 4000
 _CALLERS_FAULT = (InvalidRequest, ImageInvalid, PolicyViolation, PathTraversal)
 #: The most memory for the labels of one object. Tools keep whole configurations in them.
@@ -110,15 +114,19 @@ class Request:
             raise DockerError(400, "the body is not a JSON object")
         return document
 
+    def json_parameter(self, name: str) -> dict[str, Any]:
+        """A parameter that is a JSON object; an empty one if it is not given."""
+        try:
+            document = json.loads(self.text(name) or "{}")
+        except (ValueError, RecursionError):
+            raise DockerError(400, f"{name}: not JSON") from None
+        if not isinstance(document, dict):
+            raise DockerError(400, f"{name}: not a JSON object")
+        return document
+
     def filters(self, *known: str) -> dict[str, list[str]]:
         """The `filters` of a list: names to values. An unknown one is refused, since it might have left out more."""
-        try:
-            document = json.loads(self.text("filters") or "{}")
-        except (ValueError, RecursionError):
-            raise DockerError(400, "filters: not JSON") from None
-        if not isinstance(document, dict):
-            raise DockerError(400, "filters: not a JSON object")
-        found = {str(name): _filter_values(values) for name, values in document.items()}
+        found = {str(name): _filter_values(values) for name, values in self.json_parameter("filters").items()}
         if unknown := sorted(found.keys() - set(known)):
             raise DockerError(400, f"invalid filter {unknown[0]!r}: use {', '.join(known) or 'none'}")
         return found
@@ -177,6 +185,21 @@ class Hijack:
 
 Answer = Response | Hijack
 Handler = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """`{name}` is one part of the path, `{name*}` several: names of images have slashes."""
+
+    method: str
+    path: str
+    handler: Handler
+    #: The handler reads the body itself, as it arrives.
+    is_streamed: bool = False
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(_VARIABLE.sub(lambda found: f"(?P<{found[1]}>{'.+' if found[2] else '[^/]+'})", self.path))
 
 
 def json_response(document: Any, status: int = 200) -> Response:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.output_events import OutputEvent
 from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.docker.messages import RawStream, memory_of
 from warmcell.sandbox.local.process import LocalProcess
@@ -27,11 +28,6 @@ _LAST_INPUT_SECONDS = 5.0
 MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd.docker.raw-stream"
 #: What is kept for clients that ask for the past, or that read slowly.
 _MAX_EVENTS, _MAX_BYTES = 1000, 4 << 20
-
-
-def frame(stream: str, data: bytes) -> bytes:
-    """One piece of output as in Docker's multiplexed stream."""
-    return struct.pack(">BxxxL", _STREAM_NUMBERS[stream], len(data)) + data
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +59,24 @@ class LogQuery:
         return rfc3339(entry.time).encode() + b" " + entry.data if self.has_timestamps else entry.data
 
 
-class OutputLog:
+class Changing:
+    """Waiters wait for `_changed`, which is replaced at every change."""
+
     def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class OutputLog(Changing):
+    def __init__(self) -> None:
+        super().__init__()
         self._bytes = 0
         self._entries: deque[LogEntry] = deque()
         #: The number of entries that were dropped from the front.
         self._dropped = 0
-        self._changed = asyncio.Event()
         self._is_open = False
 
     def open(self) -> None:
@@ -90,10 +97,6 @@ class OutputLog:
             self._bytes -= len(self._entries.popleft().data) + _OVERHEAD
             self._dropped += 1
         self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     async def read(self, query: LogQuery) -> AsyncIterator[tuple[str, bytes]]:
         """The entries that the query accepts, as stream and text. With `is_followed` until the container ends."""
@@ -120,13 +123,22 @@ def content_type(has_tty: bool) -> str:
 
 
 def encode(stream: str, data: bytes, has_tty: bool) -> bytes:
-    """A terminal has one stream, so it needs no frames."""
-    return data if has_tty else frame(stream, data)
+    """As in Docker's multiplexed stream. A terminal has one stream, so it needs no frames."""
+    return data if has_tty else struct.pack(">BxxxL", _STREAM_NUMBERS[stream], len(data)) + data
+
+
+async def cancel_tasks(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it
 
 
 async def copy_streams(
     raw: RawStream,
-    output: AsyncIterator[tuple[str, bytes]],
+    output: AsyncIterator[OutputEvent],
     process: LocalProcess,
     *,
     has_tty: bool,
@@ -136,8 +148,8 @@ async def copy_streams(
     """Until the output ends or the client goes away. The program continues in either case."""
 
     async def send() -> None:
-        async for stream, data in output:
-            await raw.write(encode(stream, data, has_tty))
+        async for event in output:
+            await raw.write(encode(event.stream, event.data, has_tty))
 
     feeding = asyncio.ensure_future(_feed(raw, process, is_input, closes_input))
     sending = asyncio.ensure_future(send())
@@ -149,12 +161,7 @@ async def copy_streams(
         if watching.done():
             await asyncio.wait({feeding}, timeout=_LAST_INPUT_SECONDS)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # the client is gone, or the container has ended
+        await cancel_tasks(*tasks)
 
 
 async def _feed(raw: RawStream, process: LocalProcess, is_input: bool, closes_input: bool) -> None:
@@ -170,14 +177,14 @@ async def _feed(raw: RawStream, process: LocalProcess, is_input: bool, closes_in
     await raw.wait_for_hangup()
 
 
-class EventLog:
+class EventLog(Changing):
     def __init__(self) -> None:
+        super().__init__()
         self._events: deque[dict[str, Any]] = deque()
         self._sizes: deque[int] = deque()
         self._bytes = 0
         #: The number of all events so far.
         self._count = 0
-        self._changed = asyncio.Event()
         self._is_closed = False
 
     def add(self, kind: str, action: str, identity: str, attributes: Mapping[str, str]) -> None:
@@ -198,10 +205,6 @@ class EventLog:
         """Ends all followers."""
         self._is_closed = True
         self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     async def follow(self, since: float, until: float) -> AsyncIterator[dict[str, Any]]:
         """Events from `since` (0: from now) until `until` (0: without end). A slow reader loses the oldest."""

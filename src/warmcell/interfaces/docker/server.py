@@ -1,13 +1,14 @@
-"""Serves the Docker Engine API on a private Unix socket until SIGTERM or SIGINT."""
+"""Serves the Docker Engine API on a private Unix socket until SIGTERM or SIGINT. Router: method and path to handler."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from warmcell.core.errors import InvalidRequest
@@ -17,9 +18,35 @@ from warmcell.interfaces.docker.container_routes import ContainerRoutes
 from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.exec_routes import ExecRoutes
 from warmcell.interfaces.docker.image_routes import ImageRoutes
-from warmcell.interfaces.docker.routing import Router
+from warmcell.interfaces.docker.messages import NEWEST, OLDEST, Answer, DockerError, Request, Route
 from warmcell.interfaces.docker.system_routes import SystemRoutes
 
+_VERSION = re.compile(r"/v(\d{1,3})\.(\d{1,3})(/.*)")
+#: Requests that are refused: method and path, and the reason, which clients show. The first match counts.
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"POST /containers/[^/]+/(pause|unpause)", "pause and unpause are not supported: stop the container and start it"),
+    (r"POST /images/.+/push", "push is not supported: export the image and push it with another tool"),
+    (r"POST /auth", "login is not supported: credentials are sent with each pull"),
+    (r"POST /commit", "commit is not supported: build an image from a Dockerfile, or copy the files out"),
+    (r"POST /containers/[^/]+/update", "update is not supported: limits are set when a container is created"),
+    (r"GET /containers/[^/]+/export", "export is not supported: copy the files out with GET /containers/ID/archive"),
+    (r"GET /containers/[^/]+/changes", "changes (docker diff) are not supported: no list of changed files is kept"),
+    (r"GET /containers/[^/]+/attach/ws", "attach over WebSocket is not supported: use POST /containers/ID/attach"),
+    (
+        r"\w+ /containers/[^/]+/checkpoints.*",
+        "checkpoints are not supported: a container cannot be saved while it runs",
+    ),
+    (r"POST /networks/[^/]+/(dis)?connect", "networks cannot be changed: --docker-network says what containers reach"),
+    (r"DELETE /networks/[^/]+", "networks cannot be removed: bridge and none always exist"),
+    (r"PUT /volumes/[^/]+", "cluster volumes are not supported: a volume is a private directory"),
+    (r"GET /images/search", "search is not supported: name the image, with its registry"),
+    (r"POST /(session|grpc)", "BuildKit sessions are not supported: use the classic builder (DOCKER_BUILDKIT=0)"),
+    (r"\w+ /distribution/.*", "manifests of registries cannot be queried: pull the image and inspect it"),
+    (
+        r"\w+ /(swarm|nodes|services|tasks|secrets|configs|plugins)(/.*)?",
+        "swarm and plugins are not supported: this is Warmcell, which has containers, images and volumes only",
+    ),
+)
 _MAX_CONNECTIONS = 512
 _BACKLOG = 128
 #: The longest path of a Unix socket.
@@ -124,3 +151,50 @@ class DockerServer:
             await Connection(reader, writer, router.is_streamed, router.answer, self._large_bodies).serve()
         finally:
             self._connections.discard(task)
+
+
+class Router:
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = [(route, route.pattern) for route in routes]
+
+    def is_streamed(self, request: Request) -> bool:
+        try:
+            route, _ = self._find(request)
+        except DockerError:
+            return True  # its body is not read
+        return route.is_streamed
+
+    async def answer(self, request: Request) -> Answer:
+        route, names = self._find(request)
+        request.names = names
+        return await route.handler(request)
+
+    def _find(self, request: Request) -> tuple[Route, dict[str, str]]:
+        path, methods = _without_version(request.path), []
+        for route, pattern in self._routes:
+            found = pattern.fullmatch(path)
+            if found and request.method == route.method:
+                return route, found.groupdict()
+            if found:
+                methods.append(route.method)
+        for refused, reason in _REASONS:
+            if re.fullmatch(refused, f"{request.method} {path}"):
+                raise DockerError(501, reason)
+        if methods:
+            raise DockerError(405, f"method not allowed: {path[:200]} has {', '.join(methods)}")
+        # Not 404: clients take that for a missing container or image.
+        raise DockerError(501, f"Warmcell does not implement {request.method[:20]} {path[:200]} of Docker's API")
+
+
+def _without_version(path: str) -> str:
+    found = _VERSION.fullmatch(path)
+    if not found:
+        return path
+    version = int(found[1]), int(found[2])
+    if version > NEWEST or version < OLDEST:
+        text, side = f"{version[0]}.{version[1]}", "new" if version > NEWEST else "old"
+        limit = "Maximum" if version > NEWEST else "Minimum"
+        nearest = NEWEST if version > NEWEST else OLDEST
+        message = f"client version {text} is too {side}. {limit} supported API version is {nearest[0]}.{nearest[1]}"
+        raise DockerError(400, message)
+    return found[3]

@@ -11,11 +11,14 @@ from typing import Any
 
 from warmcell.core.timestamps import rfc3339
 from warmcell.images.manifests import own_architecture
-from warmcell.interfaces.docker.engine import Engine
+from warmcell.interfaces.docker.engine import RouteGroup
 from warmcell.interfaces.docker.messages import (
+    NEWEST,
+    OLDEST,
     DockerError,
     Request,
     Response,
+    Route,
     has_labels,
     is_match,
     json_line,
@@ -24,7 +27,6 @@ from warmcell.interfaces.docker.messages import (
     object_field,
     text_field,
 )
-from warmcell.interfaces.docker.routing import NEWEST, OLDEST, Route
 from warmcell.lifetime.threads import in_thread
 
 _API, _OLDEST_API = (f"{major}.{minor}" for major, minor in (NEWEST, OLDEST))
@@ -33,10 +35,7 @@ _NETWORKS = ("bridge", "none")
 _PING_HEADERS = {"content-type": "text/plain; charset=utf-8", "cache-control": "no-cache", "builder-version": "1"}
 
 
-class SystemRoutes:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
+class SystemRoutes(RouteGroup):
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/_ping", self.ping),

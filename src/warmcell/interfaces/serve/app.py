@@ -28,8 +28,7 @@ from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.usage import UsageLedger, measure_regularly
 from warmcell.interfaces.serve.v1 import files, openapi, processes, runs, sandboxes, sessions, terminals
-from warmcell.interfaces.serve.v1.activity import ActivityRoute
-from warmcell.interfaces.serve.v1.history import HistoryRoute
+from warmcell.interfaces.serve.v1.activity import ActivityRoute, HistoryRoute
 from warmcell.lifetime.threads import in_thread
 from warmcell.observe.metrics import METRICS_HEADERS, Metrics
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.helpers import PATIENCE
 
+from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.docker import output_log
 
 
@@ -42,9 +43,9 @@ class Process:
         self.taken += data
 
 
-async def silence() -> AsyncIterator[tuple[str, bytes]]:
+async def silence() -> AsyncIterator[OutputEvent]:
     await asyncio.Event().wait()
-    yield "stdout", b""
+    yield OutputEvent("stdout", b"")
 
 
 async def start(client: Any, process: Any) -> asyncio.Task[None]:

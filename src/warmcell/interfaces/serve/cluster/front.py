@@ -26,6 +26,7 @@ from starlette.routing import Match
 from warmcell.backends.ray.backend import RayBackend
 from warmcell.backends.ray.placement import Node
 from warmcell.core.errors import NodeLost, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token, token_required
@@ -76,11 +77,8 @@ def join_cluster(settings: Settings) -> RayBackend:
     # The backend of the actor only shows what the node can enforce: its server has one of its own, with warm cells.
     config = ProcessConfig(python_path=settings.python, pool_size=0)
     backend = RayBackend(settings.ray, config=config, policy=server_policy(rules.policy))
-    try:
+    with on_error(backend.close):
         backend.nodes()
-    except BaseException:
-        backend.close()
-        raise
     return backend
 
 

@@ -47,14 +47,12 @@ class Place(NamedTuple):
 
 
 _LISTS = ("/sandboxes", "/v2/sandboxes", "/v1/sandboxes")
+_TEMPLATES = ("/templates", "/v2/templates", "/v3/templates")
 _ONE_NODE = "they would be on one node only, and be lost with it"
 #: By the beginning of the path: what a cluster does not have.
 _REFUSED = {
-    "/templates": f"templates are not available on a cluster: {_ONE_NODE}",
-    "/v2/templates": f"templates are not available on a cluster: {_ONE_NODE}",
-    "/v3/templates": f"templates are not available on a cluster: {_ONE_NODE}",
-    "/volumes": f"volumes are not available on a cluster: {_ONE_NODE}",
-    "/volumecontent": f"volumes are not available on a cluster: {_ONE_NODE}",
+    **dict.fromkeys(_TEMPLATES, f"templates are not available on a cluster: {_ONE_NODE}"),
+    **dict.fromkeys(("/volumes", "/volumecontent"), f"volumes are not available on a cluster: {_ONE_NODE}"),
     "/snapshots": f"E2B snapshots are not available on a cluster: {_ONE_NODE}",
     "/v1/usage": "usage figures are not available on a cluster: each node would count its own; use /metrics",
     "/v1/audit": "there is no audit on a cluster: runs are on the nodes",

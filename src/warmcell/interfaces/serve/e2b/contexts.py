@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from warmcell.core.errors import MemoryExceeded, SessionEnded
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box
 from warmcell.interfaces.serve.e2b.guest_files import FileError
@@ -166,11 +167,8 @@ class Contexts:
 
     async def create(self, language: str | None, cwd: str | None) -> Context:
         made = self._add(language or "python", cwd or HOME)
-        try:
+        with on_error(lambda: self._all.pop(made.id)):
             await made.start()
-        except BaseException:
-            del self._all[made.id]
-            raise
         return made
 
     def choose(self, identity: str | None, language: str | None) -> Context:

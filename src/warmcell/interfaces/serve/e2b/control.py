@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.serve.e2b import templates
 from warmcell.interfaces.serve.e2b.box import Box, find_box, starts_of
@@ -116,11 +117,8 @@ async def create(request: Request, tenant: Tenant) -> Response:
     service = get_service(request)
     body = parse_model(await read_body(request, min(service.settings.max_body, MAX_CREATION_BYTES)), Create)
     slot = await starts_of(service).new_sandbox(tenant.id)
-    try:
+    with on_error(slot.end):
         entry = await register(service, tenant, body, await prepare(service, tenant, body))
-    except BaseException:
-        slot.end()
-        raise
     _box(entry).on_first_start = slot.end
     return json_response(_handle(entry), 201)
 

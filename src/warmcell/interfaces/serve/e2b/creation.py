@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.types import check_env
 from warmcell.images import Image
 from warmcell.interfaces.serve.e2b import templates
@@ -147,14 +148,11 @@ async def _make_from_template(
 async def make_prepared(
     service: Service, tenant: Tenant, body: Create, home: Home, image: ImageChoice | None = None, *, is_new: bool = True
 ) -> PreparedSandbox:
-    try:
+    with on_error(home.close):
         env = dict(check_env(body.envVars or {}, "envVars"))
         asked = [(mount.name, mount.path) for mount in body.volumeMounts or ()]
         volumes = volumes_of(service).find_mounts(tenant, asked)
         room = await find_room(tenant, [volume for volume, _ in volumes], is_new=is_new)
-    except BaseException:
-        home.close()
-        raise
     options: dict[str, Any] = {"mounts": [mount for _, mount in volumes], "image": image, "disk_mb": room}
     prepared = PreparedSandbox(service, tenant, home, env, is_offline=body.is_offline(service), **options)
     prepared.volumes = [volume for volume, _ in volumes]

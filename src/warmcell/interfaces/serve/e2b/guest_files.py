@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.e2b.connect import RpcError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
@@ -199,27 +200,21 @@ class GuestFiles:
     async def chunks(self, path: str) -> AsyncIterator[bytes]:
         """The content of one version of the file: the service keeps it open in between."""
         offset, token, has_more = 0, secrets.token_hex(8), True
-        try:
+        with on_error(lambda: self.free_later("discard", token=token)):
             while has_more:
                 answer = await self.ask("read", path=path, offset=offset, token=token)
                 chunk, has_more = b64decode(answer["data"]), answer["more"] is True
                 offset += len(chunk)
                 yield chunk
-        except BaseException:
-            self.free_later("discard", token=token)
-            raise
 
     async def write(self, path: str, data: bytes, metadata: dict[str, str]) -> dict[str, Any]:
         """Replace the file when all of `data` has arrived in the guest."""
         token = secrets.token_hex(8)
-        try:
+        with on_error(lambda: self.free_later("discard", token=token)):
             for offset in range(0, len(data) or 1, CHUNK):
                 chunk = b64encode(data[offset : offset + CHUNK]).decode()
                 await self.ask("write", path=path, offset=offset, data=chunk, token=token)
             return (await self.ask("finish", token=token, metadata=metadata))["entry"]  # type: ignore[no-any-return]
-        except BaseException:
-            self.free_later("discard", token=token)
-            raise
 
     def free_later(self, op: str, **fields: Any) -> None:
         """Send a request that frees something, without waiting: the caller may have been cancelled."""

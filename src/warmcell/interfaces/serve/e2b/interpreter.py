@@ -73,7 +73,8 @@ async def execute(request: Request, tenant: Tenant) -> Response:
     context = contexts.choose(body.context_id, body.language)
     env = dict(check_env(body.env_vars or {}, "env_vars"))
     await context.start()
-    return CellStream(_lines(_run(context, body.code, env)), media_type="application/x-ndjson")
+    lines = (json.dumps(message) + "\n" async for message in _run(context, body.code, env))
+    return CellStream(lines, media_type="application/x-ndjson")
 
 
 class CellStream(StreamingResponse):
@@ -82,11 +83,6 @@ class CellStream(StreamingResponse):
     async def stream_response(self, send: Any) -> None:
         with suppress(SandboxDestroyed):
             await super().stream_response(send)
-
-
-async def _lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    async for message in messages:
-        yield json.dumps(message) + "\n"
 
 
 async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterator[dict[str, Any]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box, Command
 from warmcell.interfaces.serve.e2b.connect import LastMessages, RpcError
 from warmcell.interfaces.serve.e2b.guest_files import FileError
@@ -33,21 +34,16 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
         argv, cwd = ["/bin/sh", "-c", _CD_AND_EXEC, "sh", cwd, *argv], HOME
     size = (asked.get("pty") or {}).get("size") if isinstance(asked.get("pty"), dict) else None
     slot = await box.starts.run_slot(box.entry.tenant_id)
+
+    def spawn() -> Awaitable[AsyncProcess]:
+        env = {str(key): str(value) for key, value in (config.get("envs") or {}).items()}
+        pty = None if asked.get("pty") is None else _pty_size(size)
+        stdin = asked.get("stdin", True) is not False
+        return box.entry.sandbox.spawn(argv, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=seconds)
+
     try:
-        process = await box.service.start_process(
-            box.entry.tenant,
-            lambda: box.entry.sandbox.spawn(
-                argv,
-                cwd=cwd,
-                env={str(key): str(value) for key, value in (config.get("envs") or {}).items()},
-                pty=_pty_size(size) if "pty" in asked and asked["pty"] is not None else None,
-                stdin=asked.get("stdin", True) is not False,
-                timeout=seconds,
-            ),
-        )
-    except BaseException:
-        slot.end()
-        raise
+        with on_error(slot.end):
+            process = await box.service.start_process(box.entry.tenant, spawn)
     finally:
         box.on_first_start()
     slot.end_soon()

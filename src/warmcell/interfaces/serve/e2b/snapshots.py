@@ -7,6 +7,7 @@ import secrets
 import time
 from typing import Any
 
+from warmcell.core.light import on_error
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.saved_state import SNAPSHOTS
 from warmcell.interfaces.serve.service import Service
@@ -58,7 +59,7 @@ class Snapshots:
     async def take(self, tenant: Tenant, source: str, home: str, name: str | None) -> Snapshot:
         if not self._service.snapshots.take(tenant.id, tenant.sandboxes):
             raise HttpError(429, f"this token already has {tenant.sandboxes} snapshots; remove one")
-        try:
+        with on_error(lambda: self._service.snapshots.release(tenant.id)):
             copy = await self._copy(home, tenant)
             made = Snapshot(PREFIX + secrets.token_hex(16), tenant.id, source, [name] if name else [], copy)
             try:
@@ -66,9 +67,6 @@ class Snapshots:
             except BaseException:
                 await self._delete(made)
                 raise
-        except BaseException:
-            self._service.snapshots.release(tenant.id)
-            raise
         self._all[made.id] = made
         return made
 
@@ -126,16 +124,12 @@ async def copy_home(service: Service, home: str | Home, tenant: Tenant, *, is_sa
 
     def copy() -> Home:
         made = service.make_home() if is_saved else PrivateDirectory("work")
-        try:
-            with Root(made.path, quota=Quota(max(1, tenant.disk_mb))) as target:
-                if isinstance(home, StateHome):
-                    home.copy_to(target)
-                else:
-                    with Root(home if isinstance(home, str) else home.path) as root:
-                        copy_tree(root, target)
-        except BaseException:
-            made.close()
-            raise
+        with on_error(made.close), Root(made.path, quota=Quota(max(1, tenant.disk_mb))) as target:
+            if isinstance(home, StateHome):
+                home.copy_to(target)
+            else:
+                with Root(home if isinstance(home, str) else home.path) as root:
+                    copy_tree(root, target)
         return made
 
     return await in_thread(copy, discard=lambda made: made.close())

@@ -14,6 +14,7 @@ from typing import Any
 
 from warmcell.core import events
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.types import Limits
 from warmcell.interfaces.serve.e2b.box import HOME, starts_of
 from warmcell.interfaces.serve.e2b.volumes import Volume
@@ -71,13 +72,10 @@ class PreparedSandbox:
         homes = [MountPoint(home.path, place, writable=True) for place in (PLACES if image is None else (HOME,))]
         limits = None if disk_mb is None else Limits(disk_mb=disk_mb)
         options: dict[str, Any] = {"limits": limits, "work_dir": home.path, "mounts": [*homes, *mounts], "image": image}
-        try:
+        with on_error(home.close):
             self.sandbox: AsyncSandbox = service.make_sandbox(
                 tenant, env=ENVIRONMENT | env, track_changes=False, is_offline=is_offline, **options
             )
-        except BaseException:
-            home.close()
-            raise
 
     async def destroy(self) -> None:
         try:

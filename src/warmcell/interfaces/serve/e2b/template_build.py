@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 import threading
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -273,14 +274,9 @@ def _copy_children(tree: Tree, directory: Node, target: str) -> None:
         elif node.is_link:
             os.symlink(os.readlink(node.places[0]), path)
         elif node.is_file:
-            _copy_file(tree, node, path)
-
-
-def _copy_file(tree: Tree, node: Node, path: str) -> None:
-    with open(tree.open(node), "rb") as source, open(path, "xb") as target:
-        os.fchmod(target.fileno(), (node.state.st_mode & 0o777) | 0o600)
-        while piece := source.read(1 << 20):
-            target.write(piece)
+            with open(tree.open(node), "rb") as source, open(path, "xb") as copy:
+                os.fchmod(copy.fileno(), (node.state.st_mode & 0o777) | 0o600)
+                shutil.copyfileobj(source, copy, 1 << 20)
 
 
 def unpack(archive: str, directory: str, most_mb: int) -> None:

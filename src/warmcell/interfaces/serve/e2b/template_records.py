@@ -117,7 +117,8 @@ class TemplateRecords:
                 raise HttpError(429, f"this token already has {most} builds of templates; remove a template or a tag")
             template = next((item for item in templates if item.name == name), None)
             if template is None:
-                template = Template(_new_id(), name, now)
+                identity = "".join(secrets.choice("0123456789abcdefghijklmnopqrstuvwxyz") for _ in range(20))
+                template = Template(identity, name, now)
             build = Build(str(uuid.uuid4()), now, now, tags=list(tags))
             template.builds[build.id] = build
             self._write(template)
@@ -222,12 +223,11 @@ class TemplateRecords:
             descriptor = os.open(self.place_of(build, "lock"), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
+        with closing_fd(descriptor):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
         return False
 
     # ---- the files of templates ----
@@ -273,10 +273,6 @@ def _forget_unstarted(template: Template, now: float) -> bool:
     for build in old:
         del template.builds[build.id]
     return bool(old)
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice("0123456789abcdefghijklmnopqrstuvwxyz") for _ in range(20))
 
 
 def check_hash(text: str) -> str:

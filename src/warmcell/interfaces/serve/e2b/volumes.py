@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.saved_state import VOLUMES, is_directory, remove_unused
@@ -107,11 +108,8 @@ class Volumes:
         path = os.path.join(self._directory(), identity)
         made = Volume(identity, tenant.id, name, secrets.token_urlsafe(32), path)
         self._all[identity] = made  # before the first await: two requests cannot take the same name
-        try:
+        with on_error(lambda: self._all.pop(identity)):
             await in_thread(lambda: self._save(made), discard=lambda _: self._erase(made))
-        except BaseException:
-            del self._all[identity]
-            raise
         return made
 
     def _directory(self) -> str:

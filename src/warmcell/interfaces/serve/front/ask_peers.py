@@ -23,9 +23,7 @@ from warmcell.interfaces.serve.front.relay import PART_OF_REQUEST, Peer, Receive
 from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
-from warmcell.interfaces.serve.v1.activity import merge_activity
-from warmcell.interfaces.serve.v1.history import PATH as HISTORY
-from warmcell.interfaces.serve.v1.history import merge_history, open_stream
+from warmcell.interfaces.serve.v1.activity import HISTORY, merge_activity, merge_history, open_stream
 from warmcell.observe.metrics import METRICS_HEADERS, merge_metrics
 
 P = TypeVar("P", bound=Peer)

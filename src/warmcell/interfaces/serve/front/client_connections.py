@@ -29,15 +29,9 @@ from warmcell.interfaces.serve.responses import error_response
 from warmcell.interfaces.serve.routing import AuthRoute
 
 _STREAMS = {Phase.EVENTS: EVENT_STREAM, Phase.CONNECT: CONNECT}
-
-
 #: As many workers as there are processors start fewer runs a second than half as many: the others get connections when
 #: each of the first has this many, and their share of sandboxes at any time.
 _ENOUGH_CONNECTIONS = 16
-
-
-def _count_busy_workers() -> int:
-    return max(4, len(os.sched_getaffinity(0)) // 2)
 
 
 class Recipient:
@@ -46,7 +40,8 @@ class Recipient:
     def __init__(self, channel: socket.socket, number: int = 0) -> None:
         self.channel = channel
         self.connections: dict[int, socket.socket] = {}
-        self._handicap = 0 if number < _count_busy_workers() else _ENOUGH_CONNECTIONS
+        busy_workers = max(4, len(os.sched_getaffinity(0)) // 2)
+        self._handicap = 0 if number < busy_workers else _ENOUGH_CONNECTIONS
 
     @property
     def load(self) -> int:

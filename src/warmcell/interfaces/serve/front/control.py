@@ -22,11 +22,10 @@ class Control(asyncio.Protocol):
     """Calls `handle` for each message. What is sent in one turn of the event loop leaves in one system call."""
 
     def __init__(self) -> None:
-        self.handle: Callable[[Message], object] = self._set_first
-        loop = asyncio.get_running_loop()
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         #: The first message that came before `handle` was replaced.
-        self.first: asyncio.Future[Message] = loop.create_future()
+        self.first: asyncio.Future[Message] = self._loop.create_future()
+        self.handle: Callable[[Message], object] = self.first.set_result
         self.closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._partial = b""
@@ -39,9 +38,6 @@ class Control(asyncio.Protocol):
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self.handle(json.loads(line))
-
-    def _set_first(self, message: Message) -> None:
-        self.first.set_result(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.first.cancel()

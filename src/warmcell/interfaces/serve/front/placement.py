@@ -31,7 +31,10 @@ class Placement:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.routes = _worker_routes()
+        observers = Observers()
+        observers.close()
+        #: The workers' routes, to know the scope of each and how it renders errors.
+        self.routes = [route for route in make_routes(observers) if isinstance(route, AuthRoute)]
         #: Routes without parameters, by method and path: there are a hundred routes to search.
         self._known: dict[tuple[str, str], AuthRoute] = {}
 
@@ -92,10 +95,3 @@ def is_signed_link(request: HTTPConnection) -> bool:
     """It names neither sandbox nor tenant."""
     names_sandbox = "e2b-sandbox-id" in request.headers
     return request.scope["path"] == "/files" and not names_sandbox and "signature" in request.query_params
-
-
-def _worker_routes() -> list[AuthRoute]:
-    """The workers' routes, to know the scope of each and how it renders errors."""
-    observers = Observers()
-    observers.close()
-    return [route for route in make_routes(observers) if isinstance(route, AuthRoute)]

@@ -33,7 +33,7 @@ from warmcell.interfaces.serve.front.client_sockets import (
     WorkerSocket,
     make_socket_protocol,
 )
-from warmcell.interfaces.serve.front.control import Control, FrontQueue, Message, open_control
+from warmcell.interfaces.serve.front.control import Control, FrontQueue, open_control
 from warmcell.interfaces.serve.front.placement import ANY_WORKER, THE_FRONT, Placement
 from warmcell.interfaces.serve.front.relay import EVENT_STREAM, Peer, relay
 from warmcell.interfaces.serve.front.shared_memory import NO_ROUTE, ConnectionStates, Phase, SharedCounts, SharedQuota
@@ -208,7 +208,7 @@ async def _serve(
         "counts_connections": False,  # the front does
         "on_started": receiver.start,
     }
-    front.handle = partial(_handle_message, queue, admission)
+    front.handle = lambda message: (admission if message.keys() & {"entered", "refused"} else queue).handle(message)
     watching = asyncio.ensure_future(_exit_with_front(front, queue, admission))
     try:
         await serve_app(service, listening, [Middleware(dispatcher.around)], **options)
@@ -218,10 +218,6 @@ async def _serve(
         front.close()
         if audit is not None:
             audit.close()
-
-
-def _handle_message(queue: FrontQueue, admission: FrontAdmission, message: Message) -> None:
-    (admission if "entered" in message or "refused" in message else queue).handle(message)
 
 
 async def _exit_with_front(front: Control, queue: FrontQueue, admission: FrontAdmission) -> None:

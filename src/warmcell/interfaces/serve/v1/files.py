@@ -31,7 +31,6 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.watches import AsyncWatch
 from warmcell.workspace import file_watch
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
-from warmcell.workspace.file_watch import FileEvent
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES
 
 MAX_DEPTH = 32
@@ -202,14 +201,10 @@ def _check_shares(service: Service, tenant: Tenant, of_sandbox: int) -> None:
 
 async def _events(service: Service, made: AsyncWatch) -> AsyncIterator[str]:
     yield format_event("ready", {})
-    async with aclosing(with_keepalives(_items(made), service.draining)) as items:  # type: ignore[type-var]
+    changes = (change async for change in made)
+    async with aclosing(with_keepalives(changes, service.draining)) as items:  # type: ignore[type-var]
         async for item in items:
             yield KEEPALIVE if item is None else format_event("file", {"path": item.path, "kind": item.kind})
-
-
-async def _items(made: AsyncWatch) -> AsyncIterator[FileEvent]:
-    async for item in made:
-        yield item
 
 
 def routes() -> list[Any]:

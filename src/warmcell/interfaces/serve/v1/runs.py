@@ -230,12 +230,9 @@ class RunsByTenant:
             return await _run(self._service, tenant, asked, place, emit)
 
         job = jobs.start(work, {"language": str(asked.language)})
-        job.task.add_done_callback(lambda _: self._forget_later(jobs, job))
+        job.task.add_done_callback(lambda task: task.get_loop().call_later(KEEP_SECONDS, jobs.forget, job))
         self._service.open_requests.add(tenant.id, request, job.task)
         return job
-
-    def _forget_later(self, jobs: BackgroundJobs, job: BackgroundJob) -> None:
-        asyncio.get_running_loop().call_later(KEEP_SECONDS, lambda: jobs.forget(job))
 
     async def _keep_only(self, tenants: set[str]) -> None:
         for identity in self._jobs.keys() - tenants:

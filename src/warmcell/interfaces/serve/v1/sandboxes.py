@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warmcell.core.light import on_error
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.event_streams import event_stream, stream_events, wants_events
 from warmcell.interfaces.serve.requests import read_model, while_connected
@@ -37,8 +39,6 @@ from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions, state_of
 from warmcell.net.rules.network_update import from_plain
 from warmcell.sandbox.ports import AsyncExposedPort
 
-#: Starts a run; keyword arguments are output callbacks.
-Run = Callable[..., Awaitable[ExecResult]]
 #: Per sandbox: each may use as much disk as the sandbox itself.
 MAX_SNAPSHOTS = 8
 MAX_PORTS = 16
@@ -52,19 +52,11 @@ async def create(request: Request, tenant: Tenant) -> Response:
     options = await choose_options(service, tenant, body)
     service.sandboxes.check_room(tenant)
     home = None if service.saved is None else service.saved.make_home()
-    try:
-        with service.gpus.count_use(tenant, options["gpus"] is not None) as keep:
-            entry = service.sandboxes.add(
-                lambda: service.make_sandbox(tenant, **options, work_dir=home and home.path),
-                tenant,
-                body.lifetime,
-                body.metadata,
-            )
-            keep(entry)
-    except BaseException:
-        if home is not None:
-            home.close()
-        raise
+    make = partial(service.make_sandbox, tenant, **options, work_dir=home and home.path)
+    undo = on_error(lambda: None) if home is None else on_error(home.close)
+    with undo, service.gpus.count_use(tenant, options["gpus"] is not None) as keep:
+        entry = service.sandboxes.add(make, tenant, body.lifetime, body.metadata)
+        keep(entry)
     if home is not None:
         await keep_new_sandbox(service, entry, SavedSandbox("v1", home, lambda: describe(body)))
         keep_sessions(entry)
@@ -120,30 +112,19 @@ async def destroy(request: Request, tenant: Tenant) -> Response:
 async def run_command(request: Request, tenant: Tenant) -> Response:
     """Runs one command, without a shell."""
     entry, body = get_entry(request, tenant), await read_model(request, ExecBody)
-    given = _options(request, body)
-
-    def run(**callbacks: Any) -> Awaitable[ExecResult]:
-        return entry.sandbox.exec(body.command, body.args, cwd=body.cwd, **given, **callbacks)
-
-    return await _respond(request, tenant, run)
+    return await _respond(request, tenant, body, partial(entry.sandbox.exec, body.command, body.args, cwd=body.cwd))
 
 
 async def run_script(request: Request, tenant: Tenant) -> Response:
     """Runs a shell script."""
     entry, body = get_entry(request, tenant), await read_model(request, ScriptBody)
-    given = _options(request, body)
-    return await _respond(
-        request, tenant, lambda **callbacks: entry.sandbox.sh(body.script, cwd=body.cwd, **given, **callbacks)
-    )
+    return await _respond(request, tenant, body, partial(entry.sandbox.sh, body.script, cwd=body.cwd))
 
 
 async def run_code(request: Request, tenant: Tenant) -> Response:
     """Runs source text in the work directory."""
     entry, body = get_entry(request, tenant), await read_model(request, CodeBody)
-    given = _options(request, body)
-    return await _respond(
-        request, tenant, lambda **callbacks: entry.sandbox.run(body.code, body.language, **given, **callbacks)
-    )
+    return await _respond(request, tenant, body, partial(entry.sandbox.run, body.code, body.language))
 
 
 async def install(request: Request, tenant: Tenant) -> Response:
@@ -180,20 +161,18 @@ async def tools(request: Request, tenant: Tenant) -> Response:
         return json_response(await get_entry(request, tenant).sandbox.available_tools())
 
 
-def _options(request: Request, body: Any) -> dict[str, Any]:
+async def _respond(
+    request: Request, tenant: Tenant, body: ExecBody | ScriptBody | CodeBody, run: Callable[..., Awaitable[ExecResult]]
+) -> Response:
+    """The outcome as JSON, or as events with the output if the client accepts those."""
     if body.timeout is not None:
         check_timeout(body.timeout, get_service(request).settings.max_timeout)
     stdin = None if body.stdin is None else to_content("stdin", body.stdin)
-    return {"stdin": stdin, "timeout": body.timeout}
-
-
-async def _respond(request: Request, tenant: Tenant, run: Run) -> Response:
-    """The outcome as JSON, or as events with the output if the client accepts those."""
 
     async def outcome(**callbacks: Any) -> dict[str, Any]:
         async with get_service(request).run_slot(tenant):
             try:
-                return outcome_to_dict(await run(**callbacks))
+                return outcome_to_dict(await run(stdin=stdin, timeout=body.timeout, **callbacks))
             except ENDED_EARLY as error:
                 return outcome_to_dict(error)
 
