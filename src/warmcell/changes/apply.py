@@ -84,10 +84,8 @@ def read_journal(directory: str) -> Journal | None:
     try:
         return _journal(parse_json(content))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BackendUnavailable(
-            f"the journal of a commit, {path}, was damaged: {error}",
-            hint="check the directory that it names, and remove the journal",
-        ) from None
+        hint = "check the directory that it names, and remove the journal"
+        raise BackendUnavailable(f"the journal of a commit, {path}, was damaged: {error}", hint=hint) from None
 
 
 def _journal(data: dict[str, Any]) -> Journal:

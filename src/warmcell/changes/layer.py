@@ -137,7 +137,8 @@ class ChangeLayer:
         return self.upper.root.fd if self.overlay is None else self.overlay.root
 
     def diff(self) -> list[FsChange]:
-        return sorted((found for change in self.changes() for found in _as_fs_changes(change)), key=_path_of)
+        found = [item for change in self.changes() for item in _as_fs_changes(change)]
+        return sorted(found, key=lambda item: item.path)
 
     def changes(self) -> list[Change]:
         with self._lock:
@@ -229,10 +230,6 @@ def _as_fs_changes(change: Change) -> Iterator[FsChange]:
     yield FsChange(path, kinds.get(change.kind, "modified"), change.size, change.entry)
     if change.old_path is not None:
         yield FsChange(printable(change.old_path), "deleted", change.size, change.entry)
-
-
-def _path_of(change: FsChange) -> str:
-    return change.path
 
 
 def _relative(path: str, home: str) -> str:

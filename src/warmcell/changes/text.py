@@ -107,11 +107,8 @@ class _Edit(NamedTuple):
 
 
 def _edits(base: list[bytes], changed: list[bytes]) -> Iterator[_Edit]:
-    at_base = at_changed = 0
-    for block in common_blocks(base, changed):
-        if block.a > at_base or block.b > at_changed:
-            yield _Edit(at_base, block.a, tuple(changed[at_changed : block.b]))
-        at_base, at_changed = block.a + block.size, block.b + block.size
+    for gap in _gaps(common_blocks(base, changed)):
+        yield _Edit(gap.a, gap.a_end, tuple(changed[gap.b : gap.b_end]))
 
 
 def write_hunks(before: bytes, after: bytes) -> bytes:

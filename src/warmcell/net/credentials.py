@@ -66,13 +66,11 @@ class SecretRef:
             message = f"could not read the secret {self._label} ({type(error).__name__})"
             raise FetchFailed(message, reason="invalid") from None
         if not isinstance(secret, str) or len(secret) < MIN_SECRET_LENGTH:
-            raise FetchFailed(
-                f"the secret {self._label} is shorter than {MIN_SECRET_LENGTH} characters", reason="invalid"
-            )
+            message = f"the secret {self._label} is shorter than {MIN_SECRET_LENGTH} characters"
+            raise FetchFailed(message, reason="invalid")
         if not secret.isascii() or not secret.isprintable():
-            raise FetchFailed(
-                f"the secret {self._label} contains characters that are not allowed in a header", reason="invalid"
-            )
+            message = f"the secret {self._label} contains characters that are not allowed in a header"
+            raise FetchFailed(message, reason="invalid")
         return secret
 
 

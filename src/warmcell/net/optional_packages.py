@@ -13,10 +13,8 @@ def need(module: str, extra: str = "net") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise BackendUnavailable(
-            f"networking needs the package {module.split('.')[0]!r}, which is not installed",
-            hint=f"pip install 'warmcell[{extra}]'",
-        ) from None
+        reason = f"networking needs the package {module.split('.')[0]!r}, which is not installed"
+        raise BackendUnavailable(reason, hint=f"pip install 'warmcell[{extra}]'") from None
 
 
 def optional(module: str) -> Any | None:

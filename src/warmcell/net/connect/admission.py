@@ -165,9 +165,7 @@ class Gate:
             "port": request.port,
         }
         # Without the query, which may hold tokens.
-        path = (
-            request.path if request.path is None or len(request.path) <= _LONGEST_PATH else request.path[:_LONGEST_PATH]
-        )
+        path = None if request.path is None else request.path[:_LONGEST_PATH]
         visible = {"method": request.method, "path": path, "reason": decision.reason or None, **more}
         line.update({key: value for key, value in visible.items() if value is not None})
         if events.listeners:

@@ -102,9 +102,8 @@ async def resolve_host(host: Host, port: int, resolver: Resolver) -> tuple[IPAdd
         # `TimeoutError` is an `OSError`. Only the lookup's deadline arrives here; the fetch's raises CancelledError.
         raise FetchFailed(f"could not resolve {host}: {str(error) or 'timed out'}", reason="dns") from None
     except ValueError:
-        raise FetchFailed(
-            f"could not resolve {host}: the resolver returned an invalid IP address", reason="dns"
-        ) from None
+        message = f"could not resolve {host}: the resolver returned an invalid IP address"
+        raise FetchFailed(message, reason="dns") from None
     if not found:
         raise FetchFailed(f"{host} has no address", reason="dns")
     if len(found) > MAX_ADDRESSES:

@@ -171,11 +171,8 @@ class BodyDecoder:
             # Compressed data may be slightly larger than its content.
             slack = PIECE if depth < len(self._layers) else 0
             if self._counts[depth] > self._max_bytes + slack:
-                raise FetchFailed(
-                    f"the response body is larger than {self._max_bytes} bytes",
-                    reason="too_large",
-                    hint="raise max_body_bytes",
-                )
+                message = f"the response body is larger than {self._max_bytes} bytes"
+                raise FetchFailed(message, reason="too_large", hint="raise max_body_bytes")
             if depth == len(self._layers):
                 yield piece
             else:

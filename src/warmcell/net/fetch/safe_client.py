@@ -135,11 +135,8 @@ class SafeClient:
             if isinstance(answer, FetchResponse):
                 return answer
             hop = answer
-        raise FetchFailed(
-            f"more than {self.policy.max_redirects} redirects, the last one to {hop.target.host}",
-            reason="refused",
-            hint="raise max_redirects",
-        )
+        message = f"more than {self.policy.max_redirects} redirects, the last one to {hop.target.host}"
+        raise FetchFailed(message, reason="refused", hint="raise max_redirects")
 
     async def _exchange(self, hop: Hop, follow_redirects: bool, redactor: Redactor) -> FetchResponse | Hop:
         target = hop.target
@@ -218,11 +215,8 @@ class SafeClient:
     def _refuse_announced_size(self, headers: Headers) -> None:
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.policy.max_body_bytes:
-            raise FetchFailed(
-                f"the response body of {announced} bytes is larger than {self.policy.max_body_bytes} bytes",
-                reason="too_large",
-                hint="raise max_body_bytes",
-            )
+            message = f"the response body of {announced} bytes is larger than {self.policy.max_body_bytes} bytes"
+            raise FetchFailed(message, reason="too_large", hint="raise max_body_bytes")
 
 
 def _first_hop(request: FetchRequest) -> Hop:

@@ -110,9 +110,8 @@ def _check_inject(inject: Mapping[str, Mapping[str, SecretRef]]) -> Mapping[str,
         for name, secret in headers.items():
             if not isinstance(secret, SecretRef):
                 # The message must not contain the value, which is probably the secret itself.
-                raise PolicyViolation(
-                    f"inject[{domain!r}][{name!r}] must be a SecretRef, not {type(secret).__name__}",
-                    hint="SecretRef.env('NAME'), SecretRef.file(path) or SecretRef(callable)",
-                )
+                reason = f"inject[{domain!r}][{name!r}] must be a SecretRef, not {type(secret).__name__}"
+                hint = "SecretRef.env('NAME'), SecretRef.file(path) or SecretRef(callable)"
+                raise PolicyViolation(reason, hint=hint)
         checked[domain] = FrozenMapping(dict(headers))
     return FrozenMapping(checked)

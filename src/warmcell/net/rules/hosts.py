@@ -281,9 +281,8 @@ def parse_pattern(text: str) -> HostPattern:
     try:
         host = parse_policy_host(text[2:] if below else text)
     except HostError as error:
-        raise PolicyViolation(
-            f"{text!r} is not a domain, '*.domain' or IP address: {error}", hint="write it without scheme and path"
-        ) from None
+        reason = f"{text!r} is not a domain, '*.domain' or IP address: {error}"
+        raise PolicyViolation(reason, hint="write it without scheme and path") from None
     if below and host.address is not None:
         raise PolicyViolation(f"{text!r}: an IP address has no subdomains")
     return HostPattern(Reach.BELOW if below else Reach.EXACT, host)

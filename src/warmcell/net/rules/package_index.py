@@ -111,12 +111,8 @@ def _settings_of(path: str) -> dict[str, str]:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError, OSError):
         return {}  # pip reports a broken file itself
-    return {
-        name: value
-        for part in ("global", "install")
-        if parser.has_section(part)
-        for name, value in parser[part].items()
-    }
+    sections = [parser[part] for part in ("global", "install") if parser.has_section(part)]
+    return {name: value for section in sections for name, value in section.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,12 +164,8 @@ class RuleBook:
             return _deny_by_default(request)
         with_port = [rule for rule in rules if request.port in rule.ports]
         if not with_port:
-            return Decision(
-                False,
-                rules[0].name,
-                f"port {request.port} of {request.host} is not allowed",
-                f"allow {request.host.in_url}:{request.port}",
-            )
+            reason = f"port {request.port} of {request.host} is not allowed"
+            return Decision(False, rules[0].name, reason, f"allow {request.host.in_url}:{request.port}")
         return self._judge_plaintext(request) or _judge_content(request, with_port)
 
     def _judge_plaintext(self, request: EgressRequest) -> Decision | None:
@@ -177,16 +173,12 @@ class RuleBook:
         if not request.in_clear:
             return None
         if request.port == TLS_PORT:
-            return Decision(
-                False, "default: port 443 carries TLS only", f"plain HTTP to {request.host}:443", "use https"
-            )
+            rule = "default: port 443 carries TLS only"
+            return Decision(False, rule, f"plain HTTP to {request.host}:443", "use https")
         if any(item.pattern.matches(request.host) and not item.in_clear for item in self.inject):
-            return Decision(
-                False,
-                f"inject: {request.host}",
-                f"credentials for {request.host} go over TLS only",
-                f"request for https, or write inject={{'http://{request.host.in_url}': ...}}",
-            )
+            hint = f"request for https, or write inject={{'http://{request.host.in_url}': ...}}"
+            reason = f"credentials for {request.host} go over TLS only"
+            return Decision(False, f"inject: {request.host}", reason, hint)
         return None
 
     def judge_address(self, address: IPAddress, port: int, is_own: Callable[[IPAddress], bool]) -> Decision:
@@ -206,12 +198,8 @@ class RuleBook:
             return Decision(True, "public address")
         if self.opens_private and category in _PRIVATE_CATEGORIES:
             return Decision(True, "deny_private_ips=False")
-        return Decision(
-            False,
-            "public addresses only",
-            f"{address} is {category.value}",
-            f"name the address itself in the policy: {Host(str(address), address).in_url}:{port}",
-        )
+        hint = f"name the address itself in the policy: {Host(str(address), address).in_url}:{port}"
+        return Decision(False, "public addresses only", f"{address} is {category.value}", hint)
 
     def judge_by_address_rules(self, request: EgressRequest, address: IPAddress) -> Decision | None:
         """Apply the rules that name this address to a request that reached it by name; None if there are none.
@@ -256,24 +244,17 @@ def _judge_content(request: EgressRequest, rules: list[Rule]) -> Decision:
     for rule in with_method:
         if rule.path_prefixes is None or _under(request.path or "/", rule.path_prefixes):
             return Decision(True, rule.name, reads_content=rule.reads_content)
-    return Decision(
-        False,
-        with_method[0].name,
-        f"{request.method} {request.path} on {request.host} is not allowed",
-        "allow the path prefix",
-    )
+    reason = f"{request.method} {request.path} on {request.host} is not allowed"
+    return Decision(False, with_method[0].name, reason, "allow the path prefix")
 
 
 def _judge_tunnel(request: EgressRequest, rules: list[Rule]) -> Decision:
     for rule in rules:
         if request.is_readable or not rule.reads_content:
             return Decision(True, rule.name)
-    return Decision(
-        False,
-        rules[0].name,
-        f"the rule for {request.host} limits methods or paths, which cannot be seen inside a tunnel",
-        "use plain HTTP, or let the sandbox's own CA terminate TLS for this host",
-    )
+    reason = f"the rule for {request.host} limits methods or paths, which cannot be seen inside a tunnel"
+    hint = "use plain HTTP, or let the sandbox's own CA terminate TLS for this host"
+    return Decision(False, rules[0].name, reason, hint)
 
 
 def _under(path: str, prefixes: tuple[str, ...]) -> bool:

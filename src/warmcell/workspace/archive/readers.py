@@ -245,9 +245,8 @@ def _decode_name(name: bytes, flags: int) -> str:
 def _check_kind(entry: _Entry) -> None:
     kind = stat.S_IFMT(entry.mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise ArchiveRejected(
-            f"{display_path(entry.name)!r} is a link or special file; only files and directories are unpacked"
-        )
+        reason = "is a link or special file; only files and directories are unpacked"
+        raise ArchiveRejected(f"{display_path(entry.name)!r} {reason}")
     if (kind == stat.S_IFDIR) > entry.is_dir or (entry.is_dir and entry.size):
         raise ArchiveRejected(f"{display_path(entry.name)!r} is both a file and a directory")
     if entry.flags & _ENCRYPTED or entry.method not in (_STORED, _DEFLATED):

@@ -311,9 +311,8 @@ class _AgentParser:
             return FilePatch(parse_file_name(line[len(_DELETE) :]), None, is_whole=True)
         if line.startswith(_UPDATE):
             return self._parse_update(parse_file_name(line[len(_UPDATE) :]))
-        raise PatchRejected(
-            f"unexpected line {display_path(line)!r}; a file begins with '{_ADD}', '{_UPDATE}' or '{_DELETE}'"
-        )
+        expected = f"a file begins with '{_ADD}', '{_UPDATE}' or '{_DELETE}'"
+        raise PatchRejected(f"unexpected line {display_path(line)!r}; {expected}")
 
     def _parse_added_lines(self, title: str) -> list[Hunk]:
         lines = []
