@@ -172,7 +172,8 @@ def test_a_late_interrupt_prints_nothing_into_the_next_cell(cells: Cells, trap: 
         os.kill(worker, signal.SIGSTOP)
         until(lambda: _waits_for_input(pid))
         cells.talk.interrupts.request(is_awaited=False)
-        os.kill(worker, signal.SIGCONT)
+        # The message is sent when this call has returned.
+        threading.Timer(0.5, os.kill, (worker, signal.SIGCONT)).start()
 
     first = cells("echo first; sleep 0.3", on_stdout=stop_and_interrupt)
     assert first.stdout == f"first\n{printed}"
