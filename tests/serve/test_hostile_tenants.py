@@ -290,3 +290,18 @@ async def test_what_was_read_is_given_back() -> None:
             assert (await client.post("/v1/sign-in", json={"code": "x" * 60})).status_code == 403
         assert (await client.post("/v1/sign-in", json={"code": "x" * 100})).status_code == 429
     await service.aclose()
+
+
+def test_files_for_clients_that_do_not_read_are_bounded(start_server: Start) -> None:
+    """Each is in memory until it is sent: a token has a quarter of a GiB of them."""
+    with start_server() as server, ExitStack() as readers:
+        identity = server.client.post("/v1/sandboxes", json={}).json()["id"]
+        script = {"script": "truncate -s 60M large", "timeout": 30}
+        assert server.client.post(f"/v1/sandboxes/{identity}/sh", json=script).status_code == 200
+        path = f"/v1/sandboxes/{identity}/files/large"
+        streams = [readers.enter_context(server.client.stream("GET", path)) for _ in range(12)]
+        assert Counter(stream.status_code for stream in streams) == {200: 4, 429: 8}
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        assert int(status.partition("VmHWM:")[2].split()[0]) >> 10 < 900
+        assert len(streams[0].read()) == 60 << 20
+        assert len(server.client.get(path).content) == 60 << 20

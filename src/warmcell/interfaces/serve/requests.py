@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -70,15 +70,18 @@ class BodyMemory:
     One tenant may use half of it. Belongs to one event loop.
     """
 
+    #: What is counted, for messages.
+    _what = "request bytes"
+
     def __init__(self, limit: int = 512 * MIB) -> None:
         self._limit, self._used = limit, Counter[str]()
 
     def take(self, scope: MutableMapping[str, Any], size: int) -> None:
         owner = scope.get(OWNER, "")
         if self._used[owner] + size > self._limit // 2:
-            raise HttpError(429, "too many request bytes in flight for this token", headers=_CLOSE)
+            raise HttpError(429, f"too many {self._what} in flight for this token", headers=_CLOSE)
         if self._used.total() + size > self._limit:
-            raise HttpError(503, "too many request bytes in flight", headers=_CLOSE)
+            raise HttpError(503, f"too many {self._what} in flight", headers=_CLOSE)
         self._used[owner] += size
         scope[BUFFERED] = scope.get(BUFFERED, 0) + size
 
@@ -86,6 +89,17 @@ class BodyMemory:
         """Called when the handler returned; its response may still be streaming."""
         if size := scope.pop(BUFFERED, 0):
             self._used[scope.get(OWNER, "")] -= size
+
+
+class AnswerMemory(BodyMemory):
+    """The same for files that are being sent: their clients may never read them."""
+
+    _what = "response bytes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: By tenant: a file is in memory before its size is known, so few are read at a time.
+        self.reading: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(4))
 
 
 async def read_body(request: Request, limit: int | None = None) -> bytes:

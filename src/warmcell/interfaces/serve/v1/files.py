@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.interfaces.serve.event_streams import KEEPALIVE, event_stream, format_event, with_keepalives
-from warmcell.interfaces.serve.requests import read_body, read_model
+from warmcell.interfaces.serve.requests import OWNER, AnswerMemory, read_body, read_model
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
@@ -34,6 +36,7 @@ from warmcell.workspace.errors import LimitExceeded, WorkspaceError, WrongKind
 from warmcell.workspace.files import MAX_FILE_BYTES, MAX_LIST_ENTRIES
 
 MAX_DEPTH = 32
+_PIECE = 256 << 10
 #: A guest's bytes must not be shown as a page: its scripts would run in the server's origin.
 _DOWNLOAD_HEADERS = {
     "Content-Security-Policy": "sandbox",
@@ -50,7 +53,8 @@ _TENANT_SHARE, _SERVER_SHARE = 8, 2
 async def read_file(request: Request, tenant: Tenant) -> Response:
     """The content of a file."""
     most = whole_in_query(request, "max_bytes", MAX_FILE_BYTES, MAX_FILE_BYTES)
-    return _bytes(await get_entry(request, tenant).sandbox.read_file(_path(request), max_bytes=most))
+    sandbox = get_entry(request, tenant).sandbox
+    return await _download(request, tenant, lambda: sandbox.read_file(_path(request), max_bytes=most))
 
 
 async def write_file(request: Request, tenant: Tenant) -> Response:
@@ -130,7 +134,8 @@ async def upload(request: Request, tenant: Tenant) -> Response:
 async def download(request: Request, tenant: Tenant) -> Response:
     """The bytes of a file, or a directory as a tar archive."""
     most = whole_in_query(request, "max_bytes", MAX_FILE_BYTES, MAX_FILE_BYTES)
-    return _bytes(await get_entry(request, tenant).sandbox.download(path_in_query(request), max_bytes=most))
+    sandbox = get_entry(request, tenant).sandbox
+    return await _download(request, tenant, lambda: sandbox.download(path_in_query(request), max_bytes=most))
 
 
 async def patch(request: Request, tenant: Tenant) -> Response:
@@ -143,7 +148,8 @@ async def patch(request: Request, tenant: Tenant) -> Response:
 
 async def read_before(request: Request, tenant: Tenant) -> Response:
     """The content of a file as `diff` compares it; available for small files."""
-    return _bytes(await get_entry(request, tenant).sandbox.read_before(_path(request)))
+    sandbox = get_entry(request, tenant).sandbox
+    return await _download(request, tenant, lambda: sandbox.read_before(_path(request)))
 
 
 async def mark(request: Request, tenant: Tenant) -> Response:
@@ -161,8 +167,31 @@ def _path(request: Request) -> str:
     return str(request.path_params["path"])
 
 
-def _bytes(data: bytes) -> Response:
-    return Response(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
+class _Download(Response):
+    """Sent in pieces, and counted until the last one is sent or the client is gone."""
+
+    def __init__(self, memory: AnswerMemory, tenant: Tenant, data: bytes) -> None:
+        super().__init__(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
+        scope = {OWNER: tenant.id}
+        memory.take(scope, len(data))
+        self._release = weakref.finalize(self, memory.release, scope)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            data = memoryview(self.body)
+            for start in range(0, len(data), _PIECE):
+                piece = bytes(data[start : start + _PIECE])
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._release()
+
+
+async def _download(request: Request, tenant: Tenant, read: Callable[[], Awaitable[bytes]]) -> Response:
+    memory = get_service(request).state.get(AnswerMemory, AnswerMemory)
+    async with memory.reading[tenant.id]:
+        return _Download(memory, tenant, await read())
 
 
 async def watch(request: Request, tenant: Tenant) -> Response:
