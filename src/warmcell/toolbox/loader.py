@@ -99,7 +99,7 @@ def _is_present(module: str) -> bool:
     if module == PYTHON:
         from warmcell.toolbox import python_component
 
-        return python_component.is_available()
+        return has_shipped_module(python_component.component_digest()) or python_component.is_available()
     try:
         return os.path.isfile(find_artefact(module).path)
     except BackendUnavailable:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from warmcell.lifetime.host_program import own_interpreter
 from warmcell.lifetime.late_site import run_site
-from warmcell.toolbox.loader import has_shipped_module
 from warmcell.toolbox.signed_directory import SignedDirectory, Tampered, Unusable, cache_directory
 
 APP = Path(__file__).resolve().parent / "python_app"
@@ -73,9 +72,9 @@ def is_cached() -> bool:
 
 
 def is_available() -> bool:
-    """Whether it exists or can be built."""
+    """Whether it is cached or can be built."""
     try:
-        if not has_shipped_module(component_digest()) and not is_cached():
+        if not is_cached():
             require_builder()
     except ComponentUnavailable:
         return False
