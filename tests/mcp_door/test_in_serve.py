@@ -36,6 +36,9 @@ class Served:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip() + "/mcp"
+        # The first request loads the modules of this door, for which a loaded host may take longer than a client waits.
+        with httpx.Client(headers=self.headers("two") | HEADERS, timeout=60) as client:
+            client.delete(self.url, headers=session_of(client, self.url)).raise_for_status()
 
     def headers(self, name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.tokens[name]}"}
