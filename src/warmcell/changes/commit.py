@@ -15,7 +15,7 @@ from warmcell.changes.detect import Detected, Lower, close, open_upper
 from warmcell.changes.model import CommitReport, Conflict
 from warmcell.changes.upper import UpperDirectory
 from warmcell.core.errors import PathTraversal
-from warmcell.core.light import closing_fd
+from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.files import write_all
@@ -210,13 +210,11 @@ class Committer:
         identity = os.fstat(self._root.fd)
         draft = Journal("staging", self._root.path, (identity.st_dev, identity.st_ino), _all_operations(steps))
         apply.write_journal(self._directory, draft)
-        try:
+        # By what the journal says: the last write may have been done.
+        with on_error(lambda: apply.recover(self._directory)):
             staged = self._stage(steps, outcome)
             staged_operations = _all_operations(staged)
             apply.write_journal(self._directory, replace(draft, state="applying", operations=staged_operations))
-        except BaseException:
-            apply.recover(self._directory)  # by what the journal says: the last write may have been done
-            raise
         for step in staged:
             try:
                 for operation in step.operations:

@@ -23,6 +23,7 @@ from warmcell.changes.patch import PatchWriter
 from warmcell.changes.restore import Restorer
 from warmcell.changes.upper import CopiedTree, UpperDirectory, copy_upper
 from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.light import on_error
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, hold
 from warmcell.lifetime.own_modes import make_directories, make_directory
@@ -73,16 +74,13 @@ class ChangeLayer:
         self._may_mount = may_mount and not is_root_of_host()
         self._upper: UpperDirectory | None = None
         self._held: HeldDirectory | None = None
-        try:
-            recover_abandoned()
-            self._held = (resume_layer(self.lower) if resume else None) or _create(self.lower)
-            self._open(self._held.path, parent)
-        except OSError as error:
-            self.close()
-            raise host_failure(error, "prepare a place for the changes") from error
-        except BaseException:
-            self.close()
-            raise
+        with on_error(self.close):
+            try:
+                recover_abandoned()
+                self._held = (resume_layer(self.lower) if resume else None) or _create(self.lower)
+                self._open(self._held.path, parent)
+            except OSError as error:
+                raise host_failure(error, "prepare a place for the changes") from error
 
     def _open(self, place: str, parent: ChangeLayer | None) -> None:
         if parent is not None:

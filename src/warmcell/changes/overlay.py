@@ -15,7 +15,7 @@ from warmcell.cage.overlay_server import UPPER
 from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
-from warmcell.core.light import closing_fd
+from warmcell.core.light import closing_fd, on_error
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.python import find_interpreter
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
@@ -39,11 +39,8 @@ class Overlay:
         self.upper = os.path.join(layer, UPPER)
         self._number, self._tree = _server.mount(_pin(lower), _pin(layer, writable=True))
         self.root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
-        try:
+        with on_error(self.close):
             probe = _probe(self.root)
-        except BaseException:
-            self.close()
-            raise
         #: Files of an overlay may seem to be on another device than its directories.
         self.devices = tuple({os.fstat(self.root).st_dev, probe.st_dev})
         #: By the file system's own clock, before any guest can see it.
@@ -138,7 +135,7 @@ class _Server:
 
 def _start() -> ManagerProcess:
     process = ManagerProcess(find_interpreter(ProcessConfig()).path)
-    try:
+    with on_error(process.discard):
         process.send_order({"overlays": True})
         answer, descriptors = _receive(process)
         if "pid" in answer:
@@ -146,9 +143,6 @@ def _start() -> ManagerProcess:
             answer, _ = _receive(process)
         if "failed" in answer:
             raise _refusal(*answer["failed"])
-    except BaseException:
-        process.discard()
-        raise
     return process
 
 

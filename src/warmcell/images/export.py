@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.images.blobs import BlobStore, encode_json, hex_of, read_chunks
 from warmcell.images.decompress import compression_of, decompress
 from warmcell.images.layers import LayerStore
@@ -167,11 +168,8 @@ def _open_directory(path: str) -> Iterator[Target]:
         os.mkdir(path)
     except FileExistsError:
         raise _path_exists(path) from None
-    try:
+    with on_error(lambda: remove_directory(path)):
         yield _Directory(path)
-    except BaseException:
-        remove_directory(path)
-        raise
 
 
 @contextmanager
@@ -180,12 +178,12 @@ def _open_tar(path: str) -> Iterator[Target]:
         file = open(path, "xb")  # noqa: SIM115  # closed below
     except FileExistsError:
         raise _path_exists(path) from None
-    try:
-        with file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
-            yield _Tar(archive)
-    except BaseException:
-        os.unlink(path)
-        raise
+    with (
+        on_error(lambda: os.unlink(path)),
+        file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        yield _Tar(archive)
 
 
 def _path_exists(path: str) -> InvalidRequest:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from warmcell.core.errors import BackendUnavailable, ImageInvalid
-from warmcell.core.light import closing_fd
+from warmcell.core.light import closing_fd, on_error
 from warmcell.images.blobs import CHUNK
 from warmcell.images.decompress import LayerReader
 from warmcell.images.limits import Budget
@@ -194,7 +194,7 @@ class Unpacker:
 
     def _make_parents(self, path: Path) -> int:
         depth, fd = self._open_deepest(path)
-        try:
+        with on_error(lambda: os.close(fd)):
             for name in path[depth:]:
                 self._budget.count_entry()
                 os.mkdir(name, 0o755, dir_fd=fd)
@@ -202,9 +202,6 @@ class Unpacker:
                 below = os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
                 os.close(fd)
                 fd = below
-        except BaseException:
-            os.close(fd)
-            raise
         return fd
 
     def _open_deepest(self, path: Path) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import stat
 import time
 
 from warmcell.core.errors import PathTraversal
-from warmcell.core.light import closing_fd
+from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
 from warmcell.workspace.root import OPEN_DIRECTORY, Root, temporary_name, text_of, translate_os_errors
@@ -152,12 +152,9 @@ def _open_forcibly(dir_fd: int, name: str) -> int:
     except PermissionError:
         _grant(dir_fd, name)
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=dir_fd)
-    try:
+    with on_error(lambda: os.close(fd)):
         if os.fstat(fd).st_mode & 0o700 != 0o700:
             os.fchmod(fd, 0o700)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

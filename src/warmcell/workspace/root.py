@@ -24,7 +24,7 @@ from warmcell.core.errors import (
     SandboxDestroyed,
     SandboxError,
 )
-from warmcell.core.light import Closing, closing_fd
+from warmcell.core.light import Closing, closing_fd, on_error
 from warmcell.core.types import MIB
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.own_modes import make_directory
@@ -78,11 +78,8 @@ class Quota:
                 reason = f"would take more than the {self._limit // MIB} MB {self._what}"
                 raise LimitExceeded(path, reason, limit=self._limit, hint=self._hint)
             self._used = after
-        try:
+        with on_error(lambda: self.refund(after - before)):
             yield
-        except BaseException:
-            self.refund(after - before)
-            raise
 
     def refund(self, freed: int) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import re
 import secrets
 
 from warmcell.core.errors import SnapshotNotFound
+from warmcell.core.light import on_error
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.names import Parts, display_path
@@ -45,12 +46,8 @@ class SnapshotStore:
         """Copy the whole tree. A copy that fails is removed."""
         parts: Parts = (secrets.token_hex(16),)
         make_directory(parts[0], dir_fd=self._root.fd)
-        try:
-            with self._open(parts) as target:
-                copied = copy_tree(source, target, limits=limits)
-        except BaseException:
-            remove(self._root, parts)
-            raise
+        with on_error(lambda: remove(self._root, parts)), self._open(parts) as target:
+            copied = copy_tree(source, target, limits=limits)
         return SnapshotId(parts[0], copied.skipped)
 
     def restore(self, snapshot: str, target: Root, limits: TreeLimits | None = None) -> None:

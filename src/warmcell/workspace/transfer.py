@@ -24,7 +24,7 @@ from typing import IO, NamedTuple
 
 from warmcell.core.compressed_members import expand, gunzip
 from warmcell.core.errors import InvalidRequest, PathTraversal
-from warmcell.core.light import closing_fd
+from warmcell.core.light import closing_fd, on_error
 from warmcell.core.timestamps import limit_tar_time
 from warmcell.core.types import MIB
 from warmcell.workspace.archive.members import ArchiveLimits, Member
@@ -177,11 +177,8 @@ def _open_host_file(source: Path) -> int:
         fd = os.open(source, OPEN_FILE & ~os.O_NOFOLLOW)
     except OSError as error:
         raise InvalidRequest(f"cannot read {str(source)!r}: {error.strerror}", field="source") from None
-    try:
+    with on_error(lambda: os.close(fd)):
         require_regular(fd, (source.name,))
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

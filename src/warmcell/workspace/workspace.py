@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.enforcers.host_paths import forget_writable, note_writable
 from warmcell.workspace import diff, files
 from warmcell.workspace.archive.members import ArchiveLimits
@@ -87,12 +88,8 @@ class Workspace:
         quota = None if disk_mb is None else Quota(disk_mb)
         is_writable = stand_in is None or stand_in.writable
         root = Root(host, quota=quota, descriptor=None if layer is None else layer.descriptor)
-        try:
+        with on_error(self.discard), on_error(root.close):
             self.guest_path = guest_work_path(work_path, root.path)
-        except BaseException:
-            root.close()
-            self.discard()
-            raise
         work = MountedRoot(split_guest_absolute(self.guest_path), root, is_writable)
         self._mounts = MountTable(work, [_place(mount, quota) for mount in mounts if mount is not stand_in])
         for place in self._mounts.all if self._cleanup is None else self._mounts.all[1:]:

@@ -11,7 +11,7 @@ from tests.helpers import PATIENCE
 
 _SCRIPT = """
 import json, os
-from warmcell.cage.manager.init_mounts import InitMounts
+from warmcell.cage.manager.sleeping_inits import InitMounts
 
 def points():
     return [line.split()[4] for line in open("/proc/self/mountinfo")]

@@ -52,6 +52,8 @@ def write_in_list(calls: CallList, path: str, text: str, may_be_missing: bool = 
 
 #: The first id for root's guests: above every range that distributions hand out, so that it owns nothing.
 UNOWNED_UID_BASE = 0x70000000
+#: Per manager of root. Pids have 22 bits, so the ids of the last manager are below 1 << 31.
+IDS_OF_A_MANAGER = 64
 #: CAP_CHOWN, _DAC_OVERRIDE, _SETGID, _SETUID, _SYS_ADMIN and _SETFCAP, which giving guests such an id needs.
 _ROOTS_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 6 | 1 << 7 | 1 << 21 | 1 << 31
 

@@ -22,18 +22,18 @@ from ..linux.syscalls import call
 from ..records import NamedTuple
 from ..watching.watcher import ceilings_for
 from ..wire import packet_socket, send_packet
-from .attach import Attacher
 from .guest_child import GuestChild
-from .host_ids import HostIds
 from .network_namespaces import NetworkNamespaces
 from .shared_roots import SharedRoots
-from .sleeping_inits import SleepingInits
-from .twins import Twins
+from .sleeping_inits import HostIds, SleepingInits
 from .zygote_handle import ZygoteHandle, ZygoteLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+#: More are made again when they are needed.
+_MOST_TWINS = 64
 
 
 class Order(NamedTuple):
@@ -56,6 +56,38 @@ class Order(NamedTuple):
     trees: Tuple[int, ...]
     #: The twin of the zygote to fork it from, because the plan contains path names of a caller's own; 0: the zygote.
     twin: int
+
+
+class Twins:
+    """Guests are copies of their zygote's memory, so path names that one caller chose go to a twin.
+
+    A twin is a fork of the zygote, which is far cheaper than another interpreter. It knows what the zygote knew at that
+    time, which is nothing of any caller, and then the names of one pool of the supervisor's. `is_for_one`: the zygote
+    has a single guest, and needs no twin for its names.
+    """
+
+    def __init__(self, zygote: ZygoteHandle, is_for_one: bool = False) -> None:
+        self._zygote = zygote
+        self._is_for_one = is_for_one
+        #: By the supervisor's number; the least recently used comes first.
+        self._twins: Dict[int, ZygoteHandle] = {}
+
+    def zygote_for(self, number: int) -> ZygoteHandle:
+        """The twin of that number. The zygote itself for 0: cells without a caller's names."""
+        if not number or self._is_for_one:
+            return self._zygote
+        twin = self._twins.pop(number, None) or self._zygote.fork_twin()
+        self._twins[number] = twin
+        if len(self._twins) > _MOST_TWINS:
+            self.end(next(iter(self._twins)))
+        return twin
+
+    def end(self, number: int) -> bool:
+        """Whether there was one. Its guests go on."""
+        twin = self._twins.pop(number, None)
+        if twin is not None:
+            twin.close()
+        return twin is not None
 
 
 class CellMaker:
@@ -82,7 +114,7 @@ class CellMaker:
         self._is_caging = is_caging
         if is_caging:
             self._roots = SharedRoots(lambda bind: self._open_tree(bind, host_id))
-            self._attacher = Attacher(self._open_tree)
+            self._home = namespaces.HomeNamespace("mnt")
             self._networks = None if has_host_network else NetworkNamespaces(is_for_one)
             self._inits = SleepingInits(self.ids, on_birth, keeps_spares, self._roots.tmpfs, self._networks)
 
@@ -110,8 +142,24 @@ class CellMaker:
             self._networks.give_back(process)
 
     def attach(self, binds: Sequence[plans.Bind], guest: GuestChild) -> None:
-        """Attaches more host paths to a running cell."""
-        self._attacher.attach(binds, guest.pid, guest.host_id)
+        """Attaches more host paths to a running cell, by mounting into its mount namespace from outside.
+
+        Each mount tree is made as for a new cell: a private copy of what is at the path, compared by identity, with
+        reduced permissions. The cell's plan named the mount points: they are on its sealed root, and its Landlock rules
+        include them. Raises `CageError` with the step that failed.
+        """
+        with OwnedDescriptors() as owned:
+            with step("find cell"):
+                process = owned.take(call("pidfd_open", guest.pid, 0))
+            trees = [owned.take(self._open_tree(bind, guest.host_id)) for bind in binds]
+            with step("enter mount namespace"):
+                self._home.enter(process)
+            try:
+                for bind, tree in zip(binds, trees):  # noqa: B905  # `strict` came after Python 3.9
+                    with step("attach path", bind.target):
+                        mounts.attach_tree(tree, bind.target)
+            finally:
+                self._home.return_home()
 
     def make(self, order: Dict[str, Any], descriptors: List[int]) -> Optional[GuestChild]:
         """Makes the processes of one cell, and takes over the descriptors.

@@ -14,7 +14,8 @@ from .. import cell, verify
 from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, receive_locked
 from ..failure import CageError, send_failure
 from ..fast_imports import partial, socket
-from ..linux import fast_ctypes, namespaces, notify
+from ..linux import call_list, fast_ctypes, namespaces, notify
+from ..linux.call_list import CallList
 from ..linux.descriptors import close_all
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
@@ -24,7 +25,6 @@ from ..plan import Watch
 from ..records import NamedTuple
 from ..watching.watcher import LOST, Verdict, Watcher, ceilings_for
 from ..wire import send_packet
-from .pid_numbers import next_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
+_pid_home: Optional[namespaces.HomeNamespace] = None
 
 
 class ExitReport(NamedTuple):
@@ -64,6 +65,34 @@ def exit_report_of(pid: int) -> Optional[ExitReport]:
     seconds, microseconds, more_seconds, more_microseconds, most = _USAGE.unpack_from(_usage)
     cpu = seconds + more_seconds + (microseconds + more_microseconds) / 1e6
     return ExitReport(status << 8 if code == _EXITED else status | 0x80 * (code == _DUMPED), cpu, most * 1024)
+
+
+def next_pid(process: int) -> int:
+    """The pid that the next process in that process's namespace gets; 0 where it cannot be found out.
+
+    By starting one there, without memory of its own, that calls getpid(): the kernel shows it only to those in it.
+    """
+    global _pid_home
+    if not call_list.can_spawn():
+        return 0
+    _pid_home = _pid_home or namespaces.HomeNamespace("pid")
+    calls = CallList()
+    number = calls.call("getpid")
+    calls.call("exit", 0)
+    prepared = calls.prepare(())
+    try:
+        _pid_home.enter(process)
+    except OSError:  # it has just exited
+        return 0
+    try:
+        asked = call_list.spawn(0, prepared)
+    except OSError:
+        return 0
+    finally:
+        _pid_home.return_home()
+    os.waitpid(asked.pid, 0)
+    os.close(asked.pidfd)
+    return prepared.result(number)
 
 
 class GuestChild:

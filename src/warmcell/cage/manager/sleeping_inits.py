@@ -12,21 +12,86 @@ import select
 from ..cell import SleepingInit
 from ..failure import CageError, step
 from ..fast_imports import signal
-from ..linux import call_list, capabilities, namespaces, sleeper
+from ..guest.root import enter_new_tmpfs
+from ..linux import call_list, capabilities, mounts, namespaces, sleeper
 from ..linux.call_list import CallList, PreparedCalls, SpawnedChild, Value
 from ..linux.descriptors import OwnedDescriptors
-from .host_ids import HostIds
-from .init_mounts import InitMounts
+from ..linux.kernel_files import IDS_OF_A_MANAGER
 from .network_namespaces import NetworkNamespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, NoReturn, Optional, Tuple
+    from typing import Callable, Dict, NoReturn, Optional, Tuple
 
 #: The user and group that most guests have.
 _USUAL_IDS = (namespaces.GUEST_UID, namespaces.GUEST_GID)
 
 _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
+
+
+class HostIds:
+    """For root, each cell has an id of its own, so that what the kernel counts per user is counted per cell.
+
+    An ordinary user has only one id. With more cells than ids, the least used id is shared.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._ids = range(first, first + (IDS_OF_A_MANAGER if first else 1))
+        self._used = dict.fromkeys(self._ids, 0)
+        self._by_process: Dict[int, int] = {}
+
+    def next(self) -> int:
+        """The lowest of the least used ids: id maps that were made for it can be used again."""
+        return min(self._ids, key=self._used.__getitem__)
+
+    def take(self, host_id: int, init: int) -> None:
+        self._used[host_id] += 1
+        self._by_process[init] = host_id
+
+    def give_back(self, process: int) -> None:
+        """After the process was reaped. Does nothing unless it was an init."""
+        host_id = self._by_process.pop(process, None)
+        if host_id is not None:
+            self._used[host_id] -= 1
+
+
+class InitMounts:
+    """The mount namespace in which inits are cloned: an empty root, and the manager's /proc.
+
+    A new mount namespace starts as a copy of the one that its process was cloned in, and the kernel copies, changes and
+    removes mounts under one lock for the whole machine. A guest needs none of the host's mounts: its root comes as a
+    detached tree. It needs a visible /proc, without which the kernel refuses to mount another.
+
+    Owned by the manager, which must have a mount namespace of its own. In the block, this process is in it.
+    """
+
+    def __init__(self) -> None:
+        self._home = namespaces.HomeNamespace("mnt")
+        with step("make mounts of init"), OwnedDescriptors() as owned:
+            self._home.enter_new()
+            try:
+                _lay_out_mounts()
+                self._other = owned.take(self._home.open_current())
+            finally:
+                self._home.return_home()
+            owned.give(self._other)
+
+    def __enter__(self) -> None:
+        self._home.enter(self._other)
+
+    def __exit__(self, *_: object) -> None:
+        self._home.return_home()
+
+
+def _lay_out_mounts() -> None:
+    enter_new_tmpfs("/tmp")
+    for name in ("proc", "tmp"):
+        os.mkdir(name)
+    mounts.mount("/proc", "proc", None, mounts.MS_BIND)
+    calls = CallList()
+    calls.begin_step("make mounts of init")
+    mounts.pivot_into_working_directory(calls)
+    calls.prepare(()).run()
 
 
 class SleepingInits:

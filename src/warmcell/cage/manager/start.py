@@ -7,16 +7,15 @@ import select
 import sys
 
 from .. import cell as cell  # this and the next imports: what manager and zygote both need, loaded once
-from ..failure import CageError
-from ..fast_imports import socket
+from ..failure import CageError, step
+from ..fast_imports import signal, socket
 from ..guest import root as root
-from ..linux import call_list, kernel_support
+from ..linux import call_list, fast_ctypes, kernel_files, kernel_support, mounts, namespaces
 from ..linux import capabilities as capabilities
 from ..linux import fds as fds
 from ..linux.descriptors import from_descriptor
 from ..linux.syscalls import call
 from ..wire import receive_packet, send_packet
-from . import own_namespaces
 from .zygote_handle import ZygoteHandle, is_for_one_worker
 
 TYPE_CHECKING = False
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from typing import List, NoReturn
 
     from ..zygote.loop import GuestMain
+
+_CLONE_PARENT = 0x8000
 
 
 def main(control_descriptor: int) -> GuestMain:
@@ -41,7 +42,7 @@ def main(control_descriptor: int) -> GuestMain:
     call_list.load_machine_code()
     try:
         is_caging, is_host = order["isolation"] == "namespaces", bool(order.get("host_network"))
-        host_id = own_namespaces.enter(control, has_host_network=is_host) if is_caging else os.geteuid()
+        host_id = _enter_own_namespaces(control, has_host_network=is_host) if is_caging else os.geteuid()
         zygote = ZygoteHandle(order, not_for_it=[control.fileno(), supervisor])
         if zygote.become is not None:
             control.detach()
@@ -69,11 +70,53 @@ def _serve_overlays(control: socket.socket, supervisor: int) -> NoReturn:
     from ..overlay_server import serve
 
     try:
-        own_namespaces.enter(control, has_host_network=True)
+        _enter_own_namespaces(control, has_host_network=True)
     except CageError as failure:
         send_packet(control, {"failed": [failure.step, failure.errno, failure.what]})
         os._exit(1)
     serve(control, supervisor)
+
+
+def _enter_own_namespaces(control: socket.socket, has_host_network: bool) -> int:
+    """User, mount, pid and network, made once, before there is a zygote.
+
+    A mount namespace lets the manager clone mount trees, for which an ordinary user needs a user namespace. As the
+    first process of a pid namespace it may move its children into others and back, which in the host's only root may
+    do; and its end is the end of every cell. In a network of its own it may move between those that it makes for its
+    cells and come back, which it could not do from the host's. The process that was started clones the manager as its
+    sibling, and exits.
+
+    Returns in the new process, with the first host id for guests as that process sees it; 0 for ordinary users.
+    """
+    is_root = kernel_files.is_root_of_host()
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    pidfd = fast_ctypes.c_int(-1)
+    flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID | (0 if is_root else namespaces.CLONE_NEWUSER)
+    flags |= 0 if has_host_network else namespaces.CLONE_NEWNET
+    uid, gid = os.geteuid(), os.getegid()
+    with step("create namespaces"):
+        flags |= _CLONE_PARENT | namespaces.CLONE_PIDFD | signal.SIGCHLD
+        pid = call("clone", flags, 0, fast_ctypes.byref(pidfd), 0, 0)
+    if pid:
+        with step("map own user"):
+            if not is_root:
+                namespaces.map_ids(pid, uid, gid, 0, 0)
+        # The supervisor is its parent, and must know its pid before the first message from it.
+        send_packet(control, {"pid": pid}, [pidfd.value])
+        os.write(go_write, str(pid).encode())
+        os._exit(0)
+    os.close(go_write)
+    number = os.read(go_read, 32)
+    os.close(go_read)
+    if not number:
+        os._exit(1)  # the other process could not finish, and reported why
+    if is_root:
+        os.setgroups([])
+    with step("make mounts slave"):
+        mounts.make_slave()
+    with step("mount own proc"):
+        mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
+    return kernel_files.UNOWNED_UID_BASE + int(number) * kernel_files.IDS_OF_A_MANAGER if is_root else 0
 
 
 def _send_ready(control: socket.socket) -> None:

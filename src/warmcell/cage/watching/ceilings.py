@@ -267,7 +267,7 @@ def _has_pid_namespace(pid_namespace: int, pid: int) -> bool:
 def guest_pids(proc: str, manager_users: int) -> List[int]:
     """The guest's processes in a cell's /proc: all but init and those of the manager's user namespace.
 
-    The manager starts processes in the cell's pid namespace (see pid_numbers). They share the manager's memory and
+    The manager starts processes in the cell's pid namespace (see `next_pid`). They share the manager's memory and
     its other namespaces: what they show is the host's. A guest has a user namespace of its own and cannot leave it.
     """
     pids = [int(name) for name in os.listdir(proc) if name.isdigit() and name != "1"]

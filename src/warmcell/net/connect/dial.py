@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from warmcell.core.errors import FetchFailed
+from warmcell.core.light import on_error
 from warmcell.lifetime.ownership import own
 from warmcell.net.connect.limits import FairSlots
 from warmcell.net.rules.hosts import Host, IPAddress
@@ -255,14 +256,11 @@ async def dial(addresses: Sequence[IPAddress], port: int) -> socket.socket:
 async def _connect(address: IPAddress, port: int) -> socket.socket:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
+    with on_error(connection.close):
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.get_running_loop().sock_connect(connection, (str(address), port))
         return connection
-    except BaseException:
-        connection.close()
-        raise
 
 
 async def open_stream(
@@ -274,21 +272,16 @@ async def open_stream(
         connection = await dial(addresses, port)
     except OSError as error:
         raise FetchFailed(f"could not connect to {where}: {_cause(error)}", reason="connect") from None
-    try:
-        reader, writer = await asyncio.open_connection(
-            sock=connection, ssl=tls, server_hostname=host.name if tls else None, limit=READ_SIZE
-        )
-    except ssl.SSLError as error:
-        connection.close()
-        raise FetchFailed(f"TLS with {where} failed: {_tls_reason(error)}", reason="tls") from None
-    except OSError as error:
-        connection.close()
-        reason = "tls" if tls else "connect"
-        raise FetchFailed(f"could not connect to {where}: {_cause(error)}", reason=reason) from None
-    except BaseException:
-        connection.close()
-        raise
-    return SocketStream(reader, writer)
+    with on_error(connection.close):
+        try:
+            name = host.name if tls else None
+            streams = await asyncio.open_connection(sock=connection, ssl=tls, server_hostname=name, limit=READ_SIZE)
+        except ssl.SSLError as error:
+            raise FetchFailed(f"TLS with {where} failed: {_tls_reason(error)}", reason="tls") from None
+        except OSError as error:
+            reason = "tls" if tls else "connect"
+            raise FetchFailed(f"could not connect to {where}: {_cause(error)}", reason=reason) from None
+    return SocketStream(*streams)
 
 
 def _cause(error: OSError) -> str:

@@ -7,6 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB
 from warmcell.workspace.diff import ChangeKind, FsChange
 from warmcell.workspace.errors import Misfit, PatchRejected
@@ -65,14 +66,10 @@ def apply_patch(root: Root, base: Parts, patch: str | bytes) -> list[FsChange]:
     """Apply a patch beneath `base`, all or nothing. Raises `PatchRejected` or a path error."""
     edits = _plan(root, base, parse_patch(_text(patch)))
     done: list[_Edit] = []
-    with Descent(root, create=True) as descent:
-        try:
-            for edit in edits:
-                done.append(edit)
-                _apply_edit(root, descent, edit)
-        except BaseException:
-            _undo(root, done, descent.created)
-            raise
+    with Descent(root, create=True) as descent, on_error(lambda: _undo(root, done, descent.created)):
+        for edit in edits:
+            done.append(edit)
+            _apply_edit(root, descent, edit)
     return sorted((edit.as_change() for edit in edits), key=lambda change: change.path)
 
 
