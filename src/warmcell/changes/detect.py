@@ -10,7 +10,7 @@ import re
 import stat
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -342,8 +342,5 @@ def is_leading_out(parts: Parts, target: str, is_link: Callable[[Parts], bool], 
             return True
         here.pop()
         rest.pop(0)
-    return ".." in rest or _passes_link((*here, *rest), len(here), is_link)
-
-
-def _passes_link(parts: Sequence[str], known: int, is_link: Callable[[Parts], bool]) -> bool:
-    return any(is_link(tuple(parts[:count])) for count in range(known + 1, len(parts) + 1))
+    way = (*here, *rest)
+    return ".." in rest or any(is_link(way[:count]) for count in range(len(here) + 1, len(way) + 1))

@@ -98,11 +98,12 @@ class ChangeLayer:
         else:
             self._upper = CopiedTree(path, None if is_copy else self.lower, os.path.join(place, _NAMES))
         self._start_ns = _start_of(about) or (start_ns if parent is None else parent._start_ns)
-        about = {**about, "is_copy": self.overlay is None}
-        self._write_about(place, about)
-
-    def _write_about(self, place: str, about: dict[str, object]) -> None:
-        about |= {"directory": self.lower.path, "identity": _identity(self.lower), "start_ns": self._start_ns}
+        about |= {
+            "is_copy": self.overlay is None,
+            "directory": self.lower.path,
+            "identity": _identity(self.lower),
+            "start_ns": self._start_ns,
+        }
         with open(os.path.join(place, _ABOUT), "w") as file:
             json.dump(about, file)
 

@@ -200,22 +200,17 @@ def pull_blobs(
             digest, _ = blobs.put([data])
             manifest = parse_manifest(document)
             for descriptor in (manifest.config, *manifest.layers):
-                _pull_blob(registry, descriptor, blobs, budget, on_progress)
+                budget.count_bytes(descriptor.size)
+                if not blobs.has(descriptor.digest):
+                    what, size = descriptor.digest, descriptor.size
+                    chunks = report_chunks(registry.read_blob(descriptor), on_progress, "pull", what, size)
+                    blobs.put(chunks, what, size)
             return digest
         if kind not in INDEXES:
             raise ImageInvalid(f"the registry sent {str(kind)[:100]!r}, which is not an image")
         chosen = choose(parse_index(document), own_architecture())
         data, media_type = registry.read_manifest(chosen.digest)
     raise ImageInvalid(f"the image's indexes are nested more than {MAX_INDEX_DEPTH} deep")
-
-
-def _pull_blob(
-    registry: Registry, descriptor: Descriptor, blobs: BlobStore, budget: Budget, on_progress: OnProgress | None
-) -> None:
-    budget.count_bytes(descriptor.size)
-    if not blobs.has(descriptor.digest):
-        chunks = report_chunks(registry.read_blob(descriptor), on_progress, "pull", descriptor.digest, descriptor.size)
-        blobs.put(chunks, descriptor.digest, descriptor.size)
 
 
 def _make_client(domains: tuple[str, ...], is_private: bool, most: int) -> SafeClient:

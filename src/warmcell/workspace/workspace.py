@@ -98,7 +98,10 @@ class Workspace:
             note_writable(work.root.path)
         self._begin_lock = threading.Lock()
         self._layer = layer
-        self._before: State | LimitExceeded | None = None if track_changes and layer is None else _not_tracked_error()
+        self._before: State | LimitExceeded | None = None
+        if not track_changes or layer is not None:
+            hint = "create the Sandbox with track_changes=True"
+            self._before = LimitExceeded(WORK, "is not tracked for changes", limit=0, hint=hint)
         self._snapshots: SnapshotStore | None = None
 
     @property
@@ -316,11 +319,6 @@ def _snapshot_quota(disk_mb: int | None) -> Quota | None:
 
 def _host_source(path: AnyPath) -> Path:
     return Path(host_path("source", path))
-
-
-def _not_tracked_error() -> LimitExceeded:
-    hint = "create the Sandbox with track_changes=True"
-    return LimitExceeded(WORK, "is not tracked for changes", limit=0, hint=hint)
 
 
 def _as_bytes(name: str, data: str | bytes, *, check_only: bool = False) -> bytes:

@@ -104,7 +104,7 @@ class CellMaker:
         has_host_network: bool = False,
         is_for_one: bool = False,
     ) -> None:
-        self._twins = Twins(zygote, is_for_one)
+        self.twins = Twins(zygote, is_for_one)
         self._is_root = is_caging and host_id != 0
         self.ids = HostIds(host_id)
         self._on_birth = on_birth
@@ -122,18 +122,10 @@ class CellMaker:
     def is_complete(self) -> bool:
         return not self._is_caging or self._inits.is_complete
 
-    def prepare_first(self) -> None:
-        """Makes the init that the first cell will most likely need."""
+    def make_ahead(self) -> None:
+        """Makes the init that the next cell will most likely need."""
         if self._is_caging:
             self._inits.make_ahead()
-
-    def complete(self) -> None:
-        """Makes the init for a next cell."""
-        self._inits.make_ahead()
-
-    def end_twin(self, number: int) -> None:
-        """Its pool orders nothing from it any more."""
-        self._twins.end(number)
 
     def take_back(self, process: int) -> None:
         """Frees the id and the network of a cell whose init was reaped: none of its processes is left."""
@@ -200,7 +192,7 @@ class CellMaker:
         try:
             return self._make_guest(order, status, owned)
         except ZygoteLost:
-            if not self._twins.end(order.twin):
+            if not self.twins.end(order.twin):
                 raise
         return self._make_guest(order, status, owned)
 
@@ -215,7 +207,7 @@ class CellMaker:
         try:
             attached, trees = self._open_trees(order, init.host_id, owned)
             shape = CellShape(order.common, len(order.cgroups), attached, _files(order.plan, attached))
-            zygote = self._twins.zygote_for(order.twin)
+            zygote = self.twins.zygote_for(order.twin)
             with step("fork guest"):
                 zygote.teach(shape)  # a new shape: it writes the recipe while we make the root
             root = owned.take(self._roots.copy_for(order.common, attached))
@@ -257,7 +249,7 @@ class CellMaker:
         shape = CellShape(order.plan, len(order.cgroups), files=files)
         given = (order.job, go, begun, status.fileno(), *order.stdio, *order.cgroups)
         with step("fork keeper"):
-            zygote = self._twins.zygote_for(0)
+            zygote = self.twins.zygote_for(0)
             zygote.order(shape, order.may_exec, order.waits, given)
             pid, _, _ = zygote.answer()
         self._on_birth(pid, None)

@@ -116,6 +116,7 @@ class GuestChild:
         self._expected = expected
         self._status = status
         self._init = init
+        self.init_pid, self.host_id = init.pid, init.host_id
         self._handoff = handoff
         self._begun = begun
         self._may_exec = may_exec
@@ -124,7 +125,7 @@ class GuestChild:
         self._given: Dict[str, int] = {}
         #: The last pid of our own namespace before the guest started: each of its tasks takes one there too.
         self._last_pid_before = 0
-        self._is_ready = False
+        self.is_being_made = True
         self._listener: Optional[Listener] = None
         #: When each denial was last sent.
         self._denials_sent: Dict[Tuple[str, str], float] = {}
@@ -164,11 +165,9 @@ class GuestChild:
         self._listen(watcher)
         watch = ceilings_for(self._plan, self._expected.host_id)
         if watch.is_needed:
-            plan = self._plan._replace(watch=watch)
-            asker, answer = self._status.fileno(), {"measured": True}
-            self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
+            self.start_watch(watcher, watch, self._status.fileno(), {"measured": True})
         listener = self._given.pop(PROXY_LISTENER, -1)
-        self._is_ready = True
+        self.is_being_made = False
         self._last_pid_before = last_pid()
         ready = {"ready": True, "list": self.takes_list, "live_modules": self.has_live_modules}
         if watch.disk_bytes:
@@ -238,20 +237,8 @@ class GuestChild:
         """Whether its exit will show on `poll_descriptor` as well."""
         return self._listener is not None and not self.is_ending
 
-    @property
-    def is_being_made(self) -> bool:
-        return not self._is_ready
-
-    @property
-    def init_pid(self) -> int:
-        return self._init.pid
-
-    @property
-    def host_id(self) -> int:
-        return self._init.host_id
-
-    def watch_disk(self, watcher: Watcher, watch: Watch, asker: int, answer: Dict[str, Any]) -> None:
-        """Limits what it writes to host directories; `answer` is sent when they have been measured."""
+    def start_watch(self, watcher: Watcher, watch: Watch, asker: int, answer: Dict[str, Any]) -> None:
+        """Also limits what it writes to host directories; `answer` is sent when they have been measured."""
         plan = self._plan._replace(watch=watch)
         self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
 

@@ -91,7 +91,7 @@ class Manager:
             has_host_network=bool(order.get("host_network")),
             is_for_one=self._is_for_one,
         )
-        self._maker.prepare_first()
+        self._maker.make_ahead()
         if is_for_one_worker(order):
             self._start_watcher(is_sure=True)  # it will get directories, some of them writable
         elif order.get("preload") or order.get("site") or order.get("packages"):
@@ -114,7 +114,7 @@ class Manager:
             if not ready:
                 self._tidy()
                 if not self._exited and not self._maker.is_complete:
-                    self._maker.complete()
+                    self._maker.make_ahead()
                 continue
             if ends in ready:
                 self._report_unreaped()
@@ -174,7 +174,7 @@ class Manager:
             self._close_control()
             return
         if "end_twin" in order:
-            self._maker.end_twin(order["end_twin"])
+            self._maker.twins.end(order["end_twin"])  # its pool orders nothing from it any more
             return
         if "attach" in order:
             self._attach(order, descriptors)
@@ -205,7 +205,7 @@ class Manager:
             attached = {"attached": len(binds)}
             if writable:
                 watch = Watch(disk_bytes=order["disk_bytes"], disk_paths=writable)
-                self._with_watcher(lambda watcher: guest.watch_disk(watcher, watch, answer.fileno(), attached))
+                self._with_watcher(lambda watcher: guest.start_watch(watcher, watch, answer.fileno(), attached))
             else:
                 send_packet(answer, attached)
         except CageError as failure:

@@ -52,13 +52,10 @@ class SharedRoots:
     def __init__(self, open_tree: Callable[[Bind], int]) -> None:
         self._open_tree = open_tree
         self._workshop = _Workshop()
+        #: A directory on a tmpfs of ours.
+        self.tmpfs = self._workshop.tmpfs
         self._number = 0
         self._made: Dict[object, _SharedRoot] = {}
-
-    @property
-    def tmpfs(self) -> str:
-        """A directory on a tmpfs of ours."""
-        return self._workshop.tmpfs
 
     def copy_for(self, plan: LaunchPlan, attached: Attached) -> int:
         """A detached tree of the plan's root, with mount points for what will be attached."""
@@ -96,15 +93,12 @@ class _Workshop:
             self._home.enter_new()
             try:
                 root.enter_new_tmpfs("/tmp")
-                self._tmpfs = owned.take(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+                tmpfs = owned.take(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
                 self._other = owned.take(self._home.open_current())
             finally:
                 self._home.return_home()
-            owned.give(self._tmpfs, self._other)
-
-    @property
-    def tmpfs(self) -> str:
-        return f"/proc/self/fd/{self._tmpfs}"
+            owned.give(tmpfs, self._other)
+            self.tmpfs = f"/proc/self/fd/{tmpfs}"
 
     def __enter__(self) -> None:
         """In the block, this process is in that namespace."""

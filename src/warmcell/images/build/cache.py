@@ -31,12 +31,12 @@ class BuildCache:
         self._blobs, self._layers = blobs, layers
 
     def find(self, key: str) -> BuiltLayer | None:
-        record = read_record(os.path.join(self._path, _file_of(key)))
+        record = read_record(os.path.join(self._path, f"{key}.json"))
         return self._parse(record) if isinstance(record, dict) else None
 
     def put(self, key: str, built: BuiltLayer) -> None:
         blob = None if built.blob is None else built.blob.to_json()
-        write_record(self._path, _file_of(key), {"diff_id": built.diff_id, "blob": blob, "created": built.created})
+        write_record(self._path, f"{key}.json", {"diff_id": built.diff_id, "blob": blob, "created": built.created})
 
     def remove_stale(self) -> None:
         """Remove records whose layers are gone. Only while no program builds anything."""
@@ -59,7 +59,3 @@ class BuildCache:
 def make_key(*parts: Any) -> str:
     """Of plain data."""
     return hashlib.sha256(encode_json(json.loads(json.dumps(parts)))).hexdigest()
-
-
-def _file_of(key: str) -> str:
-    return f"{key}.json"

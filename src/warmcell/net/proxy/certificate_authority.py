@@ -67,7 +67,8 @@ class SandboxAuthority:
 
     def _context(self, host: Host) -> ssl.SSLContext:
         key = self._ec.generate_private_key(self._ec.SECP256R1())
-        names = self._x509.SubjectAlternativeName([self._general_name(host)])
+        name = self._x509.DNSName(host.name) if host.address is None else self._x509.IPAddress(host.address)
+        names = self._x509.SubjectAlternativeName([name])
         usage = self._x509.ExtendedKeyUsage([self._x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
         leaf = self._builder("warmcell leaf", key).add_extension(names, critical=True).add_extension(usage, False)
         leaf = leaf.add_extension(self._x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -78,9 +79,6 @@ class SandboxAuthority:
         forms = self._serialization
         private = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
         return bytes(certificate.public_bytes(forms.Encoding.PEM) + self.certificate_pem + private)
-
-    def _general_name(self, host: Host) -> Any:
-        return self._x509.DNSName(host.name) if host.address is None else self._x509.IPAddress(host.address)
 
     def _root(self) -> Any:
         limits = self._x509.NameConstraints([self._subtree(pattern) for pattern in self._patterns], None)
