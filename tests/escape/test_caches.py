@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.backends.process import artefacts as module
-from warmcell.backends.process.artefacts import ArtefactCache, add_cache_key
+from warmcell.backends.process import building as module
 from warmcell.backends.process.backend import ProcessBackend
+from warmcell.backends.process.building import ArtefactCache, add_cache_key
 from warmcell.backends.wasm import module_loader
 from warmcell.core.errors import ExecutionFailed
 from warmcell.core.records import replace

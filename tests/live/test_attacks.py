@@ -260,7 +260,7 @@ def test_what_ended_processes_wrote_is_bounded_in_sum() -> None:
 @pytest.mark.attack("S3-11")
 @pytest.mark.parametrize("status", [-1, 0x7F, 0x137F, 1 << 20, 0xFFFF, True, "0", None, 1.0])
 def test_an_impossible_wait_status_ends_the_cage(status: object) -> None:
-    from warmcell.backends.process.live_exit import is_wait_status
+    from warmcell.backends.process.started_programs import is_wait_status
 
     assert not is_wait_status(status)
     with Sandbox() as sandbox:

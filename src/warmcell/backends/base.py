@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cached_property
 
+from warmcell.core.light import Closing
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from warmcell.core.types import ExecRequest
 
 
-class BackendBase(ABC):
+class BackendBase(Closing, ABC):
     """Imports on demand: a single run needs none of it."""
 
     @abstractmethod
@@ -83,12 +85,6 @@ class BackendBase(ABC):
         from warmcell.lifetime.threads import in_thread
 
         await in_thread(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self

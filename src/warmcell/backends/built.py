@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import Closing
 from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Work = Callable[["ExecRequest", "Run", "Listener | None"], "ExecResult"]
 
 
-class Program:
+class Program(Closing):
     """A program and the backend that runs it. `request` is the one that it was built from.
 
     `run` may be called many times at once, from any thread and event loop, until it or its backend is closed.
@@ -143,10 +144,4 @@ class Program:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -19,7 +19,7 @@ class Build:
     """A compile step before the run, in a cage of its own without anything of the policy.
 
     `cache_key` covers what only the language knows, such as the compiler's version. The artefact is stored under a key
-    that covers everything (`backends.process.artefacts.add_cache_key`); nothing else decides whether it is found again.
+    that covers everything (`backends.process.building.add_cache_key`); nothing else decides whether it is found again.
     """
 
     argv: tuple[str, ...]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import warmcell.cage
 from warmcell.cage.linux.descriptors import blocking, make_pair
 from warmcell.core.errors import BackendBusy, ExecutionFailed, SandboxError
+from warmcell.core.light import on_error
 from warmcell.lifetime.ownership import own, undisturbed_by_forks
 
 TYPE_CHECKING = False
@@ -232,15 +233,12 @@ def open_memory_file(content: bytes) -> int:
 
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
     descriptor = os.memfd_create("warmcell", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+    with on_error(lambda: os.close(descriptor)):
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
         os.lseek(descriptor, 0, os.SEEK_SET)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from warmcell.core.errors import BackendBusy
+from warmcell.core.light import on_error
 from warmcell.lifetime.ownership import own
 
 TYPE_CHECKING = False
@@ -66,13 +67,10 @@ class FairSemaphore:
                 return
         awake = threading.Event()
         waiter = self._enqueue("", awake.set)
-        try:
+        with on_error(lambda: self._give_up(waiter)):
             with run.on_cancel(awake.set):
                 awake.wait(timeout)
             run.check()
-        except BaseException:
-            self._give_up(waiter)
-            raise
         if not self._has_slot(waiter):
             raise self._busy(timeout)
 
@@ -87,11 +85,8 @@ class FairSemaphore:
         loop = running_loop()
         awake = loop.create_future()
         waiter = self._enqueue(tenant, lambda: loop.call_soon_threadsafe(awake.set_result, None))
-        try:
+        with on_error(lambda: self._give_up(waiter)):
             await asyncio.wait([awake], timeout=timeout)  # not wait_for, which before 3.12 could swallow a cancel
-        except BaseException:
-            self._give_up(waiter)
-            raise
         if not self._has_slot(waiter):
             raise self._busy(timeout)
 

@@ -10,14 +10,14 @@ from itertools import count
 from warmcell.cage.wire import GuestJob
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
-from warmcell.core.light import suppress
+from warmcell.core.light import on_error, suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime import descriptors
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
-from warmcell.pool.supply import Supply
+from warmcell.pool.supply import Supply, warm_cell_budget
 from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import GroupParent
@@ -103,8 +103,6 @@ class Pool(Supply[CellKind, Cell]):
         own_until_exit(self)
         descriptor_pressure.register(self)
         if largest:
-            from warmcell.pool.warm_cell_budget import warm_cell_budget
-
             warm_cell_budget.enter(self)
 
     def abandon(self) -> None:
@@ -184,13 +182,10 @@ class Pool(Supply[CellKind, Cell]):
                     self.start_keeper()
             if cell is None:
                 return None
-            try:
+            with on_error(cell.close):
                 if cell.is_alive():
                     cell.dispose_of_group = self._leave_group
                     return cell
-            except BaseException:
-                cell.close()
-                raise
             cell.close()
 
     def _make(
@@ -283,8 +278,6 @@ class Pool(Supply[CellKind, Cell]):
     def make_ahead(self, kind: CellKind) -> Cell | None:
         # A cell that will wait rehearses its job, which shortens the run and costs as much again. While runs are in
         # progress or follow closely, it is leased at once, and the processor is better spent on the runs.
-        from warmcell.pool.warm_cell_budget import warm_cell_budget
-
         waits = not self._leased and max(self._pause, time.monotonic() - self._idle_since) > _HURRY_SECONDS
         with suppress(SandboxError, OSError):  # the next lease makes a cell itself and reports the error
             if warm_cell_budget.has_place_for(self, self.descriptors_of_a_cell):

@@ -9,15 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from weakref import WeakSet
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.light import suppress
 from warmcell.core.records import dataclass, field
 from warmcell.lifetime.host_program import start_daemon
+from warmcell.lifetime.ownership import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Generic, TypeVar
+    from typing import Any, Generic, TypeVar
 
     K = TypeVar("K", bound=Hashable)
     T = TypeVar("T", bound=Hashable)
@@ -32,6 +34,8 @@ else:  # `typing` loads slowly
 IDLE_SECONDS = 30.0
 MAKING, READY, LEASED, GONE = "making", "ready", "leased", "gone"
 _ALL = 1 << 30
+#: The budget of warm cells: 1/n of the descriptors, and this many.
+_SHARE_OF_DESCRIPTORS, _MOST_WARM = 4, 256
 
 
 class Item(Generic[K, T]):
@@ -304,3 +308,46 @@ class Supply(Generic[K, T]):
             for item in wanted:
                 self.fail(item)  # what an unexpected error left
         return True
+
+
+class WarmCellBudget:
+    """How many warm cells the whole program may keep: they wait for runs that may never come, and use its descriptors.
+
+    One for the program. Safe from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pools: WeakSet[Supply[Any, Any]] = WeakSet()
+
+    def enter(self, pool: Supply[Any, Any]) -> None:
+        with self._lock:
+            self._pools.add(pool)
+
+    def has_place_for(self, asking: Supply[Any, Any], descriptors: int) -> bool:
+        """Whether one more of its cells, with so many descriptors, may stay warm. If not, an idle pool makes room.
+
+        A pool in use does not: with more pools than places, every run would end what the next one needs.
+        """
+        with self._lock:
+            counts = {pool: len(pool.ready()) for pool in self._pools}
+        if sum(counts.values()) < most_waiting(descriptors):
+            return True
+        others = [pool for pool, count in counts.items() if count and pool is not asking]
+        idlest = min(others, key=lambda pool: pool.last_used, default=None)
+        if idlest is None or time.monotonic() - idlest.last_used < IDLE_SECONDS:
+            return False
+        return idlest.shed()
+
+
+def most_waiting(descriptors_of_a_cell: int) -> int:
+    """The budget, from the current limit on descriptors."""
+    import resource  # needed only by programs that keep warm cells
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return _MOST_WARM
+    return min(_MOST_WARM, allowed // (_SHARE_OF_DESCRIPTORS * descriptors_of_a_cell))
+
+
+warm_cell_budget = WarmCellBudget()

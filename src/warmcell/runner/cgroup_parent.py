@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import time
 from collections.abc import Iterator
 from functools import cache
 
-from warmcell.core.light import closing_fd, suppress
+from warmcell.core.light import closing_fd, on_error, suppress
 from warmcell.core.records import replace
 from warmcell.enforcers import probe
 from warmcell.lifetime.descriptors import Descriptors, host_failure, is_exhaustion
@@ -23,11 +24,20 @@ from warmcell.lifetime.ownership import Lock, own_until_exit
 from warmcell.policy.resolve import HostCapabilities
 from warmcell.runner.cgroups import ROOT, Group, GroupLimits, groups_of, members, read, remove_group
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _PARENT = "warmcell.home."  # and then pid and time
 _ASIDE = "warmcell.aside"  # for the processes of a group that delegates controllers
 _ATTEMPTS = 8
 _MOST_BESIDE = 256
+
+_IN_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
+_SCOPE_START_SECONDS, _SCOPE_END_SECONDS = 5.0, 2.0
+#: Kept as long as this process lives: the scope ends with it.
+_scopes: list[_Scope] = []
 
 
 class GroupParent:
@@ -147,21 +157,14 @@ def find() -> GroupParent | None:
         try:
             parent = candidate()
             if parent is not None:
-                _prove(parent)
+                with on_error(parent.close):  # it must be able to make a group
+                    parent.make_group("warmcell-probe", GroupLimits(64 << 20, 16)).remove()
                 return parent
         except (OSError, ValueError, KeyError) as error:
             # A temporary lack of descriptors must not mean weaker limits for the rest of this process.
             if isinstance(error, OSError) and is_exhaustion(error):
                 raise
     return None
-
-
-def _prove(parent: GroupParent) -> None:
-    try:
-        parent.make_group("warmcell-probe", GroupLimits(64 << 20, 16)).remove()
-    except BaseException:
-        parent.close()
-        raise
 
 
 def _in_version_2() -> GroupParent | None:
@@ -191,12 +194,71 @@ def _in_version_1() -> GroupParent | None:
 def _in_a_scope_of_systemd() -> GroupParent | None:
     if not os.path.exists(f"{ROOT}/cgroup.controllers"):
         return None
-    from warmcell.runner.cgroup_scope import start_scope
-
-    scope = start_scope()
+    scope = _start_scope()
     if scope is None or not _step_aside(scope.path):
         return None
     return GroupParent({"": scope.path}, scope.zygote_prefix)
+
+
+class _Scope:
+    """A scope of the user's systemd, which makes one on request where a login session may not make groups itself.
+
+    Kept alive by a process in it that reads from our pipe, and exits when we do.
+
+    A fork keeps its copy of the pipe, because its cells are in the same scope, which ends with the last of the two.
+    """
+
+    def __init__(self, path: str, zygote_prefix: tuple[str, ...], anchor: subprocess.Popen[bytes]) -> None:
+        self.path = path
+        #: Processes cannot move from the session into the scope, so zygotes are started in a scope as well.
+        self.zygote_prefix = zygote_prefix
+        self._anchor: subprocess.Popen[bytes] | None = anchor
+        self._kept: subprocess.Popen[bytes] | None = None
+        own_until_exit(self)
+
+    def abandon(self) -> None:
+        self._kept, self._anchor = self._anchor, None
+
+    def close(self) -> None:
+        import subprocess
+
+        anchor, self._anchor = self._anchor, None
+        if anchor is None or anchor.stdin is None:
+            return
+        anchor.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # a fork of ours still needs it
+            anchor.wait(_SCOPE_END_SECONDS)
+
+
+def _start_scope() -> _Scope | None:
+    """A scope in which we may make groups; None where this user has no systemd."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.exists(f"{runtime}/systemd/private"):
+        return None
+    asking = ("/usr/bin/env", "-i", f"XDG_RUNTIME_DIR={runtime}", *_IN_SCOPE)
+    anchor = _start_anchor([*asking, "--property=Delegate=yes", "--", "/usr/bin/cat"])
+    if anchor is None:
+        return None
+    path = os.path.normpath(ROOT + groups_of(anchor.pid)[""])
+    scope = _Scope(path, (*asking, "--", "/usr/bin/env", "-i", "LANG=C.UTF-8"), anchor)
+    _scopes.append(scope)
+    return scope
+
+
+def _start_anchor(command: list[str]) -> subprocess.Popen[bytes] | None:
+    """It answers once it is in the scope: only then does `systemd-run` exec the program."""
+    import subprocess
+
+    anchor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert anchor.stdin and anchor.stdout
+    with suppress(OSError):
+        anchor.stdin.write(b"!")
+        anchor.stdin.flush()
+        if select.select([anchor.stdout], [], [], _SCOPE_START_SECONDS)[0] and anchor.stdout.read(1):
+            return anchor
+    anchor.kill()
+    anchor.communicate()
+    return None
 
 
 def _upwards(path: str) -> Iterator[str]:

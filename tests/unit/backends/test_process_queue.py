@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import PATIENCE, share_no_zygotes, until
 
 from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
-from warmcell.backends.process.artefacts import ArtefactCache
+from warmcell.backends.process.building import ArtefactCache
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
 from warmcell.backends.process.run_result import make_terms

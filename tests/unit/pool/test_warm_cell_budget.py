@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from tests.helpers import open_descriptors
 
-from warmcell.pool import warm_cell_budget as module
+from warmcell.pool import supply as module
 from warmcell.pool.pool import Pool
-from warmcell.pool.supply import IDLE_SECONDS
-from warmcell.pool.warm_cell_budget import WarmCellBudget, most_waiting
+from warmcell.pool.supply import IDLE_SECONDS, WarmCellBudget, most_waiting
 from warmcell.runner.cgroups import Group, GroupLimits
 
 

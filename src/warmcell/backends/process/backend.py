@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from warmcell.backends import built
     from warmcell.backends.process.egress import Egress
     from warmcell.backends.process.image import OpenImage
+    from warmcell.backends.process.launch import LiveProgram
     from warmcell.backends.process.live import LiveCage
-    from warmcell.backends.process.live_program import LiveProgram
     from warmcell.backends.supervisor_process import Recipe
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
@@ -274,7 +274,7 @@ class ProcessBackend(BackendBase):
         self, program: ProgramSpec, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None
     ) -> Launch:
         return Launch(
-            program=self._with_tools(program) if self._has_tools else program,
+            program=self._with_tools(program),
             env=request.env,
             stdin=stdin if stdin >= 0 else request.stdin_bytes,
             timeout=request.timeout,
@@ -289,6 +289,8 @@ class ProcessBackend(BackendBase):
 
     def _with_tools(self, program: ProgramSpec) -> ProgramSpec:
         """Finds the host's toolchains at the first run: configured ones may have to be started."""
+        if not self._has_tools:
+            return program
         if self._tools is None:
             self._tools = self._launcher.find_tools()
         return program.with_tools(self._tools.shown, self._tools.path)
@@ -312,7 +314,7 @@ class ProcessBackend(BackendBase):
         from warmcell.backends.process.live_start import LiveOptions
 
         effective = effective_limits(self._policy, limits, memory_limit_mb)
-        program = self._with_tools(ProgramSpec((), {}, "")) if self._has_tools else ProgramSpec((), {}, "")
+        program = self._with_tools(ProgramSpec((), {}, ""))
         given = {**program.env, **self._policy.env, **(env or {})}
         terms = LiveOptions(given, idle_timeout, program.runtime_paths)
         make = partial(self._launcher.live_cage, effective, terms)

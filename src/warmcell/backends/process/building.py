@@ -1,27 +1,179 @@
-"""Builds: compiles or checks a program in a cage of its own, and turns the artefact into something that can be run."""
+"""Builds: compiles or checks a program in a cage of its own, and turns the artefact into something that can be run.
+
+Artefacts are stored by the hash of everything that they were built from. Runs of different callers share them, so
+nothing of a caller may be in one. A build therefore runs under `BUILD_POLICY`, without the policy's paths, network or
+variables and without the request's; and what it can still see that differs between callers is in its key
+(`add_cache_key`).
+"""
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-from warmcell.backends.process.artefacts import ArtefactCache, add_cache_key
 from warmcell.backends.process.launch import MAX_SENT_BYTES, Launch
-from warmcell.core.errors import ExecutionTimeout, MemoryExceeded
+from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
+from warmcell.core.light import Cleanup
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, ExecResult
 from warmcell.enforcers.pin_paths import pin
+from warmcell.languages.plain import build_key
 from warmcell.languages.program_spec import CODE_DIR as CODE_PLACEHOLDER
 from warmcell.languages.program_spec import OUT_DIR as OUT_PLACEHOLDER
-from warmcell.languages.program_spec import Build
+from warmcell.languages.program_spec import Build, ProgramSpec
+from warmcell.lifetime.held_directories import HeldDirectory, cache_place, create_held_directory, hold, make_cache
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.places import OUT_DIR
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import ExitStack
 
-    from warmcell.core.light import Cleanup
+_LARGEST = 256 * MIB
+_MOST_BYTES = 1024 * MIB
+_MOST_KEPT = 256
+
+
+def add_cache_key(program: ProgramSpec, enforcer: str | None, limits: EffectiveLimits) -> Build:
+    """The build with a key that covers everything its output can depend on; a language's own key is only part of it.
+
+    The isolation class, because the bare class and Landlock show a compiler more of the host than a cage does; the
+    limits, because a program can read them while it is compiled (`include_str!("/proc/self/limits")`).
+    """
+    assert program.build is not None
+    build = program.build
+    files = sorted((name, build_key(content.hex())) for name, content in program.files.items())
+    said = [getattr(limits, name) for name in limits.__slots__]
+    key = build_key(build.cache_key, build.argv, files, program.runtime_paths, enforcer, said)
+    return replace(build, cache_key=key)
+
+
+class ArtefactCache:
+    """A directory per artefact in the user's cache, readable only by that user. Guests see one of them, read-only.
+
+    At most 256 artefacts and 1 GiB, the most recently used. A user of an artefact holds a lock, so that it is not
+    removed.
+    """
+
+    def __init__(self) -> None:
+        self._root = os.path.join(cache_place(), "builds")
+        self._temporary: HeldDirectory | None = None
+
+    def find(self, build: Build, cleanup: ExitStack | Cleanup) -> str | None:
+        """The artefact's directory, held until `cleanup`."""
+        directory = os.path.join(self._root, build.cache_key)
+        if not _is_ours(directory) or not os.path.isfile(os.path.join(directory, build.artefact)):
+            return None
+        held = hold(directory, is_shared=True)
+        if held is None:
+            return None
+        cleanup.callback(held.let_go)
+        os.utime(directory)
+        return directory
+
+    @contextmanager
+    def workshop(self) -> Iterator[str]:
+        """An empty directory for one build, on the file system where the artefact will stay."""
+        from warmcell.workspace.remove import remove_directory
+
+        root = self._writable_root()
+        held = create_held_directory(".build-", root)
+        try:
+            yield held.path
+        finally:
+            try:
+                remove_directory(held.path)
+            finally:
+                held.let_go()
+
+    def _writable_root(self) -> str:
+        try:
+            make_cache(self._root)
+            if _is_ours(self._root) and _is_ours(os.path.dirname(self._root)) and os.access(self._root, os.W_OK):
+                return self._root
+        except OSError:
+            pass
+        # No home directory: for this process only, and removed by it or by the next sweep.
+        self._temporary = create_held_directory("warmcell-builds-")
+        self._root = self._temporary.path
+        return self._root
+
+    def close(self) -> None:
+        """Removes the temporary cache, if there is one."""
+        held, self._temporary = self._temporary, None
+        if held is not None and held.is_ours:
+            from warmcell.workspace.remove import remove_directory
+
+            remove_directory(held.path)
+            held.let_go()
+
+    def store(self, build: Build, workshop: str, cleanup: ExitStack | Cleanup) -> str:
+        """Moves the artefact out of the workshop, which a compiler that is a guest can write to, into the cache."""
+        made = os.path.join(workshop, build.artefact)
+        _check_output(made)
+        fresh = create_held_directory(".keep-", self._root)
+        cleanup.callback(fresh.let_go)  # the lock stays with the directory when it is renamed
+        os.rename(made, os.path.join(fresh.path, build.artefact))
+        os.chmod(fresh.path, 0o755)  # reached only through its 0700 parent, or as a mount
+        final = os.path.join(self._root, build.cache_key)
+        fresh.share()  # shared: a program may hold it for long, and others must find it
+        try:
+            os.rename(fresh.path, final)
+        except OSError:  # another process built the same
+            from warmcell.workspace.remove import remove_directory
+
+            remove_directory(fresh.path)
+            return self._theirs(build, cleanup)
+        self._forget_oldest()
+        return final
+
+    def _theirs(self, build: Build, cleanup: ExitStack | Cleanup) -> str:
+        found = self.find(build, cleanup)
+        if found is None:
+            raise ExecutionFailed("the compiled program could not be stored", hint="run it again")
+        return found
+
+    def _forget_oldest(self) -> None:
+        from warmcell.workspace.remove import remove_directory
+
+        total = 0
+        for position, (_, size, path) in enumerate(sorted(_list_artefacts(self._root), reverse=True)):
+            total += size
+            held = hold(path) if position >= _MOST_KEPT or total > _MOST_BYTES else None
+            if held is not None:  # an artefact in use stays
+                remove_directory(path)
+                held.let_go()
+
+
+def _check_output(path: str) -> None:
+    """Requires a regular file without other hard links: what is run is then what is stored."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size > _LARGEST:
+        raise ExecutionFailed("the compiler's output is not a program of at most 256 MiB")
+    os.chmod(path, 0o755)
+
+
+def _list_artefacts(root: str) -> Iterator[tuple[float, int, str]]:
+    """Last use, size on disk and path of each artefact."""
+    for entry in os.scandir(root):
+        if entry.name.startswith("."):
+            continue
+        try:
+            used = entry.stat().st_mtime
+            size = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in os.scandir(entry.path))
+        except OSError:  # removed by another process
+            continue
+        yield used, size, entry.path
+
+
+def _is_ours(directory: str) -> bool:
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 class Builder:

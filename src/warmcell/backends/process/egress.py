@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 _BUNDLE, _CERTIFICATE = "ca-bundle.pem", "ca.pem"
 
 
-def _no_connections() -> list[Connection]:
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class EgressHandle:
     """What the guest needs to use the proxy: variables, and the sandbox's root certificate if there is one.
@@ -43,7 +39,7 @@ class EgressHandle:
 
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    connections: Callable[[], list[Connection]] = _no_connections
+    connections: Callable[[], list[Connection]] = list
 
 
 _NO_EGRESS = EgressHandle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 import warmcell.guest
@@ -48,12 +48,9 @@ def make_job(
     if egress.files or launch.files:
         given = {os.path.join(directories.work, path): content for path, content in launch.files.items()}
         files = {**files, **egress.files, **given}
-    if worker == "python":
-        is_streamed = launch.listener is not None
-        return GuestJob("python", launch.args, env, directories.code, files, program.main_file, "", is_streamed)
-    if worker == "image-python":
-        is_streamed = launch.listener is not None
-        return GuestJob("exec", launch.args, env, directories.code, files, program.main_file, "", is_streamed)
+    if worker in ("python", "image-python"):
+        kind, is_streamed = "python" if worker == "python" else "exec", launch.listener is not None
+        return GuestJob(kind, launch.args, env, directories.code, files, program.main_file, "", is_streamed)
     if worker == "node":
         argv = [os.path.basename(program.argv[-1]), *launch.args]
     else:
@@ -80,31 +77,42 @@ def warm_worker(launch: Launch, template: CellTemplate) -> str | None:
 
 def make_prelude(worker: str | None, launch: Launch, template: CellTemplate) -> GuestJob | None:
     """Starts an interpreter in a cell, where it waits for the job. None: nothing is started ahead."""
+    argv = launch.program.argv
     if worker == "image-python":
-        files = _image_python_files()
-        command = (launch.program.argv[0], "-s", f"{CODE_DIR}/{_IMAGE_START}")
-        return GuestJob("prelude", command, dict(template.default_env(Directories())), CODE_DIR, files)
-    return _node_prelude(launch, template) if worker == "node" else None
+        argv, files = (argv[0], "-s", f"{CODE_DIR}/{_IMAGE_START}"), _image_python_files()
+    elif worker == "node":
+        argv = (*argv[: argv.index("--require")], f"{CODE_DIR}/worker.cjs")
+        with open(NODE_WORKER, "rb") as file:
+            files = {"worker.cjs": file.read()}
+    else:
+        return None
+    return GuestJob("prelude", argv, dict(template.default_env(Directories())), CODE_DIR, files)
 
 
 @cache
 def _image_python_files() -> Mapping[str, bytes]:
-    from warmcell.backends.process.guest_modules import pack_modules
-
     with open(os.path.join(_PYTHON_WORKER, _IMAGE_START), "rb") as file:
         start = file.read()
     names = ("interpreter_exit", "worker", "image_job")
     return {_IMAGE_START: start, "modules": pack_modules(_PYTHON_WORKER, names, lambda name: f"<warmcell {name}>")}
 
 
-def _node_prelude(launch: Launch, template: CellTemplate) -> GuestJob:
-    argv = launch.program.argv
-    switches = argv[1 : argv.index("--require")]
-    with open(NODE_WORKER, "rb") as file:
-        worker = file.read()
-    name = "worker.cjs"
-    command = (argv[0], *switches, f"{CODE_DIR}/{name}")
-    return GuestJob("prelude", command, dict(template.default_env(Directories())), CODE_DIR, {name: worker})
+def pack_modules(directory: str, names: Iterable[str], shown_name: Callable[[str], str]) -> bytes:
+    """The source of each module and, to save time, its compiled code. `shown_name`: the file name in tracebacks.
+
+    As one file: twenty files take too long to write into a cage and to find there. Every Python can read the outer
+    form; the code in it is used by one with the same magic number.
+    """
+    import marshal
+    from importlib.util import MAGIC_NUMBER
+
+    sources, compiled = {}, {}
+    for name in names:
+        with open(os.path.join(directory, f"{name}.py"), encoding="utf-8") as file:
+            sources[name] = file.read()
+        code = compile(sources[name], shown_name(name), "exec", dont_inherit=True, optimize=0)
+        compiled[name] = marshal.dumps(code)
+    return marshal.dumps((MAGIC_NUMBER, sources, compiled), 2)
 
 
 def _environment(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.core.types import Language
 from warmcell.enforcers.pin_paths import pin
 from warmcell.images.image_files import ImageFiles, find_user
@@ -37,15 +38,9 @@ class OpenImage:
         store = ImageStore() if isinstance(image, str) else ImageStore(_store_of(image))
         self.image = store.get(image) if isinstance(image, str) else image
         self._lease = store.lease(self.image)
-        try:
-            self._open(user)
-        except BaseException:
-            self._lease.close()
-            raise
-
-    def _open(self, user: str | None) -> None:
-        self._files = ImageFiles(self.image.layer_paths)
-        self.root = self._root(user)
+        with on_error(self._lease.close):
+            self._files = ImageFiles(self.image.layer_paths)
+            self.root = self._root(user)
 
     def close(self) -> None:
         self._lease.close()

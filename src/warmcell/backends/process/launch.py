@@ -1,7 +1,8 @@
-"""Launch: one requested run, decided but for the cell that it gets."""
+"""Launch: one requested run, decided but for the cell that it gets. LiveProgram: one for a live cage."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from warmcell.core.records import dataclass, field
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 #: The most bytes of a compiled program, or of files, that are sent with the job. A mount is quicker for more.
 MAX_SENT_BYTES = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class LiveProgram:
+    """`files` are by name, in the directory that the command line is made for."""
+
+    program: ProgramSpec
+    memory_mb: int
+    files: Mapping[str, bytes]
+
+    def argv_in(self, code_dir: str) -> list[str]:
+        return self.program.argv_in(code_dir, code_dir, self.memory_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +58,11 @@ class Launch:
     ends_at_output_limit: bool = False
     #: The file that a build produced. The owner of the Launch keeps it in place.
     artefact: str = ""
+
+    def as_live_program(self) -> LiveProgram:
+        """With the artefact of its build among the files."""
+        files = dict(self.program.files)
+        if self.artefact:
+            with open(self.artefact, "rb") as file:
+                files[os.path.basename(self.artefact)] = file.read()
+        return LiveProgram(self.program, self.limits.memory_mb, files)

@@ -11,7 +11,7 @@ from warmcell.backends.process.guest_job import make_job, make_prelude, warm_wor
 from warmcell.backends.process.launch import MAX_SENT_BYTES, Launch
 from warmcell.backends.process.policy_resolver import BUILD_POLICY, PolicyResolver
 from warmcell.core.errors import EnforcerFailed, InvalidRequest, PolicyViolation
-from warmcell.core.light import Cleanup
+from warmcell.core.light import Cleanup, on_error
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, ExecResult
 from warmcell.languages.config import ProcessConfig
@@ -31,11 +31,12 @@ from warmcell.runner.not_started import JobUnread
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import ExitStack
+    from typing import TypeVar
 
     from warmcell.backends.process.building import Builder
     from warmcell.backends.process.gpu_slots import GpuSlots
+    from warmcell.backends.process.launch import LiveProgram
     from warmcell.backends.process.live import LiveCage
-    from warmcell.backends.process.live_program import LiveProgram
     from warmcell.backends.process.live_setup import LiveSetup
     from warmcell.backends.process.live_start import LiveOptions
     from warmcell.enforcers.contract import SandboxEnforcer
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from warmcell.lifetime.run import Run
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.resolve import ImageRoot
+
+    T = TypeVar("T")
 
 _ATTEMPTS = 3
 #: Loaded while a cell is made: the guest's time is measured as soon as it has its job.
@@ -88,12 +91,16 @@ class Launcher:
 
     def run(self, launch: Launch) -> ExecResult:
         """Builds the program if its language needs it, then runs it. Raises if a limit ended it."""
+        return self._build_and_use(launch, self._run_program)
+
+    def _build_and_use(self, launch: Launch, use: Callable[[Launch], T]) -> T | ExecResult:
+        """The compiler's result if that failed."""
         try:
             if launch.program.build is None:
-                return self._run_program(launch)
+                return use(launch)
             with Cleanup() as cleanup:
                 built = self._get_builder(launch.limits).build_and_stream(launch, cleanup)
-                return built if isinstance(built, ExecResult) else self._run_program(built)
+                return built if isinstance(built, ExecResult) else use(built)
         except OSError as error:
             raise host_failure(error) from error
 
@@ -144,12 +151,13 @@ class Launcher:
         """A cell whose guest has its job. If this fails, everything it opened is closed."""
         self.pool.begin_lease()
         cleanup.callback(self.pool.end_lease)
-        try:
+        with on_error(cleanup.close):
             prepared = template.prepare(cleanup)
             worker = warm_worker(launch, template)
             kind = self._cell_kind(launch, template, prepared.plan, worker)
             for _ in range(_ATTEMPTS):
-                cell = self._acquire_cell(kind, launch.run, cleanup)
+                cell = self.pool.lease(kind, launch.run, _load_run_result)
+                cleanup.callback(cell.close)
                 egress = self.egress.open(cell, denials.add, cleanup)
                 denials.connections = egress.connections
                 try:
@@ -158,14 +166,6 @@ class Launcher:
                 except CellLost:  # it died while it waited and has run nothing: take another
                     continue
             raise EnforcerFailed(template.zygote.enforcer, "cells die before they can be used")
-        except BaseException:
-            cleanup.close()
-            raise
-
-    def _acquire_cell(self, kind: CellKind, run: Run, cleanup: Cleanup) -> Cell:
-        cell = self.pool.lease(kind, run, _load_run_result)
-        cleanup.callback(cell.close)
-        return cell
 
     def _find_template(self, launch: Launch) -> CellTemplate:
         """The template for this kind of run; cached unless it has paths of this run alone."""
@@ -260,44 +260,27 @@ class Launcher:
 
     def live_cage(self, limits: EffectiveLimits, terms: LiveOptions, run: Run) -> LiveCage:
         """A cell that stays until the caller closes it or it ends by itself."""
-        from warmcell.backends.process.live_start import create_live_cage
+        from warmcell.backends.process.live_start import check, create_live_cage
 
-        template = self._live_template(limits, terms.shown)
+        effective = self.resolver.resolve(limits)
+        check(effective)
+        template = self.get_live_setup().template(effective, self._config, terms.shown)
         begin = partial(
             create_live_cage, template, self._live_kind(limits, template), self.egress, self.pool, terms, run
         )
         slots = Cleanup()
         try:
-            self._acquire_gpus(template, run, slots)
-            cage = descriptor_pressure.retry(begin, run, self._config.queue_timeout, own=self.pool)
+            with on_error(slots.close):
+                self._acquire_gpus(template, run, slots)
+                cage = descriptor_pressure.retry(begin, run, self._config.queue_timeout, own=self.pool)
         except OSError as error:
-            slots.close()
             raise host_failure(error, "start the live cage") from error
-        except BaseException:
-            slots.close()
-            raise
         cage.ended.add_done_callback(lambda _: slots.close())
         return cage
 
     def live_program(self, launch: Launch) -> LiveProgram | ExecResult:
         """A program to start in a live cage, built if its language needs it; or the compiler's result."""
-        from warmcell.backends.process.live_program import live_program
-
-        try:
-            if launch.program.build is None:
-                return live_program(launch)
-            with Cleanup() as cleanup:
-                built = self._get_builder(launch.limits).build(launch, cleanup)
-                return built if isinstance(built, ExecResult) else live_program(built)
-        except OSError as error:
-            raise host_failure(error) from error
-
-    def _live_template(self, limits: EffectiveLimits, shown: tuple[str, ...]) -> CellTemplate:
-        from warmcell.backends.process.live_start import check
-
-        effective = self.resolver.resolve(limits)
-        check(effective)
-        return self.get_live_setup().template(effective, self._config, shown)
+        return self._build_and_use(launch, Launch.as_live_program)
 
     def find_tools(self) -> HostTools:
         from warmcell.languages.host_tools import host_tools

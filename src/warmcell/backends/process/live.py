@@ -16,16 +16,17 @@ from itertools import count
 from typing import Any
 
 from warmcell.backends.process.cell_template import CellTemplate
-from warmcell.backends.process.live_exit import (
+from warmcell.backends.process.started_programs import (
     IDLE,
     CageEnd,
     LiveDenials,
+    PendingStart,
     ProgramExit,
+    StartedProgram,
     cage_end_from,
     is_wait_status,
     start_error,
 )
-from warmcell.backends.process.started_programs import PendingStart, StartedProgram
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.types import Denial
 from warmcell.guest.live.frames import FrameTooLong
@@ -122,11 +123,9 @@ class LiveCage:
         except asyncio.CancelledError:
             starting.answer.add_done_callback(lambda _: starting.kill_soon())
             raise
-        if starting.answer.done() and starting.answer.exception() is None:
-            return self._program_from(starting, starting.answer.result())
-        return self._program_from(
-            starting, await in_thread(lambda: self._await(starting.answer, 0))
-        )  # raises the reason
+        if not starting.answer.done() or starting.answer.exception() is not None:
+            await in_thread(lambda: self._await(starting.answer, 0))  # raises the reason
+        return self._program_from(starting, starting.answer.result())
 
     def request_start(
         self,

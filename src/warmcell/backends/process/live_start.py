@@ -12,9 +12,9 @@ from functools import cache
 import warmcell.guest
 from warmcell.backends.process.cell_template import CellTemplate, Directories
 from warmcell.backends.process.egress import Egress
-from warmcell.backends.process.guest_modules import pack_modules
+from warmcell.backends.process.guest_job import pack_modules
 from warmcell.backends.process.live import LiveCage
-from warmcell.backends.process.live_exit import LiveDenials
+from warmcell.backends.process.started_programs import LiveDenials
 from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.plan import LaunchPlan, encode, take_sources
 from warmcell.cage.wire import GuestJob
@@ -56,8 +56,12 @@ class LiveTemplate(CellTemplate):
     """The cage of a Python run, with terminals."""
 
     def __init__(self, effective: EffectivePolicy, config: ProcessConfig, shown: tuple[str, ...] = ()) -> None:
+        from warmcell.languages.python import find_interpreter
+
         places, self._moved = _places_of_node(effective, config)
-        paths = dict.fromkeys((*_runtime_paths(config), *places, *self._moved, *shown))
+        # The agent's interpreter is also the guests' `python3` if it is configured.
+        own = find_interpreter(config).runtime_paths
+        paths = dict.fromkeys((*own, *places, *self._moved, *shown))
         super().__init__(effective, config, ProgramSpec((), {}, "", runtime_paths=tuple(paths)))
         if effective.image is not None:
             self.zygote = replace(self.zygote, preload=(*self.zygote.preload, *MODULES_OF_AGENT))
@@ -88,13 +92,6 @@ class LiveTemplate(CellTemplate):
     def place_of(self, program: str) -> str:
         moved = ((target, source) for target, source in self._moved.items() if is_within(program, source))
         return next((target + program[len(source) :] for target, source in moved), program)
-
-
-def _runtime_paths(config: ProcessConfig) -> tuple[str, ...]:
-    """The paths of the agent's interpreter, which is also the guests' `python3` if it is configured."""
-    from warmcell.languages.python import find_interpreter
-
-    return find_interpreter(config).runtime_paths
 
 
 def _places_of_node(effective: EffectivePolicy, config: ProcessConfig) -> tuple[list[str], dict[str, str]]:

@@ -10,7 +10,7 @@ from warmcell.core.types import EffectiveLimits
 from warmcell.enforcers.kernel_calls import kernel_version
 from warmcell.enforcers.pin_paths import pin_paths
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.places import WORK_DIR
+from warmcell.policy.places import WORK_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy, ImageRoot, ResolvedPath, resolve
 from warmcell.runner.cgroup_parent import host_capabilities
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from warmcell.pool.pool import Overlay
 
 _OLDEST_FOR_IMAGES = (6, 6)
+_USE_NATIVE = "use the native enforcer (enforcer='auto' or 'native')"
 
 #: What a compiler may do, whatever the program that it builds may do. It consists of several processes.
 BUILD_POLICY = SandboxPolicy(allow_process_spawn=True)
@@ -62,9 +63,7 @@ class PolicyResolver:
             self._paths = refused
             return
         if self._paths:
-            from warmcell.backends.process.named_programs import check_programs
-
-            check_programs(config, self._paths)
+            _check_programs(config, self._paths)
 
     @property
     def enforcer(self) -> SandboxEnforcer | None:
@@ -106,37 +105,44 @@ class PolicyResolver:
             _gpu_driver() if self.policy.gpus is not None else None,
         )
         if any(path.overlay_devices for path in paths) and effective.isolation != "namespaces":
-            raise EnforcerUnavailable(
-                self._enforcer_name or "process",
-                "it cannot show guests a directory whose changes are kept apart",
-                hint="use the native enforcer (enforcer='auto' or 'native')",
-            )
+            raise self._refusal("it cannot show guests a directory whose changes are kept apart")
         if self._image is not None:
             effective = self._with_image(effective, self._image)
         return effective if self._work_path == WORK_DIR else replace(effective, work=self._work_path)
 
     def _with_image(self, effective: EffectivePolicy, image: ImageRoot) -> EffectivePolicy:
         if effective.isolation != "namespaces":
-            raise EnforcerUnavailable(
-                self._enforcer_name or "process",
-                "it cannot give guests an image for their root",
-                hint="use the native enforcer (enforcer='auto' or 'native')",
-            )
+            raise self._refusal("it cannot give guests an image for their root")
         if kernel_version() < _OLDEST_FOR_IMAGES:
-            raise EnforcerUnavailable(
-                self._enforcer_name or "process",
-                "the writable layer of an image needs user attributes on tmpfs, which this kernel does not have",
-                hint="use Linux 6.6 or newer, or run without an image",
-            )
+            reason = "the writable layer of an image needs user attributes on tmpfs, which this kernel does not have"
+            raise self._refusal(reason, hint="use Linux 6.6 or newer, or run without an image")
         return replace(effective, image=image)
 
+    def _refusal(self, reason: str, hint: str = _USE_NATIVE) -> EnforcerUnavailable:
+        return EnforcerUnavailable(self._enforcer_name or "process", reason, hint=hint)
+
     def resolve_build(self, limits: EffectiveLimits, extra_paths: tuple[ResolvedPath, ...]) -> EffectivePolicy:
-        """Nothing of the backend's policy: what is built here is shared with others (see `artefacts`)."""
+        """Nothing of the backend's policy: what is built here is shared with others (see `building`)."""
         return resolve(BUILD_POLICY, extra_paths, limits, host_capabilities(), self._enforcer_name)
 
     @property
     def _enforcer_name(self) -> str | None:
         return self.enforcer.name if self.enforcer is not None else None
+
+
+def _check_programs(config: ProcessConfig, paths: tuple[ResolvedPath, ...]) -> None:
+    """Refuses a configured program that a guest could overwrite: such programs also run outside of cages."""
+    if not any(path.writable for path in paths):
+        return
+    if not (config.python_path or config.node_path or config.rustc_path or config.preload):
+        return
+    from warmcell.languages.host_tools import check_out_of_reach
+
+    def is_writable(program: str) -> bool:
+        around = [path for path in paths if is_within(program, path.source)]
+        return bool(around) and max(around, key=lambda path: len(path.source)).writable
+
+    check_out_of_reach(config, is_writable)
 
 
 def _over(path: ResolvedPath, overlay: Overlay) -> ResolvedPath:

@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from warmcell.backends.process.live import LiveCage
-from warmcell.backends.process.live_exit import ProgramExit
-from warmcell.backends.process.started_programs import StartedProgram
+from warmcell.backends.process.started_programs import ProgramExit, StartedProgram
 from warmcell.core.errors import CommandNotFound, InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.types import Denial, ExecResult
 from warmcell.languages.config import ProcessConfig

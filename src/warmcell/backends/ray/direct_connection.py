@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.records import dataclass
 from warmcell.lifetime.temporary_directory import socket_directory
 
@@ -149,13 +150,10 @@ async def connect(offer: Offer) -> Connection:
         else:
             streams = await asyncio.open_connection(*offer.address)
     connection = Connection(*streams)
-    try:
+    with on_error(connection.close):
         async with asyncio.timeout(_PROOF_SECONDS):
             await connection.prove(offer.key, _PROGRAM, _NODE)
             await connection.send(b"")
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 

@@ -12,6 +12,7 @@ from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.cage.plan import Bind, Watch, encode
 from warmcell.cage.wire import GuestJob
 from warmcell.core.errors import EnforcerUnavailable, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB, EffectiveLimits
 from warmcell.enforcers import probe
 from warmcell.enforcers.pin_paths import pin
@@ -171,7 +172,7 @@ class CagedLauncher:
         group = GroupLimits(WORKER_LIMITS.memory_mb * MIB, WORKER_LIMITS.processes + 1) if parent else None
         key = ZygoteKey(find_interpreter(ProcessConfig()).path, "namespaces", NATIVE, packages=argv[-1])
         share = shared_zygotes.join(key, parent.prefix if parent else ())
-        try:
+        with on_error(lambda: shared_zygotes.leave(share)):
             share.forget_ended()
             with run.descriptor() as cancelled:
                 zygote = share.zygote(run, cancelled)
@@ -180,9 +181,6 @@ class CagedLauncher:
             except CellLost:
                 zygote.await_death(DYING_SECONDS)
                 raise
-        except BaseException:
-            shared_zygotes.leave(share)
-            raise
         if not self._kept:
             self._kept.append(shared_zygotes.join(key, parent.prefix if parent else ()))
         return CagedProcess(cell, zygote, share)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.backends.process.egress import Egress
     from warmcell.backends.process.image import OpenImage
+    from warmcell.backends.process.launch import LiveProgram
     from warmcell.backends.process.live import LiveCage
-    from warmcell.backends.process.live_program import LiveProgram
     from warmcell.core.contracts import SandboxBackend
     from warmcell.core.output_events import StreamEvent
 
