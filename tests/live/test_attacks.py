@@ -78,8 +78,8 @@ def test_one_sandbox_cannot_reach_anothers_processes_and_files() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        b"\x00\x00\x00\x02{}",  # an event that there is none of
-        b'\x00\x00\x00\x08{"id":99}',  # an answer that nobody asked for
+        b"\x00\x00\x00\x02{}",  # no event
+        b'\x00\x00\x00\x08{"id":99}',  # an answer without a request
         b'\x00\x00\x00\x27{"event":"ended","pid":1,"status":"x"} ',
         b"\xff\xff\xff\xff",
         b"\x00\x00\x00\x03[1]",
