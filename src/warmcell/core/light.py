@@ -43,11 +43,11 @@ class closing_fd:  # noqa: N801  # as `contextlib.closing`
 
 
 class on_error:  # noqa: N801
-    """Calls `undo` if the block raises: `with on_error(home.close): home.load()`."""
+    """Calls `undo` if the block raises: `with on_error(home.close): home.load()`. `async with` awaits it."""
 
     __slots__ = ("_undo",)
 
-    def __init__(self, undo: Callable[[], object]) -> None:
+    def __init__(self, undo: Callable[[], Any]) -> None:
         self._undo = undo
 
     def __enter__(self) -> None:
@@ -56,6 +56,13 @@ class on_error:  # noqa: N801
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
             self._undo()
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            await self._undo()
 
 
 class suppress:  # noqa: N801  # as `contextlib` calls it, so that readers know it

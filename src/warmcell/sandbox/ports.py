@@ -6,7 +6,7 @@ import asyncio
 from typing import Self
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest
-from warmcell.core.light import Closing
+from warmcell.core.light import Closing, on_error
 from warmcell.sandbox.interface import PortDriver
 from warmcell.sandbox.signatures import blocking
 from warmcell.sessions.ports import LOOPBACK
@@ -38,20 +38,17 @@ class AsyncExposedPort:
 
     async def _wait_for_listener(self, seconds: float) -> None:
         """Closes the port if no program listens in time."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not await self._driver.is_answered():
-                    await asyncio.sleep(_LOOK_SECONDS)
-        except BaseException as error:
-            await self.aclose()
-            if not isinstance(error, TimeoutError):
-                raise
-            failed = ExecutionFailed(
-                f"nothing listens on port {self.guest_port} in the sandbox after {seconds:g} s",
-                hint="does the program run (sandbox.processes()), and listen on 127.0.0.1 or 0.0.0.0?",
-            )
-            failed.fault = "guest"
-            raise failed from None
+        async with on_error(self.aclose):
+            try:
+                async with asyncio.timeout(seconds):
+                    while not await self._driver.is_answered():
+                        await asyncio.sleep(_LOOK_SECONDS)
+            except TimeoutError:
+                reason = f"nothing listens on port {self.guest_port} in the sandbox after {seconds:g} s"
+                hint = "does the program run (sandbox.processes()), and listen on 127.0.0.1 or 0.0.0.0?"
+                failed = ExecutionFailed(reason, hint=hint)
+                failed.fault = "guest"
+                raise failed from None
 
     async def aclose(self) -> None:
         """Ends its connections. May be called twice."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import Closing
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.runner.streams import unread_bytes
 from warmcell.sessions.cell_results import CellError
@@ -21,21 +22,21 @@ _LONGEST_REASON = 1000
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-class SessionImage:
+class SessionImage(Closing):
     """Filled from a worker's pipe, then given to another worker as a file to read."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._owned = Descriptors()
         self._file = self._owned.open(lambda: os.memfd_create("warmcell-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        self._size = 0
+        self.size = 0
         self._is_sealed = False
         #: How many cells the session had run.
         self.cells = 0
 
     @property
     def is_too_large(self) -> bool:
-        return self._size > self.most_bytes
+        return self.size > self.most_bytes
 
     def take_from(self, pipe: int) -> bool:
         """Reads one piece; False at the end. Excess data is read and dropped."""
@@ -43,14 +44,10 @@ class SessionImage:
             data = os.read(pipe, _CHUNK)
         except BlockingIOError:
             return True
-        self._size += len(data)
+        self.size += len(data)
         if not self.is_too_large:
             write_all(self._file, data)
         return bool(data)
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     def take_rest(self, pipe: int) -> None:
         """Reads what the pipe holds now, without waiting for a process that keeps writing."""
@@ -82,7 +79,7 @@ class SessionImage:
 
     def add(self, data: bytes) -> None:
         """Appends a piece of a stored image. `InvalidRequest` if it becomes too large."""
-        self._size += len(data)
+        self.size += len(data)
         if self.is_too_large:
             raise too_large(self)
         write_all(self._file, data)

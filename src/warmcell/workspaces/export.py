@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+from pathlib import Path
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.images.layer_tar import write_tree
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.lifetime.descriptors import host_failure
@@ -40,7 +42,7 @@ def export_directory(directory: str, target: str) -> None:
 def _write_tar(directory: str, target: str) -> None:
     draft = f"{target}.{os.urandom(6).hex()}.new"
     budget = Budget(ImageLimits(LIMITS.total_bytes, LIMITS.entries))
-    try:
+    with on_error(lambda: Path(draft).unlink(missing_ok=True)):
         with open(draft, "xb") as file:
             if target.endswith(_COMPRESSED):
                 with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
@@ -48,17 +50,9 @@ def _write_tar(directory: str, target: str) -> None:
             else:
                 write_tree(directory, file, budget)
         os.rename(draft, target)
-    except BaseException:
-        if os.path.exists(draft):
-            os.unlink(draft)
-        raise
 
 
 def _copy(directory: str, target: str) -> None:
     make_directory(target)
-    try:
-        with Root(directory) as source, Root(target) as copy:
-            copy_tree(source, copy, limits=LIMITS)
-    except BaseException:
-        remove_directory(target)
-        raise
+    with on_error(lambda: remove_directory(target)), Root(directory) as source, Root(target) as copy:
+        copy_tree(source, copy, limits=LIMITS)

@@ -12,21 +12,23 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest, SessionBusy, SnapshotNotFound, WorkspaceNotFound
+from warmcell.core.light import on_error
 from warmcell.core.records import dataclass, field
 from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold
 from warmcell.lifetime.own_modes import make_directories, make_directory
+from warmcell.sandbox.blocking import Sandbox
+from warmcell.sandbox.ports import ExposedPort
 from warmcell.workspace.names import printable
 from warmcell.workspace.remove import clear, remove_directory
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.workspace import Workspace
 from warmcell.workspaces.manifest import Manifest, provision
-from warmcell.workspaces.running import WorkspaceSandbox, start_sandbox
 from warmcell.workspaces.snapshots.archive import SnapshotArchive, SnapshotRecord, sync_file_system
 from warmcell.workspaces.snapshots.chunks import parse_key
 from warmcell.workspaces.snapshots.objects import UrlObjects
@@ -61,6 +63,20 @@ class SnapshotInfo:
     files: int
     total_bytes: int
     stored_bytes: int
+
+
+class WorkspaceSandbox(Sandbox):
+    """`exposed` has, by port of the workspace, where it can be reached."""
+
+    #: Forks of it have the values of the class: they are not the workspace.
+    on_stopped: Callable[[], object] = staticmethod(lambda: None)
+    exposed: Mapping[int, ExposedPort] = {}
+
+    def destroy(self) -> None:
+        """End everything in it. The workspace stays; a snapshot is taken if the store has `snapshot_on_stop`."""
+        super().destroy()
+        on_stopped, self.on_stopped = self.on_stopped, lambda: None
+        on_stopped()
 
 
 class WorkspaceStore:
@@ -107,11 +123,8 @@ class WorkspaceStore:
         """
         found = self.get(workspace)
         held = self._hold(found)
-        try:
+        with on_error(held.let_go):
             sandbox = start_sandbox(self._directory(found.id), found.settings, options)
-        except BaseException:
-            held.let_go()
-            raise
         sandbox.on_stopped = lambda: self._finish(found, held, None)
         self._running[found.id] = sandbox, held
         return sandbox
@@ -252,10 +265,8 @@ class WorkspaceStore:
             make_directory(path)
             held = hold(path)  # `compact` removes directories without a row that are not held
         try:
-            yield identity, unique, path
-        except BaseException:
-            remove_directory(path)
-            raise
+            with on_error(lambda: remove_directory(path)):
+                yield identity, unique, path
         finally:
             if held is not None:
                 held.let_go()
@@ -354,3 +365,15 @@ class SharedSnapshots:
         self._archive.get(snapshot)  # raises before anything is removed
         clear(workspace.root)
         self._archive.restore(snapshot, workspace.root)
+
+
+def start_sandbox(directory: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> WorkspaceSandbox:
+    """With the image, environment, packages and ports of the workspace; `options` win."""
+    env = dict(settings.get("env") or {}) | dict(options.get("env") or {})
+    given: dict[str, Any] = {"image": settings.get("image"), "track_changes": False} | dict(options) | {"env": env}
+    sandbox = WorkspaceSandbox(work_dir=directory, **given)
+    with on_error(sandbox.destroy):
+        if settings.get("packages"):
+            sandbox.install(*settings["packages"])
+        sandbox.exposed = {port: sandbox.expose(port) for port in settings.get("ports") or ()}
+    return sandbox

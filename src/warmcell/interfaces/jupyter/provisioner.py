@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.lines import one_line
 from warmcell.core.records import replace
 from warmcell.core.types import ExecResult
@@ -69,12 +70,9 @@ class CagedKernel:
 
     async def open(self) -> None:
         """Make the cage and bind the ports on the host."""
-        try:
+        async with on_error(self.close):
             for channel, port in self._guest_ports.items():
                 self.ports[channel] = (await self._sandbox.expose(port)).port
-        except BaseException:
-            await self.close()
-            raise
 
     async def start(
         self, argv: Sequence[str], connection_file: str, info: Mapping[str, Any], env: Mapping[str, str]
@@ -209,21 +207,15 @@ class WarmcellProvisioner(LocalProvisioner):
         for channel in CHANNELS:
             setattr(manager, channel, self._kernel.ports[channel])
         self.ports_cached = True  # already bound; Jupyter must not pick others
-        try:
+        async with on_error(self._close):
             return await super().pre_launch(**kwargs)
-        except BaseException:
-            await self._close()
-            raise
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
         kernel, manager = self._kernel, self.parent
         assert kernel is not None and manager is not None, "pre_launch comes first"
         environment = {name: kwargs["env"][name] for name in self.kernel_spec.env}
-        try:
+        async with on_error(self._close):
             await portal.reach(kernel.start, cmd, manager.connection_file, self.connection_info, environment)
-        except BaseException:
-            await self._close()
-            raise
         self._has_process, self._is_reported = True, False
         return self.connection_info
 

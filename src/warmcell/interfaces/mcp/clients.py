@@ -12,6 +12,7 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from warmcell.core.light import on_error
 from warmcell.core.records import dataclass
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.tools.definitions import MAX_TIMEOUT
@@ -61,10 +62,6 @@ class Client:
     place: ClientSandbox
     tools: Toolset
 
-    @property
-    def sandbox(self) -> AsyncSandbox:
-        return self.place.sandbox
-
 
 class Clients:
     """All clients of one server."""
@@ -112,14 +109,11 @@ class Clients:
 
     async def _begin(self, context: Any) -> Client:
         place = self._make(context)
-        try:
+        async with on_error(place.end):
             await place.sandbox.start()
             tools = place.sandbox.tools(
                 languages=self._languages, stateful=self._is_stateful, max_timeout=place.max_timeout
             )
-        except BaseException:
-            await place.end()
-            raise
         return Client(place, tools)
 
 

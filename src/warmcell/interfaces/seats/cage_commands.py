@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB, ExecResult
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.asynchronous import AsyncSandbox
@@ -93,10 +94,8 @@ class CageCommands:
         )
         feeding = asyncio.ensure_future(_feed(process, stdin or b""))
         try:
-            return await self._collect(process, most)
-        except BaseException:
-            await process.kill()
-            raise
+            async with on_error(process.kill):
+                return await self._collect(process, most)
         finally:
             feeding.cancel()
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from warmcell.core.errors import ImageNotFound, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.types import Limits
 from warmcell.images import ImageStore
 from warmcell.interfaces.seats import framework_missing
@@ -32,15 +33,13 @@ class _Server:
     def __init__(
         self, settings: Mapping[str, Any], command: Sequence[str], cwd: str, guest_port: int, port: int
     ) -> None:
-        self._sandbox = Sandbox(**settings, live=True)
-        try:
+        sandbox = Sandbox(**settings, live=True)
+        self.close = sandbox.close
+        with on_error(sandbox.close):
             # `spawn` takes directories of the work directory only.
             words = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *command]
-            self._process: Process = self._sandbox.spawn(words, stdin=False)
-            self.base_url = self._sandbox.expose(guest_port, port).url.rstrip("/")
-        except BaseException:
-            self._sandbox.close()
-            raise
+            self._process: Process = sandbox.spawn(words, stdin=False)
+            self.base_url = sandbox.expose(guest_port, port).url.rstrip("/")
 
     def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -61,9 +60,6 @@ class _Server:
     def _last_words(self) -> str:
         result = self._process.wait()
         return f"status {result.exit_code}: {(result.stderr or result.stdout).strip()[-500:]}"
-
-    def close(self) -> None:
-        self._sandbox.close()
 
 
 class WarmcellProvider(ContainerProvider):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
-from warmcell.core.types import Limits
+from warmcell.core.types import ExecResult, Limits
 from warmcell.interfaces.seats import framework_missing
 from warmcell.interfaces.seats.cage_commands import CageCommands
 from warmcell.lifetime.portal import portal
@@ -67,23 +67,17 @@ class WarmcellWorkspace(BaseWorkspace):
     def execute_command(self, command: str, cwd: str | Path | None = None, timeout: float = 30.0) -> CommandResult:
         script = 'if command -v bash >/dev/null; then exec bash -c "$1"; fi; exec sh -c "$1"'
         place = self._path(cwd or ".")
+        limit: ExecutionTimeout | None = None
         try:
             result = portal.call(self._cage.run, ["sh", "-c", script, "sh", command], cwd=place, timeout=timeout)
         except ExecutionTimeout as error:
-            printed = error.result
-            return CommandResult(
-                command=command,
-                exit_code=_TIMED_OUT,
-                stdout=printed.stdout if printed else "",
-                stderr=f"{printed.stderr if printed else ''}{error}",
-                timeout_occurred=True,
-            )
+            limit, result = error, error.result or ExecResult()
         return CommandResult(
             command=command,
-            exit_code=result.exit_code,
+            exit_code=_TIMED_OUT if limit else result.exit_code,
             stdout=result.stdout,
-            stderr=result.stderr,
-            timeout_occurred=False,
+            stderr=f"{result.stderr}{limit or ''}",
+            timeout_occurred=limit is not None,
         )
 
     def file_upload(self, source_path: str | Path, destination_path: str | Path) -> FileOperationResult:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest, SessionBusy
+from warmcell.core.light import on_error
 from warmcell.core.types import BackendCapabilities, Connection, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.threads import in_thread
@@ -128,12 +129,9 @@ class LocalSandbox:
 
     async def fork(self, snapshot: str | None) -> LocalSandbox:
         child = await self.make_sibling()
-        try:
+        async with on_error(child.close):
             await self.context.on_disk(lambda: self.context.workspace.copy_to(child.context.workspace, snapshot))
             await child.start()
-        except BaseException:
-            await child.close()
-            raise
         return child
 
     async def branch(self) -> LocalSandbox:
@@ -141,13 +139,10 @@ class LocalSandbox:
         self.check_open()
         parent = self.changes.layer
         child = await in_thread(lambda: LocalSandbox(self.context.settings, parent))
-        try:
+        async with on_error(child.close):
             if self.context.packages is not None:
                 await child._use_packages(self.context.packages)
             await child.start()
-        except BaseException:
-            await child.close()
-            raise
         return child
 
     async def make_sibling(self) -> LocalSandbox:

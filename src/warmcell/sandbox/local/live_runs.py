@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import ExecRequest, ExecResult, Language
@@ -95,15 +96,13 @@ class LiveRuns:
                 ring=partial(Beginning, self._output_bytes),
                 **more,
             )
-            try:
-                if must_start:
-                    _check_started(process, argv[0])
+            # If a callback raises or the caller is cancelled. Does nothing if the process has ended.
+            with on_error(process.kill_soon):
+                # exec may have failed, which is known before any of the program's code runs.
+                if must_start and process.start_failure:
+                    raise command_refusal(argv[0], NotStarted(process.start_failure, argv[0]))
                 record.result = await self._follow(process, request.stdin_bytes, options)
                 return record.result
-            except BaseException:
-                # A callback raised or the caller was cancelled. Does nothing if the process has ended.
-                process.kill_soon()
-                raise
 
     async def _follow(self, process: LocalProcess, data: bytes, options: RunOptions) -> ExecResult:
         feeding = asyncio.ensure_future(_feed(process, data)) if data else None
@@ -130,9 +129,3 @@ async def _feed(process: LocalProcess, data: bytes) -> None:
     with suppress(InvalidRequest):  # it may exit without reading all of it
         await process.write(data)
     await process.close_stdin()
-
-
-def _check_started(process: LocalProcess, name: str) -> None:
-    """Raises if exec failed, which is known before any of the program's code runs."""
-    if process.start_failure:
-        raise command_refusal(name, NotStarted(process.start_failure, name))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from warmcell.core.errors import InvalidRequest, SandboxDestroyed, SessionBusy, SessionEnded, SessionTimeout
+from warmcell.core.light import on_error
 from warmcell.sandbox.interface import SandboxDriver
 from warmcell.sandbox.local.context import SandboxContext
 from warmcell.sandbox.local.live import LocalLive
@@ -52,18 +53,13 @@ async def fork_session(sandbox: BranchSandbox, session: LocalSession, reseed: bo
     context = sandbox.context
     check_fork(context, session.language, reseed)
     branch = await sandbox.make_sibling()
-    image = SessionImage(context.limits.memory_mb << 20)  # the session's memory bounds its image
-    try:
-        begin_cage(branch)
-        await copy_session(context, session, branch.context, image)
-        started = await start_interpreter(branch, session.language, session.env, image)
-        await resume_session(branch, started, reseed)
-        return branch, started
-    except BaseException:
-        await branch.close()
-        raise
-    finally:
-        image.close()
+    with SessionImage(context.limits.memory_mb << 20) as image:  # the session's memory bounds its image
+        async with on_error(branch.close):
+            begin_cage(branch)
+            await copy_session(context, session, branch.context, image)
+            started = await start_interpreter(branch, session.language, session.env, image)
+            await resume_session(branch, started, reseed)
+            return branch, started
 
 
 def begin_cage(branch: BranchSandbox) -> None:
@@ -104,16 +100,13 @@ async def write_session(
     if session.interpreter.is_busy:
         raise SessionBusy("a cell was running")
     image = SessionImage(min(max_bytes, context.limits.memory_mb << 20))
-    try:
-        async with asyncio.timeout(timeout):
-            await session.interpreter.run(session.interpreter.picture(timeout, image, lambda: None))
-        image.seal()
-    except TimeoutError:
-        image.close()
-        raise SessionTimeout(timeout) from None
-    except BaseException:
-        image.close()
-        raise
+    with on_error(image.close):
+        try:
+            async with asyncio.timeout(timeout):
+                await session.interpreter.run(session.interpreter.picture(timeout, image, lambda: None))
+            image.seal()
+        except TimeoutError:
+            raise SessionTimeout(timeout) from None
     plain = {"id": session.id, "language": session.language, "cwd": session.cwd, "env": dict(session.env)}
     return plain | {"cells": image.cells}, image
 
@@ -125,12 +118,9 @@ async def read_session(
     image.cells = int(plain["cells"])
     await context.start()
     session = await live.start_session(plain["language"], plain["cwd"], plain["env"], image, str(plain["id"]))
-    try:
+    async with on_error(session.close):
         resume = session.interpreter.resumption(context.settings.timeout, reseed=False, keeps_files=True)
         await session.interpreter.run(resume)
-    except BaseException:
-        await session.close()
-        raise
     return session
 
 
@@ -179,11 +169,8 @@ class LocalCheckpoint:
         return await self._resume(*await self._prepare(), reseed)
 
     async def _resume(self, branch: BranchSandbox, session: LocalSession, reseed: bool) -> Branch:
-        try:
+        async with on_error(branch.close):
             await resume_session(branch, session, reseed)
-        except BaseException:
-            await branch.close()
-            raise
         self._prepare_next()
         return branch, session
 
@@ -196,13 +183,10 @@ class LocalCheckpoint:
             source.copy_to(target)
             target.begin()  # now, and not in a thread of its own
 
-        try:
+        async with on_error(branch.close):
             begin_cage(branch)
             await self._template.context.on_disk(copy_files)
             return branch, await start_interpreter(branch, self._language, self._env, self._image)
-        except BaseException:
-            await branch.close()
-            raise
 
     # ---- the branch of the next session ----
 
@@ -270,11 +254,8 @@ async def take_checkpoint(sandbox: BranchSandbox, session: LocalSession) -> Loca
     check_fork(sandbox.context, session.language, True)
     template = await sandbox.make_sibling()
     image = SessionImage(sandbox.context.limits.memory_mb << 20)  # the session's memory bounds its image
-    try:
-        await copy_session(sandbox.context, session, template.context, image)
-        image.seal()
-        return LocalCheckpoint(session, template, image)
-    except BaseException:
-        image.close()
-        await template.close()
-        raise
+    async with on_error(template.close):
+        with on_error(image.close):
+            await copy_session(sandbox.context, session, template.context, image)
+            image.seal()
+            return LocalCheckpoint(session, template, image)

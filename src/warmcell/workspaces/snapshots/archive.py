@@ -31,13 +31,7 @@ from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots import catalogue as index
-from warmcell.workspaces.snapshots.catalogue import (
-    Catalogue,
-    ChunkReader,
-    add_packs,
-    not_permitted,
-    remove_packs,
-)
+from warmcell.workspaces.snapshots.catalogue import Catalogue, ChunkReader, add_packs, not_permitted, remove_packs
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, PackWriter, damage_error, read_index
 from warmcell.workspaces.snapshots.objects import PACKS, SNAPSHOTS, LocalObjects, Objects, Staging
 from warmcell.workspaces.snapshots.take import LIMITS, DirectoryReader, TreeWriter, list_directory
@@ -171,10 +165,7 @@ class SnapshotArchive:
 
     def remove(self, snapshot: str) -> None:
         """What only this one needs is freed by `compact`."""
-        identity = self.get(snapshot).id
-        with self.lock(is_shared=True), self.catalogue.connect() as database:
-            self._objects.remove(SNAPSHOTS, identity)
-            index.remove_snapshot(database, identity)
+        self._remove([self.get(snapshot).id])
 
     def identities(self) -> list[str]:
         """The ids of all snapshots, unread."""
@@ -183,12 +174,15 @@ class SnapshotArchive:
     def keep_only(self, snapshot: str) -> None:
         """Remove all other snapshots, and what only they need."""
         others = [name for name in self.identities() if name != snapshot]
-        with self.lock(is_shared=True), self.catalogue.connect() as database:
-            for name in others:
-                self._objects.remove(SNAPSHOTS, name)
-                index.remove_snapshot(database, name)
+        self._remove(others)
         if others:
             self.compact()
+
+    def _remove(self, identities: Iterable[str]) -> None:
+        with self.lock(is_shared=True), self.catalogue.connect() as database:
+            for identity in identities:
+                self._objects.remove(SNAPSHOTS, identity)
+                index.remove_snapshot(database, identity)
 
     def compact(self) -> int:
         """Remove what no snapshot needs, and return the bytes freed. `ExecutionFailed` while another program writes."""
@@ -269,13 +263,8 @@ class SnapshotArchive:
         digest = sealed[:48].decode("ascii", "replace")
         return self.codec.open(sealed[48:], digest)
 
-    @contextmanager
-    def _read_chunks(self) -> Iterator[ChunkReader]:
-        reader = ChunkReader(self.catalogue, self._objects, self._staging, self.codec)
-        try:
-            yield reader
-        finally:
-            reader.close()
+    def _read_chunks(self) -> ChunkReader:
+        return ChunkReader(self.catalogue, self._objects, self._staging, self.codec)
 
     def _open_record(self, identity: str, sealed: bytes) -> SnapshotRecord:
         data = self.open_document(sealed)

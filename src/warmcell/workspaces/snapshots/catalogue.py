@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError, SnapshotInvalid
+from warmcell.core.light import Closing
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, damage_error
 from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging, missing
@@ -130,7 +131,7 @@ def put_scan(database: sqlite3.Connection, source: str, document: bytes) -> None
     database.execute("insert or replace into scans values (?, ?)", (source, document))
 
 
-class ChunkReader:
+class ChunkReader(Closing):
     """Reads and verifies chunks for one operation. Calling it with a digest returns the data.
 
     Packs of a URL are copied here once. `close` removes the copies.
