@@ -17,9 +17,7 @@ def test_ended_processes_keep_the_beginning_of_their_command() -> None:
     made: list[Any] = []
     for number in range(150):
         finished: Future[None] = Future()
-        process = SimpleNamespace(
-            pid=number, command="x" * 100_000, finished=finished, memory_bytes=0, forget=lambda: None
-        )
+        process = SimpleNamespace(pid=number, command="x" * 100_000, finished=finished, outputs=[], forget=lambda: None)
         table.add(process)  # type: ignore[arg-type]
         made.append(process)
     for process in made[:120]:

@@ -18,9 +18,7 @@ T = TypeVar("T")
 _CALLBACKS = frozenset({"on_stdout", "on_stderr"})
 
 
-def blocking(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], T]:
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     """The blocking form of an asynchronous method, which it calls on `self._async` through the portal.
 
     The calling thread calls `on_stdout` and `on_stderr`.

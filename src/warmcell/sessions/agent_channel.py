@@ -44,11 +44,7 @@ class AgentChannel:
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        control: socket.socket,
-        on_event: Callable[[Message], None],
-        on_over: Callable[[str], None],
+        self, loop: Loop, control: socket.socket, on_event: Callable[[Message], None], on_over: Callable[[str], None]
     ) -> None:
         self._loop, self._control = loop, control
         self._on_event, self._on_over = on_event, on_over
@@ -91,11 +87,7 @@ class AgentChannel:
         return answer
 
     def _enqueue(
-        self,
-        number: int,
-        outgoing: _Outgoing,
-        answer: Future[Message],
-        on_answer: Callable[[Message], None] | None,
+        self, number: int, outgoing: _Outgoing, answer: Future[Message], on_answer: Callable[[Message], None] | None
     ) -> bool:
         """Sends from the calling thread, since waking the loop takes long. The loop sends what does not fit."""
         with self._lock:

@@ -165,14 +165,6 @@ class LiveProcess:
             output.close()
         self._owned.close()
 
-    @property
-    def memory_bytes(self) -> int:
-        return sum(output.ring.size for output in self.outputs)
-
-    def drop_output(self) -> None:
-        for output in self.outputs:
-            output.ring.drop()
-
     def _let_go(self, follower: Follower) -> None:
         for output in self.outputs:
             if follower in output.followers:
@@ -262,9 +254,10 @@ class ProcessTable:
         """Bounds the output that ended processes keep together; the latest keeps all of its own."""
         total = 0
         for process in reversed(self._ended):
-            total += process.memory_bytes
+            total += sum(output.ring.size for output in process.outputs)
             if total > _MOST_KEPT_BYTES and process is not self._ended[-1]:
-                process.drop_output()
+                for output in process.outputs:
+                    output.ring.drop()
 
     def all(self) -> list[LiveProcess]:
         """Ended processes, then running ones, each oldest first."""

@@ -285,10 +285,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         opt("--memory", metavar="MB", default="2048", help="memory limit of the kernel (default 2048)"),
         json_flag("print the kernel's directory as JSON"),
     ),
-    "doctor": (
-        cluster("--cluster", "examine each node of a Ray cluster"),
-        json_flag("print the report as JSON"),
-    ),
+    "doctor": (cluster("--cluster", "examine each node of a Ray cluster"), json_flag("print the report as JSON")),
     "top": (
         opt("--server", metavar="URL", help="a 'warmcell serve' (default: all cages of this host)"),
         opt("--token", metavar="T", help="token for that server (better: the variable WARMCELL_TOKEN)"),

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from warmcell.core.light import Closing
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.messages import CLEAR_LINE, is_quiet, is_terminal, size_text
@@ -106,10 +107,6 @@ def _remove(store: ImageStore, arguments: argparse.Namespace) -> None:
     print_freed(sum(store.remove(reference) for reference in arguments.operands), arguments.json)
 
 
-def _prune(store: ImageStore, arguments: argparse.Namespace) -> None:
-    print_freed(store.prune(), arguments.json)
-
-
 def _print_image(made: Image, arguments: argparse.Namespace) -> None:
     print_success(_to_plain(made), f"{made.name}  {_short(made.digest)}  {size_text(made.size)}", arguments.json)
 
@@ -144,11 +141,11 @@ _ACTIONS: dict[str, Action[ImageStore]] = {
     "inspect": Action(_inspect, "REFERENCE", 1, 1),
     "export": Action(_export, "REFERENCE PATH", 2, 2),
     "remove": Action(_remove, "REFERENCE...", 1, MANY),
-    "prune": Action(_prune),
+    "prune": Action(lambda store, arguments: print_freed(store.prune(), arguments.json)),
 }
 
 
-class BuildLines:
+class BuildLines(Closing):
     """`with BuildLines() as lines:` and `lines.show` as `on_progress`. Writes to stderr."""
 
     def __init__(self) -> None:
@@ -157,19 +154,13 @@ class BuildLines:
         self._number = 0
         self._seconds = 0.0
 
-    def __enter__(self) -> BuildLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-
     def show(self, progress: BuildProgress) -> None:
         self._number = progress.number
         if progress.state == "output":
             self._seconds = progress.seconds
             self._show_output(self._decoder.decode(progress.data))
             return
-        self._flush()
+        self.close()
         self._write(_describe(progress))
 
     def _show_output(self, text: str) -> None:
@@ -180,7 +171,8 @@ class BuildLines:
         for line in lines:
             self._write(f"{self._seconds:.3f} {one_line(line.rstrip())}")
 
-    def _flush(self) -> None:
+    def close(self) -> None:
+        """Complete the last line; further steps may follow."""
         if self._rest:
             self._show_output("\n")
 
@@ -207,7 +199,7 @@ def _write(text: str) -> None:
         sys.stderr.flush()
 
 
-class ProgressLine:
+class ProgressLine(Closing):
     """`with ProgressLine() as progress:` and `progress.show` as `on_progress`. Writes to stderr."""
 
     def __init__(self) -> None:
@@ -215,10 +207,7 @@ class ProgressLine:
         self._next = 0.0
         self._step = ""
 
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._is_terminal:
             _write(CLEAR_LINE)
 

@@ -138,9 +138,12 @@ class ClusterEndpoint(SandboxEndpoint):
     async def _open(self) -> None:
         """On another node if the first one is lost meanwhile: nothing has happened in the sandbox yet."""
         for attempts_left in range(self.backend.retries, -1, -1):
-            link = await self.backend.place_sandbox(_has_gpus(self._settings))
+            settings = self._settings
+            has_gpus = settings.policy is not None and settings.policy.gpus is not None
+            link = await self.backend.place_sandbox(has_gpus)
             try:
-                settings = await self._bring_image(link)
+                if settings.image is not None:  # by digest from now on, and in the store of the node
+                    settings = replace(settings, image=await self.backend.provide_image(link, settings.image))
                 created = await portal.reach(link.call, "sandbox", settings)
                 self.join(NodeConnection(link, await portal.reach(link.socket_path)), created)
                 return
@@ -148,12 +151,6 @@ class ClusterEndpoint(SandboxEndpoint):
                 self.backend.release_sandbox(link)
                 if not isinstance(error, NodeLost) or not attempts_left:
                     raise
-
-    async def _bring_image(self, link: NodeLink) -> SandboxSettings:
-        """The settings for this node: the image by digest, which is then in its store."""
-        if self._settings.image is None:
-            return self._settings
-        return replace(self._settings, image=await self.backend.provide_image(link, self._settings.image))
 
     async def request(self, method: str, route: str, **more: Any) -> Any:
         await self.open()
@@ -275,7 +272,3 @@ def _snapshot_place(backend: RayBackend) -> tuple[str, dict[str, Any], bytes | N
         return None
     key = os.environ.get(KEY_VARIABLE)
     return backend.snapshot_url, backend.snapshot_options, parse_key(key) if key else None
-
-
-def _has_gpus(settings: SandboxSettings) -> bool:
-    return settings.policy is not None and settings.policy.gpus is not None

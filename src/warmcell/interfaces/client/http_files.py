@@ -122,12 +122,7 @@ class HttpFiles:
         await self._endpoint.request("POST", "mkdir", json={"path": path_text(path), "parents": parents})
 
     async def upload(
-        self,
-        source: bytes | AnyPath,
-        path: AnyPath | None,
-        extract: bool,
-        executable: bool | None,
-        limits: object,
+        self, source: bytes | AnyPath, path: AnyPath | None, extract: bool, executable: bool | None, limits: object
     ) -> Uploaded:
         if limits is not None:
             raise InvalidRequest("the server has its own limits", field="limits", hint="leave it out")

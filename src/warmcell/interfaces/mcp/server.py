@@ -43,11 +43,7 @@ TEMPLATE = types.ResourceTemplate(
 
 
 def make_server(
-    make: SandboxFactory,
-    languages: Sequence[str] | None = None,
-    *,
-    is_http: bool = False,
-    is_stateful: bool = True,
+    make: SandboxFactory, languages: Sequence[str] | None = None, *, is_http: bool = False, is_stateful: bool = True
 ) -> Server[Clients]:
     """A server whose clients each get a sandbox from `make`."""
 
@@ -233,7 +229,7 @@ async def read_resource(client: Client, uri: str) -> types.TextResourceContents 
         raise MCPError(types.INVALID_PARAMS, f"invalid resource URI {uri[:200]!r}: use {SCHEME}:///PATH")
     path = unquote(parts.path.lstrip("/"))
     try:
-        raw = await client.sandbox.read_file(path, max_bytes=MAX_BYTES)
+        raw = await client.place.sandbox.read_file(path, max_bytes=MAX_BYTES)
     except SandboxError as error:
         raise MCPError(types.INVALID_PARAMS, explain(error)) from None
     try:
@@ -249,7 +245,7 @@ async def read_image(client: Client, output: dict[str, str]) -> types.ImageConte
     if "path" not in output:
         return None
     try:
-        raw = await client.sandbox.read_file(output["path"], max_bytes=MAX_BYTES)
+        raw = await client.place.sandbox.read_file(output["path"], max_bytes=MAX_BYTES)
     except SandboxError:  # too large or already removed; the answer has its path
         return None
     return types.ImageContent(type="image", data=base64.b64encode(raw).decode(), mime_type=output["mime"])

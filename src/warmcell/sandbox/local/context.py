@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmcell.core.errors import NetworkingDisabled, PolicyViolation
+from warmcell.core.light import on_error
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.local.guest_config import GuestConfig, list_protected
 from warmcell.sandbox.local.guests import Guest, no_live_cage
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
 class Fetcher:
     def __init__(self, policy: FetchPolicy | None) -> None:
         self.policy = policy
-        self._log: ConnectionLog | None = None
-
-    def use_log(self, log: ConnectionLog) -> None:
-        """Call before the first fetch."""
-        self._log = log
+        #: Set before the first fetch.
+        self.log: ConnectionLog | None = None
 
     def narrow(self, narrowing: Narrowing) -> None:
         if self._client is not None:
@@ -56,7 +54,7 @@ class Fetcher:
             return None
         from warmcell.net import SafeClient
 
-        return SafeClient(self.policy, log=self._log)
+        return SafeClient(self.policy, log=self.log)
 
 
 class LocalNetwork:
@@ -81,7 +79,7 @@ class LocalNetwork:
 
         if self._log is None:
             self._log = ConnectionLog()
-        self._fetcher.use_log(self._log)
+        self._fetcher.log = self._log
         if self._egress is not None:
             self._egress.use_log(self._log)
         self._apply()
@@ -168,20 +166,14 @@ class SandboxContext:
         self.packages: Packages | None = None
         #: Keeps the changes of guests apart from the work directory; None: they write to it.
         self.layer = None if settings.changes is None else _open_layer(settings, parent)
-        try:
+        with on_error(self._close_layer):
             self.workspace = self._make_workspace()
-        except BaseException:
-            self._close_layer()
-            raise
-        try:
+        with on_error(self.close_files):
             self.guest = self.make_guest()
             self.network = LocalNetwork(self.fetcher, lambda: self.guest)
             self.network.attach()
             if settings.live and not getattr(self.guest, "has_live_cage", False):
                 raise no_live_cage(settings.backend_name)
-        except BaseException:
-            self.close_files()
-            raise
 
     def _make_workspace(self) -> Workspace:
         settings = self.settings
@@ -239,21 +231,15 @@ class SandboxContext:
         """A directory of the workspace or a mount, as the guest sees it."""
         if self.workspace.has_begun and (standing := self.workspace.standing_cwd(cwd)) is not None:
             return standing  # a thread would cost as much as a small run
+        return await in_thread(lambda: self._begin_and_do(lambda: self.workspace.guest_cwd(cwd)))
 
-        def begin_and_look() -> str:
-            self.workspace.begin()
-            return self.workspace.guest_cwd(cwd)
-
-        return await in_thread(begin_and_look)
+    def _begin_and_do(self, work: Callable[[], T]) -> T:
+        self.workspace.begin()
+        return work()
 
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Runs blocking file work in a thread, after the state that `diff` compares with was recorded."""
-
-        def begin_and_work() -> T:
-            self.workspace.begin()
-            return work()
-
-        return await self.operations.run(in_thread(begin_and_work))
+        return await self.operations.run(in_thread(lambda: self._begin_and_do(work)))
 
     async def start(self) -> None:
         if self.workspace.has_begun:  # a thread would cost as much as a small run

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SessionEnded
+from warmcell.core.light import Closing
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.descriptors import Descriptors
@@ -186,7 +187,7 @@ def _join(events: Iterable[OutputEvent]) -> Iterator[OutputEvent]:
         yield OutputEvent(stream, bytes(joined))
 
 
-class LoopFollower:
+class LoopFollower(Closing):
     """Follows the output of a process from an event loop."""
 
     def __init__(self, process: LiveProcess) -> None:
@@ -195,10 +196,7 @@ class LoopFollower:
         self._is_woken = False
         self._follower = process.follow(self._wake)
 
-    def __enter__(self) -> LoopFollower:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._process.unfollow(self._follower)
 
     @property

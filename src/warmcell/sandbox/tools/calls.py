@@ -193,26 +193,12 @@ class Calls:
         self._ports: dict[int, AsyncExposedPort] = {}
 
     async def run_code(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
-        if args["language"] in self._stateful_languages and args["stdin"] is None:
-            return await self._run_cell(args, on_output)
-        run = self._sandbox.run(
-            args["code"],
-            args["language"],
-            stdin=args["stdin"],
-            timeout=float(args["timeout_secs"]),
-            **_callbacks(on_output),
-        )
-        return await self._answer(run)
-
-    async def _run_cell(self, args: dict[str, Any], on_output: OnOutput | None) -> dict[str, Any]:
-        run = self._interpreters.run(
-            args["language"],
-            args["code"],
-            float(args["timeout_secs"]),
-            restart=bool(args["restart"]),
-            **_callbacks(on_output),
-        )
-        return await self._answer(run)
+        language, code, stdin = args["language"], args["code"], args["stdin"]
+        timeout, listeners = float(args["timeout_secs"]), _callbacks(on_output)
+        if language in self._stateful_languages and stdin is None:
+            restart = bool(args["restart"])
+            return await self._answer(self._interpreters.run(language, code, timeout, restart=restart, **listeners))
+        return await self._answer(self._sandbox.run(code, language, stdin=stdin, timeout=timeout, **listeners))
 
     async def run_command(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
         run = self._sandbox.sh(
@@ -280,10 +266,7 @@ class Calls:
 def _callbacks(on_output: OnOutput | None) -> dict[str, Any]:
     if on_output is None:
         return {}
-    return {
-        "on_stdout": lambda text: on_output("stdout", text),
-        "on_stderr": lambda text: on_output("stderr", text),
-    }
+    return {"on_stdout": lambda text: on_output("stdout", text), "on_stderr": lambda text: on_output("stderr", text)}
 
 
 def _kind(entry: DirEntry) -> str:
