@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from warmcell.core.errors import ImageInvalid
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
@@ -49,15 +50,12 @@ class BuildRoutes(RouteGroup):
         job = self._read_job(request)
         place = os.path.join(self._engine.directory.path, f"build-{secrets.token_hex(8)}")
         os.mkdir(place, 0o700)
-        try:
+        async with on_error(lambda: in_thread(lambda: remove_directory(place))):
             archive, job["context"] = os.path.join(place, "archive"), os.path.join(place, "context")
             os.mkdir(job["context"], 0o700)
             await save_body(request, archive, _MAX_CONTEXT)
             await in_thread(lambda: unpack_context(archive, job["context"]))
             check_dockerfile(job["context"], job["dockerfile"])
-        except BaseException:
-            await in_thread(lambda: remove_directory(place))
-            raise
         messages = self._messages(job, place)
         await anext(messages)  # from now on closing it removes the files, also if the client has gone
         return Response(200, headers={"content-type": "application/json"}, chunks=messages)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.middleware import Middleware
 
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.core.types import MAX_TIMEOUT, BackendCapabilities
 from warmcell.interfaces.serve.app import make_app
@@ -109,12 +110,9 @@ class NodeServer(SocketServer):
     async def add_sandbox(self, settings: SandboxSettings) -> dict[str, Any]:
         """As the `/v1` routes describe it, with its capabilities."""
         sandbox = AsyncSandbox._with_driver(LocalSandbox(settings))
-        try:
+        async with on_error(sandbox.destroy):
             await sandbox.start()
             found = await in_thread(sandbox.capabilities)
-        except BaseException:
-            await sandbox.destroy()
-            raise
         entry = self._service.sandboxes.add(lambda: sandbox, _TENANT, _FOREVER, {})
         plain = BackendCapabilities(
             found.supported_languages, found.isolation_class, found.enforced_limits, found.network
@@ -144,9 +142,6 @@ async def start_server(config: ProcessConfig) -> NodeServer:
 async def start(make: Callable[[], S]) -> S:
     """Closes the server if it cannot start."""
     server = await in_thread(make)
-    try:
+    async with on_error(server.close):
         await server.start()
-    except BaseException:
-        await server.close()
-        raise
     return server

@@ -103,11 +103,8 @@ async def save_packages(service: Service, entry: SandboxEntry) -> None:
 async def keep_new_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
     """From now on the sandbox has a record, until it is removed. It is removed at once if that cannot be written."""
     keep_sandbox(service, entry, saved)
-    try:
+    async with on_error(lambda: service.sandboxes.remove(entry)):
         save_sandbox(service, entry)
-    except BaseException:
-        await service.sandboxes.remove(entry)
-        raise
 
 
 def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
@@ -186,12 +183,9 @@ async def _restore(
     try:
         home = await in_thread(find_files, discard=lambda made: made.close())
         home.is_kept = True
-        try:
+        async with on_error(lambda: in_thread(home.close)):
             made = await restore(service, tenant, own, home)
             await _prepare(made.sandbox, document.get("network"), state, packages)
-        except BaseException:
-            await in_thread(home.close)
-            raise
     except (SandboxError, HttpError) as error:  # a full disk, or an image or a volume that is not there at the moment
         raise _NotRestored(str(error), is_final=False) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -220,7 +214,7 @@ async def _restore(
 
 async def _prepare(sandbox: AsyncSandbox, network: Any, state: SavedState, packages: str | None) -> None:
     """What was changed after the sandbox was made. If that fails, the sandbox is closed."""
-    try:
+    async with on_error(sandbox.destroy):
         if network is not None:
             await sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
         if packages is not None:
@@ -229,9 +223,6 @@ async def _prepare(sandbox: AsyncSandbox, network: Any, state: SavedState, packa
                 await sandbox.use_packages(loaded.path)
             finally:
                 await in_thread(loaded.close)
-    except BaseException:
-        await sandbox.destroy()
-        raise
 
 
 def _images_in(document: dict[str, Any]) -> set[str]:

@@ -114,11 +114,8 @@ class SavedSessions:
             session = await sandbox.read_session(dict(found["plain"]), image)
         finally:
             image.close()
-        try:
+        async with on_error(session.close):
             self.adopt(session, dict(found["own"]))
-        except BaseException:
-            await session.close()
-            raise
 
     def _lose(self, found: dict[str, Any], error: Exception) -> None:
         plain = found.get("plain")

@@ -134,14 +134,11 @@ async def _make_from_template(
         home = await copy_template_home(service, tenant, build)
     prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
     prepared.build_id = build.id
-    try:
+    async with on_error(prepared.destroy):
         if (network := body.first_network) is not None and not body.is_offline(service):
             await narrow_sandbox(prepared.sandbox, service, network)
         await run_start_command(prepared.sandbox, build)
         await is_ready(prepared.sandbox, build, READY_SECONDS)
-    except BaseException:
-        await prepared.destroy()
-        raise
     return prepared
 
 
@@ -160,23 +157,17 @@ async def make_prepared(
 
 
 async def register(service: Service, tenant: Tenant, body: Create, prepared: PreparedSandbox) -> SandboxEntry:
-    try:
+    async with on_error(prepared.destroy):
         seconds = parse_seconds(body.timeout, tenant)
         entry = service.sandboxes.add(lambda: prepared.sandbox, tenant, seconds, body.metadata or {})
-    except BaseException:
-        await prepared.destroy()
-        raise
     box = attach_box(service, entry, body, prepared)
     if isinstance(prepared.home, StateHome):
         await keep_new_sandbox(service, entry, SavedSandbox("e2b", prepared.home, box.describe))
     else:
         entry.on_close.append(lambda: in_thread(prepared.home.close))
     if (network := body.first_network) is not None and not body.is_offline(service):
-        try:
+        async with on_error(lambda: service.sandboxes.remove(entry)):
             await narrow(entry, service, network)
-        except BaseException:
-            await service.sandboxes.remove(entry)
-            raise
     return entry
 
 

@@ -62,11 +62,8 @@ class Snapshots:
         with on_error(lambda: self._service.snapshots.release(tenant.id)):
             copy = await self._copy(home, tenant)
             made = Snapshot(PREFIX + secrets.token_hex(16), tenant.id, source, [name] if name else [], copy)
-            try:
+            async with on_error(lambda: self._delete(made)):
                 await in_thread(lambda: self._save(made))
-            except BaseException:
-                await self._delete(made)
-                raise
         self._all[made.id] = made
         return made
 

@@ -171,13 +171,10 @@ class Spares(Supply[int | None, PreparedSandbox]):
 
     async def _make_one(self, tenant: Tenant) -> PreparedSandbox:
         made = PreparedSandbox(self._service, tenant, self._service.make_home(), {})
-        try:
+        async with on_error(made.destroy):
             # The first program takes longer than others: cage and agent start with it.
             with events.annotate(made.annotations):
                 await (await made.sandbox.spawn(["true"], stdin=False)).wait()
-        except BaseException:
-            await made.destroy()
-            raise
         if not self._has_made:
             self._has_made = True
             freeze_loaded_objects()  # making the first one has loaded everything that is needed

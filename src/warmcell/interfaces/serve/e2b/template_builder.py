@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.core.timestamps import rfc3339
 from warmcell.images import Image
@@ -181,11 +182,8 @@ class TemplateBuilds:
 
         carrying = records.carry_out(build)
         await in_thread(carrying.__enter__)
-        try:
+        async with on_error(lambda: in_thread(partial(carrying.__exit__, None, None, None))):
             template = await in_thread(begin)
-        except BaseException:
-            await in_thread(partial(carrying.__exit__, None, None, None))
-            raise
         work = self._carry_out(tenant, identity, template.builds[build], asked, base, is_template)
         task = asyncio.ensure_future(work)
         self._tasks[build] = (tenant.id, task)
