@@ -25,7 +25,8 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 
 _log = logging.getLogger("warmcell.serve")
-Handler = Callable[[Request, Tenant], Awaitable[Response]]
+#: None: an empty body, with the status 204.
+Handler = Callable[[Request, Tenant], Awaitable[Response | None]]
 ErrorRenderer = Callable[[Exception], Response]
 #: Options of a route that answers with an empty body.
 NO_CONTENT: dict[str, Any] = {"answers": ("nothing",), "status": 204}
@@ -130,11 +131,11 @@ def route(
 
 async def _call_counted(request: Request, tenant: Tenant, handler: Handler, ends_something: bool) -> Any:
     if tenant is ANONYMOUS:
-        return await handler(request, tenant)
+        return await handler(request, tenant) or Response(status_code=204)
     concurrency = get_service(request).concurrency
     concurrency.enter(tenant, ends_something=ends_something)
     with on_error(lambda: concurrency.leave(tenant)):
-        response = await handler(request, tenant)
+        response = await handler(request, tenant) or Response(status_code=204)
     return CountedResponse(response, lambda: concurrency.leave(tenant))
 
 

@@ -136,10 +136,9 @@ async def connect(request: Request, tenant: Tenant) -> Response:
     return json_response(_handle(entry), 201 if was_paused else 200)
 
 
-async def kill(request: Request, tenant: Tenant) -> Response:
+async def kill(request: Request, tenant: Tenant) -> None:
     entry = _entry(request, tenant)
     await get_service(request).sandboxes.remove(entry)
-    return Response(status_code=204)
 
 
 async def info(request: Request, tenant: Tenant) -> Response:
@@ -170,14 +169,13 @@ def page_of(request: Request, found: list[T]) -> tuple[list[T], dict[str, str]]:
     return found[begin : begin + limit], headers
 
 
-async def set_timeout(request: Request, tenant: Tenant) -> Response:
+async def set_timeout(request: Request, tenant: Tenant) -> None:
     service, entry = get_service(request), _entry(request, tenant)
     body = parse_model(await read_body(request), Timeout)
     service.sandboxes.prolong(entry, parse_seconds(body.timeout, tenant), tenant)
-    return Response(status_code=204)
 
 
-async def pause(request: Request, tenant: Tenant) -> Response:
+async def pause(request: Request, tenant: Tenant) -> None:
     entry = _entry(request, tenant)
     await read_body(request)
     if _box(entry).is_paused:
@@ -190,7 +188,6 @@ async def pause(request: Request, tenant: Tenant) -> Response:
         with suppress(SandboxError):
             await _box(entry).resume()
         raise
-    return Response(status_code=204)
 
 
 async def resume(request: Request, tenant: Tenant) -> Response:
@@ -245,7 +242,7 @@ async def every_snapshot(request: Request, tenant: Tenant) -> Response:
     return json_response([item.plain() for item in kept])
 
 
-async def set_network(request: Request, tenant: Tenant) -> Response:
+async def set_network(request: Request, tenant: Tenant) -> None:
     """Replaces the narrowing of the server's policy; connections that are no longer allowed are closed."""
     service, entry = get_service(request), _entry(request, tenant)
     body = parse_model(await read_body(request, min(service.settings.max_body, MAX_CREATION_BYTES)) or b"{}", Network)
@@ -253,7 +250,6 @@ async def set_network(request: Request, tenant: Tenant) -> Response:
     box = _box(entry)
     # For forks.
     box.asked = box.asked.model_copy(update={"network": body, "allow_internet_access": body.allow_internet_access})
-    return Response(status_code=204)
 
 
 def _whole(request: Request, name: str) -> int | None:

@@ -37,7 +37,7 @@ from warmcell.interfaces.serve.responses import (
     json_response,
     parse_whole_number,
 )
-from warmcell.interfaces.serve.routing import route
+from warmcell.interfaces.serve.routing import Handler, route
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -111,13 +111,12 @@ def _user(request: Request, box: Box) -> str:
     return name
 
 
-async def health(request: Request, tenant: Tenant) -> Response:
+async def health(request: Request, tenant: Tenant) -> None:
     """SDKs send the sandbox's token. Without it a sandbox that exists has the same answer as one that does not."""
     identity = request.headers.get("e2b-sandbox-id", "")[:200]
     box = find_box(get_service(request).sandboxes.find_any(identity))
     if box is None or box.is_paused or not box.has_token(request.headers.get("x-access-token")):
         raise NoSandbox(identity)
-    return Response(status_code=204)
 
 
 async def read(request: Request, tenant: Tenant) -> Response:
@@ -249,10 +248,10 @@ def missing_sandbox(identity: str, reason: str = "") -> Response:
     return json_response({"sandboxId": identity, "message": message, "code": 502}, 502)
 
 
-def with_refusals(handler: Callable[[Request, Tenant], Awaitable[Response]], render: Callable[[Any], Response]) -> Any:
+def with_refusals(handler: Handler, render: Callable[[Any], Response]) -> Any:
     """Renders errors. The SDKs recognise a missing sandbox by exactly this 502."""
 
-    async def endpoint(request: Request, tenant: Tenant) -> Response:
+    async def endpoint(request: Request, tenant: Tenant) -> Response | None:
         try:
             return await handler(request, tenant)
         except NoSandbox as error:

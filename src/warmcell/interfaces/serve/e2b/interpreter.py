@@ -173,16 +173,14 @@ async def every(request: Request, tenant: Tenant) -> Response:
     return json_response([context.plain() for context in (await _contexts(request)).every()])
 
 
-async def remove(request: Request, tenant: Tenant) -> Response:
+async def remove(request: Request, tenant: Tenant) -> None:
     contexts = await _contexts(request)
     await contexts.remove(contexts.find(request.path_params["id"]))
-    return Response(status_code=204)
 
 
-async def restart(request: Request, tenant: Tenant) -> Response:
+async def restart(request: Request, tenant: Tenant) -> None:
     context = (await _contexts(request)).find(request.path_params["id"])
     await context.restart()
-    return Response(status_code=204)
 
 
 def plain_refusal(error: Exception) -> Response:

@@ -177,7 +177,7 @@ def _own_tag(text: str, name: str) -> str:
     return check_tag(tag)
 
 
-async def remove_tags(request: Request, tenant: Tenant) -> Response:
+async def remove_tags(request: Request, tenant: Tenant) -> None:
     service, body = get_service(request), await _read(request, RemoveTags)
     name, records = parse_name(body.name)[0], _records(request, tenant)
 
@@ -189,7 +189,6 @@ async def remove_tags(request: Request, tenant: Tenant) -> Response:
 
     await in_thread(remove)
     await builds_of(service).remove_leftovers(tenant)
-    return Response(status_code=204)
 
 
 async def tags_of(request: Request, tenant: Tenant) -> Response:
@@ -200,7 +199,7 @@ async def tags_of(request: Request, tenant: Tenant) -> Response:
     return json_response(rows)
 
 
-async def remove(request: Request, tenant: Tenant) -> Response:
+async def remove(request: Request, tenant: Tenant) -> None:
     """A template with all of its builds, or a snapshot."""
     service, name = get_service(request), request.path_params["id"]
     records, builds = _records(request, tenant), builds_of(service)
@@ -210,13 +209,12 @@ async def remove(request: Request, tenant: Tenant) -> Response:
         for build in own.builds:
             await builds.cancel(build)
         await builds.remove_leftovers(tenant)
-        return Response(status_code=204)
+        return
     snapshots = snapshots_of(service)
     found = snapshots.find(tenant, name)
     if found is None:
         raise HttpError(404, "template or snapshot not found")
     await snapshots.remove(found)
-    return Response(status_code=204)
 
 
 def _ids(request: Request) -> tuple[str, str]:

@@ -71,10 +71,9 @@ async def one(request: Request, tenant: Tenant) -> Response:
     return json_response(found.plain() | {"token": found.token})
 
 
-async def destroy(request: Request, tenant: Tenant) -> Response:
+async def destroy(request: Request, tenant: Tenant) -> None:
     volumes = volumes_of(get_service(request))
     await volumes.remove(volumes.find(tenant, request.path_params["id"]))
-    return Response(status_code=204)
 
 
 async def stat_path(request: Request, tenant: Tenant) -> Response:
@@ -91,7 +90,7 @@ async def update_path(request: Request, tenant: Tenant) -> Response:
     return json_response(await _on_files(request, update))
 
 
-async def remove_path(request: Request, tenant: Tenant) -> Response:
+async def remove_path(request: Request, tenant: Tenant) -> None:
     def unlink(root: Root, parts: Parts) -> None:
         if not parts:
             raise FileMissing("/", "is the volume itself")
@@ -102,7 +101,6 @@ async def remove_path(request: Request, tenant: Tenant) -> Response:
             remove(root, parts)
 
     await _on_files(request, unlink)
-    return Response(status_code=204)
 
 
 async def list_directory(request: Request, tenant: Tenant) -> Response:

@@ -56,22 +56,20 @@ class ActivityRoute:
         ]
         return json_response({"runs": runs, "sandboxes": sandboxes})
 
-    async def end_run(self, request: Request, tenant: Tenant) -> Response:
+    async def end_run(self, request: Request, tenant: Tenant) -> None:
         """Ends a run of any tenant. Its client gets an error that names the operator as the cause."""
         wanted = request.path_params["run"]
         run = next((run for run in self._activity.runs() if run.id == wanted), None)
         if run is None or not get_service(request).open_requests.end(run.tenant or "", run.request or ""):
             raise HttpError(404, "run not found; it may have ended")
-        return Response(status_code=204)
 
-    async def end_sandbox(self, request: Request, tenant: Tenant) -> Response:
+    async def end_sandbox(self, request: Request, tenant: Tenant) -> None:
         """Ends a sandbox of any tenant."""
         sandboxes = get_service(request).sandboxes
         entry = sandboxes.find_any(request.path_params["sandbox"])
         if entry is None:
             raise HttpError(404, "sandbox not found; it may have ended")
         await sandboxes.remove(entry)
-        return Response(status_code=204)
 
     def routes(self) -> list[Any]:
         limit = query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_RECORDS})

@@ -57,19 +57,17 @@ async def read_file(request: Request, tenant: Tenant) -> Response:
     return await _download(request, tenant, lambda: sandbox.read_file(_path(request), max_bytes=most))
 
 
-async def write_file(request: Request, tenant: Tenant) -> Response:
+async def write_file(request: Request, tenant: Tenant) -> None:
     """Writes the body to the path, creating parent directories unless `parents` is false."""
     entry, parents = get_entry(request, tenant), flag_in_query(request, "parents", True)
     data = await read_body(request)
     await entry.sandbox.write_file(_path(request), data, parents=parents)
-    return Response(status_code=204)
 
 
-async def remove_file(request: Request, tenant: Tenant) -> Response:
+async def remove_file(request: Request, tenant: Tenant) -> None:
     """Removes a file, or a directory with its content."""
     recursive = flag_in_query(request, "recursive", True)
     await get_entry(request, tenant).sandbox.remove(_path(request), recursive=recursive)
-    return Response(status_code=204)
 
 
 async def list_files(request: Request, tenant: Tenant) -> Response:
@@ -107,11 +105,10 @@ async def stat(request: Request, tenant: Tenant) -> Response:
     return json_response(dataclasses.asdict(await get_entry(request, tenant).sandbox.stat(path_in_query(request))))
 
 
-async def make_directory(request: Request, tenant: Tenant) -> Response:
+async def make_directory(request: Request, tenant: Tenant) -> None:
     """Makes a directory."""
     entry, body = get_entry(request, tenant), await read_model(request, DirectoryBody)
     await entry.sandbox.mkdir(body.path, parents=body.parents)
-    return Response(status_code=204)
 
 
 async def upload(request: Request, tenant: Tenant) -> Response:
@@ -152,10 +149,9 @@ async def read_before(request: Request, tenant: Tenant) -> Response:
     return await _download(request, tenant, lambda: sandbox.read_before(_path(request)))
 
 
-async def mark(request: Request, tenant: Tenant) -> Response:
+async def mark(request: Request, tenant: Tenant) -> None:
     """Makes `diff` compare with the present files from now on."""
     await get_entry(request, tenant).sandbox.mark()
-    return Response(status_code=204)
 
 
 async def diff(request: Request, tenant: Tenant) -> Response:

@@ -105,39 +105,34 @@ async def one(request: Request, tenant: Tenant) -> Response:
     return json_response(_to_dict((await get_process(request, tenant)).info))
 
 
-async def kill(request: Request, tenant: Tenant) -> Response:
+async def kill(request: Request, tenant: Tenant) -> None:
     """Kills the process and everything that it started."""
     await (await get_process(request, tenant)).kill()
-    return Response(status_code=204)
 
 
-async def write(request: Request, tenant: Tenant) -> Response:
+async def write(request: Request, tenant: Tenant) -> None:
     """Writes the body to stdin; answers when the program has read all of it."""
     process, data = await get_process(request, tenant), await read_body(request)
     with as_conflict():
         await while_connected(request, write_to_process(get_entry(request, tenant), process, data))
-    return Response(status_code=204)
 
 
-async def close_stdin(request: Request, tenant: Tenant) -> Response:
+async def close_stdin(request: Request, tenant: Tenant) -> None:
     """Closes stdin: the program reads what was written and then end of file."""
     await (await get_process(request, tenant)).close_stdin()
-    return Response(status_code=204)
 
 
-async def resize(request: Request, tenant: Tenant) -> Response:
+async def resize(request: Request, tenant: Tenant) -> None:
     """Resizes the terminal."""
     process, body = await get_process(request, tenant), await read_model(request, TerminalBody)
     with as_conflict():
         await process.resize(body.cols, body.rows)
-    return Response(status_code=204)
 
 
-async def send_signal(request: Request, tenant: Tenant) -> Response:
+async def send_signal(request: Request, tenant: Tenant) -> None:
     """Sends a signal to the process group of the program."""
     process, body = await get_process(request, tenant), await read_model(request, SignalBody)
     await process.signal(body.signal)
-    return Response(status_code=204)
 
 
 async def wait(request: Request, tenant: Tenant) -> Response:

@@ -291,10 +291,9 @@ async def events(request: Request, tenant: Tenant) -> Response:
     return event_stream(_find(request, tenant).events(position_of(request)))
 
 
-async def remove(request: Request, tenant: Tenant) -> Response:
+async def remove(request: Request, tenant: Tenant) -> None:
     """Ends the run and forgets it."""
     await runs_of(request).of(tenant).remove(_find(request, tenant))
-    return Response(status_code=204)
 
 
 def _find(request: Request, tenant: Tenant) -> BackgroundJob:

@@ -103,10 +103,9 @@ async def one(request: Request, tenant: Tenant) -> Response:
     return json_response(sandbox_to_dict(get_entry(request, tenant)))
 
 
-async def destroy(request: Request, tenant: Tenant) -> Response:
+async def destroy(request: Request, tenant: Tenant) -> None:
     """Ends everything that runs in the sandbox and removes its files."""
     await get_service(request).sandboxes.remove(get_entry(request, tenant))
-    return Response(status_code=204)
 
 
 async def run_command(request: Request, tenant: Tenant) -> Response:
@@ -127,7 +126,7 @@ async def run_code(request: Request, tenant: Tenant) -> Response:
     return await _respond(request, tenant, body, partial(entry.sandbox.run, body.code, body.language))
 
 
-async def install(request: Request, tenant: Tenant) -> Response:
+async def install(request: Request, tenant: Tenant) -> None:
     """Installs packages for later runs, from the index that pip or npm uses on this host."""
     entry, body = get_entry(request, tenant), await read_model(request, PackagesBody)
 
@@ -137,16 +136,14 @@ async def install(request: Request, tenant: Tenant) -> Response:
             await save_packages(get_service(request), entry)
 
     await while_connected(request, run())
-    return Response(status_code=204)
 
 
-async def update_network(request: Request, tenant: Tenant) -> Response:
+async def update_network(request: Request, tenant: Tenant) -> None:
     """Narrows what the sandbox may reach, and closes connections that are no longer allowed."""
     entry, body = get_entry(request, tenant), await read_model(request, NetworkBody)
     plain = body.model_dump()
     await entry.sandbox.update_network(from_plain(plain["allow"], plain["deny"]))  # type: ignore[arg-type]
     entry.on_change()
-    return Response(status_code=204)
 
 
 async def connections(request: Request, tenant: Tenant) -> Response:
@@ -231,11 +228,10 @@ async def snapshot(request: Request, tenant: Tenant) -> Response:
     return json_response({"id": str(taken), "skipped": list(taken.skipped)}, 201)
 
 
-async def restore(request: Request, tenant: Tenant) -> Response:
+async def restore(request: Request, tenant: Tenant) -> None:
     """Restores the work directory from a snapshot."""
     entry, body = get_entry(request, tenant), await read_model(request, RestoreBody)
     await entry.sandbox.restore(body.snapshot)
-    return Response(status_code=204)
 
 
 # ---- ports: servers in the sandbox, exposed on loopback of the host ----
@@ -266,14 +262,13 @@ async def expose(request: Request, tenant: Tenant) -> Response:
     return json_response(_port_to_dict(made), 201)
 
 
-async def close_port(request: Request, tenant: Tenant) -> Response:
+async def close_port(request: Request, tenant: Tenant) -> None:
     """Stops forwarding and closes its connections."""
     entry, name = get_entry(request, tenant), request.path_params["port"]
     found = state_of(entry).ports.pop(int(name), None) if _PORT.fullmatch(name) else None
     if found is None:
         raise HttpError(404, f"port {name[:20]} of the sandbox is not exposed")
     await found.aclose()
-    return Response(status_code=204)
 
 
 def _port_to_dict(port: AsyncExposedPort) -> dict[str, Any]:

@@ -61,12 +61,11 @@ async def one(request: Request, tenant: Tenant) -> Response:
     return json_response((await find_session(request, tenant)).to_dict())
 
 
-async def close(request: Request, tenant: Tenant) -> Response:
+async def close(request: Request, tenant: Tenant) -> None:
     """Ends the interpreter and everything that it started."""
     found = await find_session(request, tenant)
     state_of(get_entry(request, tenant)).sessions.pop(found.session.id, None)
     await found.session.close()
-    return Response(status_code=204)
 
 
 async def run(request: Request, tenant: Tenant) -> Response:
@@ -111,14 +110,13 @@ def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict
     return callbacks | ({"on_input": ask} if answers_input else {})
 
 
-async def type_input(request: Request, tenant: Tenant) -> Response:
+async def type_input(request: Request, tenant: Tenant) -> None:
     """Answers the `input` event of the running cell."""
     found, body = await find_session(request, tenant), await read_model(request, InputBody)
     question, found.question = found.question, None
     if question is None or question.done():
         raise HttpError(409, "no cell of this session is waiting for input")
     question.set_result(body.text)
-    return Response(status_code=204)
 
 
 async def interrupt(request: Request, tenant: Tenant) -> Response:
@@ -126,12 +124,11 @@ async def interrupt(request: Request, tenant: Tenant) -> Response:
     return json_response({"interrupted": await (await find_session(request, tenant)).interrupt()})
 
 
-async def restart(request: Request, tenant: Tenant) -> Response:
+async def restart(request: Request, tenant: Tenant) -> None:
     """Replaces the interpreter by a new one without the variables."""
     found = await find_session(request, tenant)
     async with get_service(request).run_slot(tenant):
         await found.session.restart()
-    return Response(status_code=204)
 
 
 async def variables(request: Request, tenant: Tenant) -> Response:
