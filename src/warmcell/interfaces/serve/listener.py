@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
@@ -20,12 +21,13 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, ConnectionShares, DeadlineProtocol, StallGuard
 from warmcell.interfaces.serve.responses import HttpError, error_response
-from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shutdown import LAST_RESPONSE_SECONDS, exit_after
+from warmcell.interfaces.serve.settings import LAST_RESPONSE_SECONDS, Settings
 from warmcell.interfaces.serve.websockets import MAX_MESSAGE
 from warmcell.lifetime.descriptors import host_failure
 
 _log = logging.getLogger("warmcell.serve")
+#: Of a process that hangs in its shutdown, whatever its event loop does.
+_EXIT_STATUS = 70
 _CLOSE = {"Connection": "close"}
 #: Connections that the kernel keeps for us, and how many are accepted at once. Those before them come first: a client
 #: that has left is noticed before the next are accepted.
@@ -131,6 +133,19 @@ class Server(uvicorn.Server):
             exit_after(self._service.shutdown_seconds)
         self._service.draining.set()
         self.handle_exit(number, None)
+
+
+def exit_after(seconds: float) -> None:
+    """Exit the process after so many seconds, from a thread of its own. Called when the shutdown starts."""
+
+    def give_up() -> None:
+        _log.error("shutdown did not finish within %g s; exiting", seconds)
+        logging.shutdown()
+        os._exit(_EXIT_STATUS)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
 
 
 async def serve_on(

@@ -16,7 +16,7 @@ from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.light import on_error
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.saved_state import SavedState
-from warmcell.interfaces.serve.shutdown import SAVE_SECONDS
+from warmcell.interfaces.serve.settings import SAVE_SECONDS
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.session import AsyncSession
 

@@ -26,7 +26,6 @@ from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegi
 from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import SCOPES, Tenant, find_tenant, hash_token, read_tokens
 from warmcell.languages.config import ProcessConfig
@@ -67,7 +66,7 @@ class Service:
         self.settings = settings
         #: Set at shutdown: no new work is accepted, and endless streams end.
         self.draining = asyncio.Event()
-        self.shutdown_seconds = shutdown_seconds(settings)
+        self.shutdown_seconds = settings.shutdown_seconds
         self._config = config or ProcessConfig(python_path=settings.python)
         self._local_tenant = local_tenant(settings)
         self._tenants = self._read_tenants()

@@ -13,6 +13,14 @@ from warmcell.core.types import MIB
 MIN_TOKEN_LENGTH = 16
 #: The id of a sandbox has two hexadecimal digits for its worker.
 MAX_WORKERS = 256
+#: After `drain_timeout`: for the responses of runs that were ended then.
+LAST_RESPONSE_SECONDS = 5.0
+#: After that: for removing sandboxes. Then the process exits, and the cages end with it.
+CLEANUP_SECONDS = 10.0
+#: With `--state`, before that: for the variables of sessions.
+SAVE_SECONDS = 30.0
+#: With a key too: for the files, which are copied. What is not saved by then is as it was saved before.
+SAVE_FILES_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,13 @@ class Settings:
     @property
     def is_open(self) -> bool:
         return self.token is None and self.tokens is None
+
+    @property
+    def shutdown_seconds(self) -> float:
+        """The longest time from SIGTERM to the exit of a process."""
+        saving = 0.0 if self.state is None else SAVE_SECONDS
+        saving += 0.0 if self.state_key is None else SAVE_FILES_SECONDS
+        return self.drain_timeout + LAST_RESPONSE_SECONDS + saving + CLEANUP_SECONDS
 
 
 _DEFAULTS = Settings()

@@ -61,7 +61,6 @@ from warmcell.interfaces.serve.sandbox_registry import SandboxLost
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import local_tenant, read_tenants
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
@@ -118,7 +117,7 @@ async def serve_on_cluster(
 class ClusterFront:
     def __init__(self, settings: Settings, backend: RayBackend) -> None:
         self.draining = asyncio.Event()
-        self.shutdown_seconds = shutdown_seconds(settings)
+        self.shutdown_seconds = settings.shutdown_seconds
         self._settings, self._rules = settings, read_rules(settings)
         self._routes = Placement(settings)
         self._admission = Admission(settings)

@@ -63,7 +63,6 @@ from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, e
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.interfaces.serve.tokens import hash_token
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
@@ -144,7 +143,7 @@ class Front:
         if self._tls is not None:
             self._tasks.add(asyncio.ensure_future(reload_certificate(self._tls, settings)))
         # The workers exit first, or are killed.
-        self.shutdown_seconds = shutdown_seconds(settings) + 2 * KILL_SECONDS
+        self.shutdown_seconds = settings.shutdown_seconds + 2 * KILL_SECONDS
 
     def describe_work(self) -> str:
         return f"requests in progress may finish within {self._settings.drain_timeout:g} s"

@@ -20,7 +20,6 @@ from warmcell.interfaces.serve.front.control import Control, Message, WorkerSlot
 from warmcell.interfaces.serve.front.relay import Peer
 from warmcell.interfaces.serve.front.shared_memory import SharedCounts
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.shutdown import shutdown_seconds
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.temporary_directory import temporary_directory
@@ -175,8 +174,7 @@ class Worker(Peer):
         if not self._ending.is_set():
             self._ending.set()
             self.send_signal(signal.SIGTERM)
-            settings = self._settings
-            seconds = shutdown_seconds(settings) + KILL_SECONDS
+            seconds = self._settings.shutdown_seconds + KILL_SECONDS
             asyncio.get_running_loop().call_later(seconds, self.send_signal, signal.SIGKILL)
 
 
