@@ -85,7 +85,7 @@ class ContainerRoutes(RouteGroup):
         number = parse_signal(request.text("signal")) if request.text("signal") else container.spec.stop_signal
         return await container.stop(number, None if seconds < 0 else seconds)
 
-    async def restart(self, request: Request) -> Response:
+    async def restart(self, request: Request) -> None:
         container = self._find(request)
 
         async def restart() -> None:
@@ -93,22 +93,19 @@ class ContainerRoutes(RouteGroup):
             await container.start()
 
         await self._engine.complete(restart())
-        return Response(204)
 
-    async def kill(self, request: Request) -> Response:
+    async def kill(self, request: Request) -> None:
         number = parse_signal(request.text("signal") or "SIGKILL")
         await self._engine.complete(self._find(request).signal(number))
-        return Response(204)
 
-    async def rename(self, request: Request) -> Response:
+    async def rename(self, request: Request) -> None:
         self._engine.rename(self._find(request), request.text("name").removeprefix("/"))
-        return Response(204)
 
     async def resize(self, request: Request) -> Response:
         await self._find(request).resize(read_size(request))
         return Response(200)
 
-    async def remove(self, request: Request) -> Response:
+    async def remove(self, request: Request) -> None:
         container = self._find(request)
         if container.is_running and not request.flag("force"):
             message = f'cannot remove container "/{container.name}": container is running'
@@ -116,7 +113,6 @@ class ContainerRoutes(RouteGroup):
         if request.flag("link"):
             raise DockerError(400, "link is not supported: containers have no links")
         await self._engine.complete(self._engine.remove(container))
-        return Response(204)
 
     async def prune(self, request: Request) -> Response:
         filters = request.filters("label")

@@ -184,7 +184,8 @@ class Hijack:
 
 
 Answer = Response | Hijack
-Handler = Callable[[Request], Awaitable[Answer]]
+#: None: an empty body, with the status 204.
+Handler = Callable[[Request], Awaitable[Answer | None]]
 
 
 @dataclass(frozen=True)

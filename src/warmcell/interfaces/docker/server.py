@@ -18,7 +18,7 @@ from warmcell.interfaces.docker.container_routes import ContainerRoutes
 from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.exec_routes import ExecRoutes
 from warmcell.interfaces.docker.image_routes import ImageRoutes
-from warmcell.interfaces.docker.messages import NEWEST, OLDEST, Answer, DockerError, Request, Route
+from warmcell.interfaces.docker.messages import NEWEST, OLDEST, Answer, DockerError, Request, Response, Route
 from warmcell.interfaces.docker.system_routes import SystemRoutes
 
 _VERSION = re.compile(r"/v(\d{1,3})\.(\d{1,3})(/.*)")
@@ -167,7 +167,7 @@ class Router:
     async def answer(self, request: Request) -> Answer:
         route, names = self._find(request)
         request.names = names
-        return await route.handler(request)
+        return await route.handler(request) or Response(204)
 
     def _find(self, request: Request) -> tuple[Route, dict[str, str]]:
         path, methods = _without_version(request.path), []

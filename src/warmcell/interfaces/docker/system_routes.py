@@ -166,13 +166,12 @@ class SystemRoutes(RouteGroup):
     async def inspect_volume(self, request: Request) -> Response:
         return json_response(self._engine.volumes.get(request.names["name"]).describe())
 
-    async def remove_volume(self, request: Request) -> Response:
+    async def remove_volume(self, request: Request) -> None:
         name = request.names["name"]
         self._engine.volumes.get(name)
         if not self._is_free(name):
             raise DockerError(409, f"remove {name}: volume is in use")
         await self._engine.complete(in_thread(partial(self._engine.volumes.remove, name)))
-        return Response(204)
 
     async def prune_volumes(self, request: Request) -> Response:
         filters = request.filters("label", "all")

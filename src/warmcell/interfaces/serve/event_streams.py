@@ -38,15 +38,11 @@ def wants_events(request: Request) -> bool:
     return request.method != "HEAD" and "text/event-stream" in request.headers.get("accept", "")
 
 
-def event_stream(events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None = None) -> Response:
-    """`on_end` is called once, even if the client disconnected before the first event."""
-    return _EventStream(events, on_end)
-
-
-class _EventStream(Response):
+class EventStream(Response):
     """Starlette's StreamingResponse cancels again and again until its body ends; this one cancels once and waits."""
 
-    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None) -> None:
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`on_end` is called once, even if the client disconnected before the first event."""
         super().__init__(media_type="text/event-stream", headers=_HEADERS)
         del self.headers["content-length"]
         self._events, self._on_end = events, on_end

@@ -40,9 +40,7 @@ class HttpError(Exception):
         self, status: int, message: str, *, headers: Mapping[str, str] | None = None, fault: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = dict(headers or {})
+        self.status, self.message, self.headers = status, message, dict(headers or {})
         self.fault = fault or ("host" if status >= 500 else "caller")
 
 

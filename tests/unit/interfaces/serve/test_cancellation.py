@@ -13,7 +13,7 @@ from starlette.requests import Request
 from tests.helpers import cancel_at_every_await
 
 from warmcell.interfaces.serve import event_streams
-from warmcell.interfaces.serve.event_streams import event_stream, stream_events, with_keepalives
+from warmcell.interfaces.serve.event_streams import EventStream, stream_events, with_keepalives
 from warmcell.interfaces.serve.requests import while_connected
 from warmcell.interfaces.serve.responses import ClientDisconnected
 from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
@@ -105,7 +105,7 @@ async def test_a_response_of_events() -> None:
             ends += 1
 
         request = make_request()
-        await event_stream(stream_events(emit_many), end)(request.scope, request.receive, send)
+        await EventStream(stream_events(emit_many), end)(request.scope, request.receive, send)
         return len(sent)
 
     async for run in cancel_at_every_await(respond):
@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_at_every_stage() -> None:
             return await work.run()
 
         request = Request({"type": "http", "method": "GET", "path": "/", "headers": []}, receive)
-        await asyncio.wait_for(event_stream(stream_events(emit_many))(request.scope, receive, send), 20)
+        await asyncio.wait_for(EventStream(stream_events(emit_many))(request.scope, receive, send), 20)
         assert work.running == 0
         if stage < 3:
             with pytest.raises(ClientDisconnected):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from warmcell.interfaces.serve.event_streams import StreamTurns, event_stream
+from warmcell.interfaces.serve.event_streams import EventStream, StreamTurns
 from warmcell.interfaces.serve.requests import OWNER
 
 STREAMS = 100
@@ -35,7 +35,7 @@ async def test_streams_that_have_news_at_once_do_not_all_send_in_one_iteration()
             sent[iteration] += 1
 
     scope = {"type": "http", OWNER: "one"}
-    streams = [asyncio.create_task(event_stream(events())(scope, receive, send)) for _ in range(STREAMS)]
+    streams = [asyncio.create_task(EventStream(events())(scope, receive, send)) for _ in range(STREAMS)]
     await asyncio.sleep(0)
     loop.call_soon(count)
     is_ready.set()

@@ -49,7 +49,8 @@ MAX_FILE = 64 << 20
 MAX_PATH = 4096
 #: Files up to this size are sent whole, larger ones as they are read.
 READ_AHEAD = 1 << 20
-Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+#: None: an empty message.
+Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any] | None]]
 
 
 class NoSandbox(Exception):
@@ -96,8 +97,9 @@ async def wake(box: Box) -> Box:
     return box
 
 
-def _user(request: Request, box: Box) -> str:
-    """The name of the user. All names stand for the only user of a sandbox; unknown ones are refused."""
+async def _box_for_user(request: Request) -> Box:
+    """All names of users stand for the only user of a sandbox; unknown ones are refused."""
+    box = await box_for(request)
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     name = (request.query_params.get("username") or "") if request.scope["query_string"] else ""
     if kind.lower() == "basic" and not name:
@@ -108,7 +110,7 @@ def _user(request: Request, box: Box) -> str:
     if name not in box.users:
         hint = "a sandbox has one user: that of its image's USER, else root"
         raise RpcError("unauthenticated", f"unknown user '{name[:40]}': {hint}")
-    return name
+    return box
 
 
 async def health(request: Request, tenant: Tenant) -> None:
@@ -204,9 +206,7 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
     """The sandbox by its token, or by a URL that was signed with it, which does not name the sandbox."""
     path, signature = request.query_params.get("path", ""), request.query_params.get("signature")
     if signature is None or request.headers.get("x-access-token"):
-        box = await box_for(request)
-        _user(request, box)
-        return box, path
+        return await _box_for_user(request), path
     found = _signed_box(request, operation)
     if found is None:
         raise HttpError(401, "invalid signature", headers={MAYBE_ELSEWHERE: "1"})
@@ -271,18 +271,16 @@ def with_refusals(handler: Handler, render: Callable[[Any], Response]) -> Any:
 
 def unary(call: Unary) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
-        box = await box_for(request)
-        _user(request, box)
+        box = await _box_for_user(request)
         message = parse_message(await read_body(request))
-        return json_response(await while_connected(request, call(box, message)))  # type: ignore[arg-type]
+        return json_response(await while_connected(request, call(box, message)) or {})  # type: ignore[arg-type]
 
     return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
 
 
 def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
-        box = await box_for(request)
-        _user(request, box)
+        box = await _box_for_user(request)
         messages = parse_envelopes(await read_body(request))
         if not messages:
             raise RpcError("invalid_argument", "a message is required")

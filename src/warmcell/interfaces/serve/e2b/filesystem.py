@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from warmcell.core.timestamps import rfc3339
@@ -36,9 +37,8 @@ async def move(box: Box, asked: dict[str, Any]) -> Message:
     return {"entry": entry(moved["entry"])}
 
 
-async def remove(box: Box, asked: dict[str, Any]) -> Message:
+async def remove(box: Box, asked: dict[str, Any]) -> None:
     await box.files.ask("remove", path=_path(asked))
-    return {}
 
 
 async def list_dir(box: Box, asked: dict[str, Any]) -> Message:
@@ -94,9 +94,10 @@ class Watcher:
             found += [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in page["events"]]
             size += len(repr(page))
             has_more = page["more"] is True and bool(page["events"])
-        if self._with_entry:
-            for event in found:
-                await self._add_entry(event)
+        for event in found if self._with_entry else ():
+            with suppress(FileError):
+                path = f"{self.path.rstrip('/')}/{event['name']}"
+                event["entry"] = entry((await self._box.files.ask("stat", path=path))["entry"])
         return found
 
     def end(self) -> None:
@@ -104,13 +105,6 @@ class Watcher:
         self._box.watchers.pop(self.id, None)
         if not self._box.is_paused:
             self._box.files.free_later("unwatch", watcher=self.id)
-
-    async def _add_entry(self, event: dict[str, Any]) -> None:
-        try:
-            path = f"{self.path.rstrip('/')}/{event['name']}"
-            event["entry"] = entry((await self._box.files.ask("stat", path=path))["entry"])
-        except FileError:
-            return
 
 
 async def watch_dir(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
@@ -144,9 +138,8 @@ async def watcher_events(box: Box, asked: dict[str, Any]) -> Message:
     return {"events": await _watcher(box, asked).take()}
 
 
-async def remove_watcher(box: Box, asked: dict[str, Any]) -> Message:
+async def remove_watcher(box: Box, asked: dict[str, Any]) -> None:
     _watcher(box, asked).end()
-    return {}
 
 
 def _watcher(box: Box, asked: dict[str, Any]) -> Watcher:

@@ -179,8 +179,7 @@ async def remove(request: Request, tenant: Tenant) -> None:
 
 
 async def restart(request: Request, tenant: Tenant) -> None:
-    context = (await _contexts(request)).find(request.path_params["id"])
-    await context.restart()
+    await (await _contexts(request)).find(request.path_params["id"]).restart()
 
 
 def plain_refusal(error: Exception) -> Response:

@@ -98,14 +98,13 @@ async def list_commands(box: Box, asked: dict[str, Any]) -> Message:
     return {"processes": [{"config": command.config, "pid": command.process.pid, **tag} for command, tag in rows]}
 
 
-async def update(box: Box, asked: dict[str, Any]) -> Message:
+async def update(box: Box, asked: dict[str, Any]) -> None:
     process = _find_command(box, asked).process
     size = _pty_size((asked.get("pty") or {}).get("size"))
     await process.resize(size.cols, size.rows)
-    return {}
 
 
-async def send_input(box: Box, asked: dict[str, Any]) -> Message:
+async def send_input(box: Box, asked: dict[str, Any]) -> None:
     command = _find_command(box, asked)
     fields = _object(asked, "input")
     try:
@@ -116,7 +115,6 @@ async def send_input(box: Box, asked: dict[str, Any]) -> Message:
         for offset in range(0, len(data) or 1, _INPUT_CHUNK):
             chunk = data[offset : offset + _INPUT_CHUNK]
             await write_to_process(box.entry, command.process, chunk, wait=True)
-    return {}
 
 
 async def stream_input(box: Box, messages: list[dict[str, Any]]) -> Message:
@@ -129,7 +127,7 @@ async def stream_input(box: Box, messages: list[dict[str, Any]]) -> Message:
     return {}
 
 
-async def send_signal(box: Box, asked: dict[str, Any]) -> Message:
+async def send_signal(box: Box, asked: dict[str, Any]) -> None:
     process = _find_command(box, asked).process
     if asked.get("signal") in ("SIGNAL_SIGKILL", 9):
         await process.kill()
@@ -137,12 +135,10 @@ async def send_signal(box: Box, asked: dict[str, Any]) -> Message:
         await process.signal(15)
     else:
         raise RpcError("invalid_argument", "unknown signal: use SIGNAL_SIGKILL or SIGNAL_SIGTERM")
-    return {}
 
 
-async def close_stdin(box: Box, asked: dict[str, Any]) -> Message:
+async def close_stdin(box: Box, asked: dict[str, Any]) -> None:
     await _find_command(box, asked).process.close_stdin()
-    return {}
 
 
 def _find_command(box: Box, asked: dict[str, Any]) -> Command:

@@ -39,7 +39,7 @@ class Snapshots:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._all: dict[str, Snapshot] = {}
-        service.on_close.append(self._close)
+        service.on_close.append(lambda: self._keep_only(set()))
         service.on_revoked.append(self._keep_only)
 
     def load(self) -> None:
@@ -107,9 +107,6 @@ class Snapshots:
         for snapshot in list(self._all.values()):
             if snapshot.tenant_id not in tenants:
                 await self.remove(snapshot)
-
-    async def _close(self) -> None:
-        await self._keep_only(set())
 
 
 def snapshots_of(service: Service) -> Snapshots:

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.interfaces.serve.event_streams import event_stream, format_event, wants_events
+from warmcell.interfaces.serve.event_streams import EventStream, format_event, wants_events
 from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
@@ -158,7 +158,7 @@ def open_stream(streams: TenantQuota, owner: str, read: ReadHistory, ending: asy
     async def release() -> None:
         streams.release(owner)
 
-    return event_stream(_stream_history(read, ending), release)
+    return EventStream(_stream_history(read, ending), release)
 
 
 async def _stream_history(read: ReadHistory, ending: asyncio.Event) -> AsyncIterator[str]:

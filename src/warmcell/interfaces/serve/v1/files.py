@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from warmcell.core.errors import InvalidRequest, PathTraversal
-from warmcell.interfaces.serve.event_streams import KEEPALIVE, event_stream, format_event, with_keepalives
+from warmcell.interfaces.serve.event_streams import KEEPALIVE, EventStream, format_event, with_keepalives
 from warmcell.interfaces.serve.requests import OWNER, AnswerMemory, read_body, read_model
 from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
@@ -207,7 +207,7 @@ async def watch(request: Request, tenant: Tenant) -> Response:
         state.watches -= 1
         await made.aclose()
 
-    return event_stream(_events(get_service(request), made), end)
+    return EventStream(_events(get_service(request), made), end)
 
 
 def _check_shares(service: Service, tenant: Tenant, of_sandbox: int) -> None:

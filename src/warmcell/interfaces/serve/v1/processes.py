@@ -15,8 +15,8 @@ from starlette.responses import Response
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.event_streams import (
     KEEPALIVE,
+    EventStream,
     OutputDecoder,
-    event_stream,
     format_event,
     with_keepalives,
 )
@@ -155,7 +155,7 @@ async def output(request: Request, tenant: Tenant) -> Response:
     """The retained output, then new output, and last the result."""
     process = await get_process(request, tenant)
     position = _parse_position(request.headers.get("last-event-id") or request.query_params.get("from", "0-0"))
-    return event_stream(_output(get_service(request), process, position))
+    return EventStream(_output(get_service(request), process, position))
 
 
 def _parse_position(position: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
@@ -19,8 +20,8 @@ from warmcell.interfaces.serve.background_jobs import FROM, BackgroundJob, Backg
 from warmcell.interfaces.serve.event_streams import (
     KEEPALIVE,
     Emit,
+    EventStream,
     OutputDecoder,
-    event_stream,
     format_event,
     wants_events,
     with_keepalives,
@@ -56,7 +57,7 @@ async def run(request: Request, tenant: Tenant) -> Response:
     limited = service.apply_limits(body.request())
     place = await service.find_place(tenant, body.gpus, body.image, body.user)
     if wants_events(request):
-        return event_stream(_events(service, tenant, limited, place))
+        return EventStream(_events(service, tenant, limited, place))
     return json_response(outcome_to_dict(await while_connected(request, _outcome(service, tenant, limited, place))))
 
 
@@ -216,7 +217,7 @@ class RunsByTenant:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._jobs: dict[str, BackgroundJobs] = {}
-        service.on_close.append(self._close)
+        service.on_close.append(lambda: self._keep_only(set()))
         service.on_revoked.append(self._keep_only)
 
     def of(self, tenant: Tenant) -> BackgroundJobs:
@@ -225,10 +226,7 @@ class RunsByTenant:
     def start(self, tenant: Tenant, asked: ExecRequest, place: RunPlace, request: str) -> BackgroundJob:
         """`request`: the id of the request that started it, by which an operator can end it."""
         jobs = self.of(tenant)
-
-        async def work(emit: Emit) -> object:
-            return await _run(self._service, tenant, asked, place, emit)
-
+        work = partial(_run, self._service, tenant, asked, place)
         job = jobs.start(work, {"language": str(asked.language)})
         job.task.add_done_callback(lambda task: task.get_loop().call_later(KEEP_SECONDS, jobs.forget, job))
         self._service.open_requests.add(tenant.id, request, job.task)
@@ -237,9 +235,6 @@ class RunsByTenant:
     async def _keep_only(self, tenants: set[str]) -> None:
         for identity in self._jobs.keys() - tenants:
             await self._jobs.pop(identity).aclose()
-
-    async def _close(self) -> None:
-        await self._keep_only(set())
 
 
 def runs_of(request: Request) -> RunsByTenant:
@@ -288,7 +283,7 @@ async def one(request: Request, tenant: Tenant) -> Response:
 
 async def events(request: Request, tenant: Tenant) -> Response:
     """Events from the start or after `from`: `stdout`, `stderr`, `dropped`, and last `result` or `error`."""
-    return event_stream(_find(request, tenant).events(position_of(request)))
+    return EventStream(_find(request, tenant).events(position_of(request)))
 
 
 async def remove(request: Request, tenant: Tenant) -> None:

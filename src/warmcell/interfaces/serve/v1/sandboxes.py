@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from warmcell.core.light import on_error
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.event_streams import event_stream, stream_events, wants_events
+from warmcell.interfaces.serve.event_streams import EventStream, stream_events, wants_events
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
@@ -175,7 +175,7 @@ async def _respond(
 
     if not wants_events(request):
         return json_response(await while_connected(request, outcome()))
-    return event_stream(
+    return EventStream(
         stream_events(
             lambda emit: outcome(
                 on_stdout=lambda text: emit("stdout", {"text": text}),

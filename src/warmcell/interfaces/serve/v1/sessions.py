@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from warmcell.core.errors import SessionNotFound
 from warmcell.interfaces.serve.background_jobs import FROM, position_of
-from warmcell.interfaces.serve.event_streams import Emit, event_stream, stream_events, wants_events
+from warmcell.interfaces.serve.event_streams import Emit, EventStream, stream_events, wants_events
 from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
@@ -73,7 +73,7 @@ async def run(request: Request, tenant: Tenant) -> Response:
     found, body = await find_session(request, tenant), await read_cell(request)
     cell = partial(run_cell, get_service(request), tenant, found, body)
     if wants_events(request) or body.answers_input:
-        return event_stream(stream_events(lambda emit: cell(cell_callbacks(found, emit, body.answers_input))))
+        return EventStream(stream_events(lambda emit: cell(cell_callbacks(found, emit, body.answers_input))))
     return json_response(await while_connected(request, cell({})))
 
 
@@ -171,11 +171,7 @@ async def find_session(request: Request, tenant: Tenant) -> SessionEntry:
 async def start_cell(request: Request, tenant: Tenant) -> Response:
     """Starts a cell that continues when the client disconnects."""
     found, service, body = await find_session(request, tenant), get_service(request), await read_cell(request)
-
-    async def work(emit: Emit) -> object:
-        return await _run_and_log(service, tenant, found, body, emit)
-
-    job = found.cells.start(work, {})
+    job = found.cells.start(partial(_run_and_log, service, tenant, found, body), {})
     service.revocable[tenant.id].add(job.task)
     job.task.add_done_callback(service.revocable[tenant.id].discard)
     service.open_requests.add(tenant.id, id_of(request.scope), job.task)
@@ -205,7 +201,7 @@ async def every_cell(request: Request, tenant: Tenant) -> Response:
 async def cell_events(request: Request, tenant: Tenant) -> Response:
     """Events from the start or after `from`: output, `display`, `input`, `answered`, and last `result` or `error`."""
     job = (await find_session(request, tenant)).cells.find(request.path_params["cell"])
-    return event_stream(job.events(position_of(request)))
+    return EventStream(job.events(position_of(request)))
 
 
 def routes() -> list[Any]:
