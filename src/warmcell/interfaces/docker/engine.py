@@ -92,10 +92,6 @@ class Volumes:
         self.all[name] = Volume(name, path, labels)
         return self.all[name]
 
-    def use(self, name: str) -> str:
-        """The directory of a volume, made if it is new. "": one without a name."""
-        return self.create(name, {}).path
-
     def get(self, name: str) -> Volume:
         if name not in self.all:
             raise DockerError(404, f"get {name[:128]}: no such volume")
@@ -272,9 +268,8 @@ class Engine:
 
     def _path(self, mount: Mount) -> AllowedPath:
         mode = AccessMode.READ_WRITE if mount.is_writable else AccessMode.READ_ONLY
-        if mount.is_volume:
-            return AllowedPath(self.volumes.use(mount.source), mode, mount.target)
-        return AllowedPath(self._check_bind(mount), mode, mount.target)
+        source = self.volumes.create(mount.source, {}).path if mount.is_volume else self._check_bind(mount)
+        return AllowedPath(source, mode, mount.target)
 
     def _check_bind(self, mount: Mount) -> str:
         """The path with links resolved, which must be inside of what the operator allowed."""

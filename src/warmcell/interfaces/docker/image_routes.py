@@ -307,7 +307,7 @@ class ProgressStream(Generic[P]):
 
     async def respond(self, work: Callable[[], T], describe: Callable[[T], list[dict[str, Any]]]) -> Response:
         """Starts the work. `describe` gives the messages at its end."""
-        working = asyncio.ensure_future(self._work(work))
+        working = asyncio.ensure_future(in_thread(work, on_cancel=self._stop))
         working.add_done_callback(lambda _: self._changed.set())
         try:
             await self._changed.wait()
@@ -320,9 +320,6 @@ class ProgressStream(Generic[P]):
             raise
         chunks = self._messages(working, describe)
         return Response(200, headers={"content-type": "application/json"}, chunks=chunks)
-
-    async def _work(self, work: Callable[[], T]) -> T:
-        return await in_thread(work, on_cancel=self._stop)
 
     def _stop(self) -> None:
         self._is_abandoned = True

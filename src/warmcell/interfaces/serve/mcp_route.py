@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from starlette.routing import Route
 from warmcell.core.errors import ProvisionFailed, SandboxError
 from warmcell.interfaces.serve.authentication import authenticate
 from warmcell.interfaces.serve.middleware import annotate_events
-from warmcell.interfaces.serve.requests import OWNER, check_mcp_message, read_body, while_allowed
+from warmcell.interfaces.serve.requests import OWNER, check_mcp_message, read_body, replay, while_allowed
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT
 from warmcell.interfaces.serve.service import Service
@@ -73,7 +72,9 @@ class McpApp:
             tenant = authenticate(request, "sandbox")
             scope[OWNER] = tenant.id
             if scope["method"] == "POST":
-                receive = await _read_ahead(request, self._service.settings.max_body)
+                # Read before the SDK is called: it logs a client that leaves as an error.
+                body = await check_mcp_message(await read_body(request, self._service.settings.max_body))
+                receive = replay(body, request.receive)
             manager = await self._manager()
             self._admit(request, tenant, manager)
             self._service.concurrency.enter(tenant)
@@ -156,17 +157,6 @@ class McpApp:
         if self._serving is not None:
             self._calls.clear()
             await self._serving
-
-
-async def _read_ahead(request: Request, limit: int) -> Callable[[], Awaitable[Any]]:
-    """Read the body, and return a `receive` that gives it again: the SDK logs a client that leaves as an error."""
-    body = await check_mcp_message(await read_body(request, limit))
-    first = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        return first.pop() if first else await request.receive()
-
-    return receive
 
 
 def routes(service: Service) -> list[Route]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from warmcell.lifetime.threads import in_thread
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+Receive = Callable[[], Awaitable[Any]]
 
 #: How long a client may take to send its body.
 BODY_SECONDS = 60.0
@@ -130,6 +131,16 @@ async def read_body(request: Request, limit: int | None = None) -> bytes:
 def _too_large(limit: int) -> HttpError:
     # The rest of the body is not read, so the connection has to close.
     return HttpError(413, f"the body is larger than {limit} bytes", headers=_CLOSE)
+
+
+def replay(body: bytes, receive: Receive, *, has_more: bool = False) -> Receive:
+    """A `receive` that returns a body, or its beginning, that was read before, and then what the client sends."""
+    first = [{"type": "http.request", "body": body, "more_body": has_more}]
+
+    async def receive_again() -> Any:
+        return first.pop() if first else await receive()
+
+    return receive_again
 
 
 async def read_model(request: Request, kind: type[M], limit: int | None = None) -> M:

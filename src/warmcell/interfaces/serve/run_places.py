@@ -138,13 +138,10 @@ class ImageAccess(_Backends):
         async with self._lock:
             found = self._backends.pop(key, None)
             if found is None:
-                make = partial(self._make, replace(policy, gpus=gpus), choice)
+                config, policy = replace(self._config, pool_min=0), replace(policy, gpus=gpus)
+                make = partial(ProcessBackend, config, policy=policy, image=choice.image, user=choice.user)
                 found = await in_thread(make, discard=lambda made: made.close())
             return found, self._keep(key, found)
-
-    def _make(self, policy: SandboxPolicy, choice: ImageChoice) -> ProcessBackend:
-        config = replace(self._config, pool_min=0)
-        return ProcessBackend(config, policy=policy, image=choice.image, user=choice.user)
 
 
 def _is_public(images: Iterable[Image], digest: str) -> bool:

@@ -41,14 +41,13 @@ from warmcell.interfaces.serve.front.ask_peers import (
     choose_for_link,
     merge_figures,
     merge_lists,
-    replay,
 )
 from warmcell.interfaces.serve.front.client_sockets import SocketRelay
 from warmcell.interfaces.serve.front.placement import Placement
-from warmcell.interfaces.serve.front.relay import Receive, relay
+from warmcell.interfaces.serve.front.relay import relay
 from warmcell.interfaces.serve.listener import reload_on_change, serve_on
 from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
-from warmcell.interfaces.serve.requests import OWNER, BodyMemory, cancel_and_wait, read_body
+from warmcell.interfaces.serve.requests import OWNER, BodyMemory, Receive, cancel_and_wait, read_body, replay
 from warmcell.interfaces.serve.responses import (
     ClientDisconnected,
     HttpError,

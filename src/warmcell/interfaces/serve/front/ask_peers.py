@@ -19,8 +19,9 @@ from warmcell.interfaces.serve.e2b.control import PAGE, page_of
 from warmcell.interfaces.serve.event_streams import wants_events
 from warmcell.interfaces.serve.front.admission import Admission
 from warmcell.interfaces.serve.front.placement import OWN_SANDBOXES, SNAPSHOTS
-from warmcell.interfaces.serve.front.relay import PART_OF_REQUEST, Peer, Receive, relay
+from warmcell.interfaces.serve.front.relay import PART_OF_REQUEST, Peer, relay
 from warmcell.interfaces.serve.quotas import TenantQuota
+from warmcell.interfaces.serve.requests import Receive, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.v1.activity import HISTORY, merge_activity, merge_history, open_stream
@@ -166,16 +167,6 @@ async def ask(worker: Peer, scope: Any, receive: Receive, *, is_part: bool = Fal
     await relay(worker, scope, replay(b"", receive), append)
     head = {name.decode("latin-1"): text.decode("latin-1") for name, text in parts[0]["headers"]}
     return Response(b"".join(part.get("body", b"") for part in parts), parts[0]["status"], head)
-
-
-def replay(body: bytes, receive: Receive, *, has_more: bool = False) -> Receive:
-    """A `receive` that returns a body, or its beginning, that was read before, and then what the client sends."""
-    first = [{"type": "http.request", "body": body, "more_body": has_more}]
-
-    async def receive_again() -> Any:
-        return first.pop() if first else await receive()
-
-    return receive_again
 
 
 async def read_ahead(receive: Receive, limit: int) -> tuple[bytes, bool]:

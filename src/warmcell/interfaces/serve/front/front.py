@@ -39,7 +39,6 @@ from warmcell.interfaces.serve.front.ask_peers import (
     merge_figures,
     merge_lists,
     read_ahead,
-    replay,
 )
 from warmcell.interfaces.serve.front.client_connections import ClientConnections
 from warmcell.interfaces.serve.front.client_sockets import ClientSocket, RelayedProtocol, SocketRelay
@@ -52,13 +51,14 @@ from warmcell.interfaces.serve.front.placement import (
     Placement,
     is_signed_link,
 )
-from warmcell.interfaces.serve.front.relay import Receive, relay
+from warmcell.interfaces.serve.front.relay import relay
 from warmcell.interfaces.serve.front.shared_memory import SharedCounts, make_counts_file
 from warmcell.interfaces.serve.front.workers import KILL_SECONDS, Shared, Worker, Workers, check_socket_path
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, reload_on_change, serve_on
 from warmcell.interfaces.serve.middleware import RELAYED, REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import SANDBOXES
+from warmcell.interfaces.serve.requests import Receive, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.server_limits import server_policy

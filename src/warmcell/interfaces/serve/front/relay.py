@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +17,7 @@ from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
 from warmcell.interfaces.serve.event_streams import StreamTurns
 from warmcell.interfaces.serve.middleware import CLIENT, PART, SCHEME, scheme_of
-from warmcell.interfaces.serve.requests import cancel_and_wait
+from warmcell.interfaces.serve.requests import Receive, cancel_and_wait
 from warmcell.interfaces.serve.responses import ClientDisconnected, error_to_dict
 
 #: Hop-by-hop headers, which are not forwarded.
@@ -36,7 +36,6 @@ _MAX_HEAD = 256 * 1024
 PART_OF_REQUEST = "warmcell.part"
 Headers = list[tuple[bytes, bytes]]
 Event = h11.Response | h11.Data | h11.EndOfMessage
-Receive = Callable[[], Awaitable[Any]]
 
 
 class WorkerLost(SandboxError):
