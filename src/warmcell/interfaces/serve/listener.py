@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -169,12 +169,10 @@ async def serve_on(
         shares = ConnectionShares(settings.max_connections, settings.trusted_proxies)
         server.server_state.connection_limit = shares  # type: ignore[attr-defined]
     config.load()
-    watching = asyncio.ensure_future(reload_certificate(config.ssl, settings)) if config.ssl else None
-    try:
+    with ExitStack() as stack:
+        if config.ssl:
+            stack.callback(asyncio.ensure_future(reload_certificate(config.ssl, settings)).cancel)
         await server.serve(sockets=[listening])
-    finally:
-        if watching is not None:
-            watching.cancel()
 
 
 async def reload_certificate(context: ssl.SSLContext, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError
@@ -74,11 +75,9 @@ class SavedSessions:
                 plain, image = await self._entry.sandbox.write_session(
                     session, room, max(0.1, latest - time.monotonic())
                 )
-                try:
+                with closing(image):
                     room -= image.size
                     name = await in_thread(lambda image=image: self._state.keep_image(image))  # type: ignore[misc]
-                finally:
-                    image.close()
                 self.copies.append({"plain": plain, "own": own, "image": name})
             except (SandboxError, OSError) as error:
                 self.lost[identity] = str(error)
@@ -110,10 +109,8 @@ class SavedSessions:
         sandbox = self._entry.sandbox
         most = sandbox.limits.memory_mb * MIB
         image = await in_thread(lambda: self._state.load_image(found["image"], most), discard=lambda made: made.close())
-        try:
+        with closing(image):
             session = await sandbox.read_session(dict(found["plain"]), image)
-        finally:
-            image.close()
         async with on_error(session.close):
             self.adopt(session, dict(found["own"]))
 

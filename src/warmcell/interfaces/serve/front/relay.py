@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import h11
 from starlette.requests import HTTPConnection
 
 from warmcell.core.errors import BackendUnavailable, SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
 from warmcell.interfaces.serve.event_streams import StreamTurns
@@ -74,14 +75,9 @@ async def connect_to_peer(peer: Peer) -> socket.socket:
             raise peer.loss
         upstream = socket.socket(socket.AF_UNIX)
         upstream.setblocking(False)
-        try:
+        with suppress(OSError), on_error(upstream.close):
             await loop.sock_connect(upstream, peer.path)
             return upstream
-        except OSError:
-            upstream.close()
-        except BaseException:
-            upstream.close()
-            raise
         if loop.time() > deadline:
             raise BackendUnavailable(f"{peer.name} did not start in time", hint="try again later")
         await asyncio.sleep(0.05)

@@ -40,7 +40,7 @@ from warmcell.interfaces.serve.front.shared_memory import NO_ROUTE, ConnectionSt
 from warmcell.interfaces.serve.listener import Server, find_websocket_protocol, make_tls_context, reload_certificate
 from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import TenantQuota
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.server import configure_logging, serve_app
 from warmcell.interfaces.serve.service import Service
@@ -83,7 +83,7 @@ class Dispatcher:
 
     async def _answer(self, request: Request, route: AuthRoute | None, send: Any) -> None:
         if self._service.is_draining:
-            raise HttpError(503, "the server is shutting down", headers={"Retry-After": "5"})
+            raise shutting_down()
         place = self._placement.choose(request, route)
         if place == THE_FRONT:  # which counts the request
             await self._relay(self._front, request, send)
