@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from warmcell.core.light import on_error
 from warmcell.lifetime.descriptors import Descriptors
 
 
@@ -88,8 +87,11 @@ class _CancelDescriptor:
 
     def __enter__(self) -> int:
         self._eventfd = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        with on_error(self._owned.close):
+        try:
             self._run.add_end(self._notify)
+        except BaseException:
+            self._owned.close()
+            raise
         return self._eventfd
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 from warmcell.cage.wire import GuestJob
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, SandboxError
-from warmcell.core.light import on_error, suppress
+from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime import descriptors
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
@@ -182,10 +182,13 @@ class Pool(Supply[CellKind, Cell]):
                     self.start_keeper()
             if cell is None:
                 return None
-            with on_error(cell.close):
+            try:
                 if cell.is_alive():
                     cell.dispose_of_group = self._leave_group
                     return cell
+            except BaseException:
+                cell.close()
+                raise
             cell.close()
 
     def _make(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from warmcell.cage.plan import Bind, encode_binds
 from warmcell.cage.wire import receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
-from warmcell.core.light import on_error, suppress
+from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure, shortage_from_message
 from warmcell.lifetime.host_program import NOT_AN_INTERPRETER
@@ -205,7 +205,7 @@ class ZygoteProcess:
         """
         is_caged = self.key.isolation == "namespaces"
         cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
-        with on_error(cell.close):
+        try:
             if group_parent and limits:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
             order: dict[str, Any] = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
@@ -214,6 +214,9 @@ class ZygoteProcess:
             if twin:
                 order["twin"] = twin
             self._send(order, [*cell.descriptors_to_send(), *trees])
+        except BaseException:
+            cell.close()
+            raise
         cell.close_their_ends()
         return cell
 

@@ -151,7 +151,7 @@ class Launcher:
         """A cell whose guest has its job. If this fails, everything it opened is closed."""
         self.pool.begin_lease()
         cleanup.callback(self.pool.end_lease)
-        with on_error(cleanup.close):
+        try:
             prepared = template.prepare(cleanup)
             worker = warm_worker(launch, template)
             kind = self._cell_kind(launch, template, prepared.plan, worker)
@@ -166,6 +166,9 @@ class Launcher:
                 except CellLost:  # it died while it waited and has run nothing: take another
                     continue
             raise EnforcerFailed(template.zygote.enforcer, "cells die before they can be used")
+        except BaseException:
+            cleanup.close()
+            raise
 
     def _find_template(self, launch: Launch) -> CellTemplate:
         """The template for this kind of run; cached unless it has paths of this run alone."""

@@ -17,7 +17,7 @@ from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.run_request import Mounts
 from warmcell.backends.wasm.worker_handle import PendingRequest, RequestLimits, WorkerHandle, slots_for
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
-from warmcell.core.light import LateLog, on_error
+from warmcell.core.light import LateLog
 from warmcell.core.records import dataclass
 from warmcell.guest.wasm.protocol import ProtocolViolation
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
@@ -135,10 +135,13 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
         A caller that already holds a worker must pass 0: two such callers could wait for each other forever.
         """
         self._slots.acquire(run, queue_timeout)
-        with on_error(self._slots.release):
+        try:
             if (ready := self._take_ready(query)) is not None:
                 return ready
             return descriptor_pressure.retry(lambda: self._find(query, run), run, queue_timeout, own=self)
+        except BaseException:
+            self._slots.release()
+            raise
 
     def release(self, worker: WorkerHandle, *, is_reusable: bool) -> None:
         with self.lock:

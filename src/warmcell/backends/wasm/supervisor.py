@@ -241,10 +241,12 @@ class Supervisor:
         self.loader.prefetch(load)
         with Lease(self.pool, query, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
-            shown = tuple(
-                GuestDirectory(lease.worker.path_of(at), preopen.guest_path, preopen.writable, at.device, at.inode)
-                for preopen, at in zip(request.preopens, directories, strict=True)
-            )
+            shown: tuple[GuestDirectory, ...] = ()
+            if directories:
+                shown = tuple(
+                    GuestDirectory(lease.worker.path_of(at), preopen.guest_path, preopen.writable, at.device, at.inode)
+                    for preopen, at in zip(request.preopens, directories, strict=True)
+                )
             spec = RunSpec(load.key, limits, shown, request.fetch is not None, commands is not None)
             result = _execute(
                 lease,
