@@ -16,6 +16,7 @@ from warmcell.backends.many import Execute, OnProgress, Requests, run_many
 from warmcell.backends.supervisor_process import IdleSupervisors, Recipe, SupervisorProcess, death, end_all
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.core.output_events import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.threads import in_thread
@@ -125,15 +126,12 @@ class Supervisors:
             raise death()
 
     async def __aenter__(self) -> Supervisors:
-        try:
+        async with on_error(self._end):
             self._members = self._idle.take(self._processes) if self._idle is not None else []
             while len(self._members) < self._processes:
                 self._members.append(SupervisorProcess(self._recipe))
             for member in self._members:
                 await member.connect()
-        except BaseException:
-            await self._end()
-            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

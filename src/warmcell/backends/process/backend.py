@@ -313,11 +313,10 @@ class ProcessBackend(BackendBase):
         """
         from warmcell.backends.process.live_start import LiveOptions
 
-        effective = effective_limits(self._policy, limits, memory_limit_mb)
         program = self._with_tools(ProgramSpec((), {}, ""))
         given = {**program.env, **self._policy.env, **(env or {})}
         terms = LiveOptions(given, idle_timeout, program.runtime_paths)
-        make = partial(self._launcher.live_cage, effective, terms)
+        make = partial(self._launcher.live_cage, effective_limits(self._policy, limits, memory_limit_mb), terms)
         cage = await self._runs.run(make, discard=lambda cage: cage.close())
         self._cages.add(cage)
         return cage
