@@ -18,6 +18,11 @@ def load(directory: Path) -> live_modules.LiveModules | None:
     return live_modules.load(str(directory), live_modules.find_version(str(directory)))
 
 
+def copy_package(target: Path) -> None:
+    """Without the cache: a temporary file that another process writes there is renamed before it can be copied."""
+    shutil.copytree(LIVE, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def test_the_modules_are_loaded_and_hidden() -> None:
     before, finders = dict(sys.modules), list(sys.meta_path)
     loaded = load(LIVE)
@@ -35,7 +40,7 @@ def test_the_modules_are_loaded_and_hidden() -> None:
 
 
 def test_modules_that_are_not_loaded_are_found_without_the_directory(tmp_path: Path) -> None:
-    shutil.copytree(LIVE, tmp_path / "live")
+    copy_package(tmp_path / "live")
     loaded = load(tmp_path / "live")
     shutil.rmtree(tmp_path / "live")
     assert loaded is not None
@@ -55,7 +60,7 @@ def test_nothing_is_left_when_they_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_a_package_that_was_replaced_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
-    shutil.copytree(LIVE, tmp_path / "live")
+    copy_package(tmp_path / "live")
     directory = str(tmp_path / "live")
     before = live_modules.find_version(directory)
     assert live_modules.load(directory, before)

@@ -64,7 +64,7 @@ def load(directory: str, version: Version) -> Optional[LiveModules]:
     finally:
         sys.meta_path.remove(finder)
         for name in set(sys.modules) - before:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 def _load_all(before: Set[str]) -> Modules:
@@ -74,7 +74,8 @@ def _load_all(before: Set[str]) -> Modules:
     for name in _IMPORTED:
         __import__(f"{_PACKAGE}.{name}")
         known = before.union(*loaded.values())
-        loaded[name] = {new: module for new, module in sys.modules.items() if new not in known}
+        # A copy: a finalizer that runs meanwhile may import something.
+        loaded[name] = {new: module for new, module in sys.modules.copy().items() if new not in known}
     of_agent = loaded.pop(_AGENT)
     for name in [name for found in loaded.values() for name in found if name.startswith(f"{_PACKAGE}.")]:
         delattr(package, name.rpartition(".")[2])  # an import would find it there
