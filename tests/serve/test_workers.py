@@ -44,8 +44,13 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def front(start_server: Start, tokens: dict[str, str]) -> Iterator[Server]:
     with start_server("--workers", "2", "--tokens", tokens["file"]) as server:
-        server.client.get("/metrics", headers={"x-api-key": tokens["two"]})  # which all of them answer
+        await_workers(server, tokens)
         yield server
+
+
+def await_workers(server: Server, tokens: dict[str, str]) -> None:
+    """All of them answer this. A request waits 20 s for a worker that starts, which takes longer on a loaded machine."""
+    until(lambda: server.client.get("/metrics", headers=key(tokens)).status_code == 200)
 
 
 def key(tokens: dict[str, str], name: str = "two") -> dict[str, str]:
@@ -215,8 +220,9 @@ def test_the_end_of_a_worker_is_our_fault_and_costs_its_runs_alone(front: Server
     assert answers["/run_code"].status_code == 504
     assert answers["/api/v2/execute"].status_code >= 500
     assert answers["stream"].rstrip().splitlines()[-2] == "event: error" and '"fault": "host"' in answers["stream"]
-    assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"
     until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
+    await_workers(front, tokens)
+    assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"
 
 
 def test_a_worker_answers_its_connections_without_the_front(start_server: Start) -> None:
@@ -233,7 +239,7 @@ def test_a_worker_answers_its_connections_without_the_front(start_server: Start)
             client.close()
 
 
-def test_an_idle_connection_outlives_its_worker(front: Server) -> None:
+def test_an_idle_connection_outlives_its_worker(front: Server, tokens: dict[str, str]) -> None:
     address = httpx.URL(front.url)
     client = HTTPConnection(address.host, address.port, timeout=PATIENCE)
     assert is_healthy(client)
@@ -241,6 +247,7 @@ def test_an_idle_connection_outlives_its_worker(front: Server) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
+    await_workers(front, tokens)
     assert is_healthy(client)
     client.close()
 
