@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 
+from warmcell.cage.linux import kernel_files
 from warmcell.core.light import closing_fd, on_error, suppress
 from warmcell.core.records import replace
 from warmcell.enforcers import probe
@@ -33,6 +34,8 @@ _PARENT = "warmcell.home."  # and then pid and time
 _ASIDE = "warmcell.aside"  # for the processes of a group that delegates controllers
 _ATTEMPTS = 8
 _MOST_BESIDE = 256
+#: By version: the controller and the file of a group's weight, that of one task, and the kernel's maximum.
+_WEIGHTS = {1: ("cpu", "cpu.shares", 1024, 1 << 18), 2: ("", "cpu.weight", 100, 10_000)}
 
 _IN_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
 _SCOPE_START_SECONDS, _SCOPE_END_SECONDS = 5.0, 2.0
@@ -54,6 +57,9 @@ class GroupParent:
         self._locks = Descriptors()
         self._directories: dict[str, str] = {}
         self._settling = Lock()
+        #: Of cells that wait for a processor, in tasks.
+        self._added_weight = 0
+        self._weighing = Lock()
         own_until_exit(self)
 
     @property
@@ -82,10 +88,22 @@ class GroupParent:
         """Makes a group for one cell to join; the caller removes it."""
         if limits.cpus and not self.has_cpu:
             raise OSError(errno.ENOTSUP, "a CPU share needs the cpu controller", self.directories[""])
-        return Group(self.directories, name, limits)
+        return Group(self.directories, name, limits, self._add_weight)
+
+    def _add_weight(self, tasks: int) -> None:
+        """To the scheduler all our cells are together one task beside each other task of the host: many that compute
+        would starve each other. With these they get what they would get without a group.
+        """
+        controller, file, one, most = _WEIGHTS[self.version]
+        with self._weighing:
+            self._added_weight += tasks
+            if self._directories:
+                with suppress(OSError):  # no cpu controller
+                    weight = min(one * (1 + self._added_weight), most)
+                    kernel_files.write(f"{self._directories[controller]}/{file}", str(weight))
 
     def abandon(self) -> None:
-        self._directories = {}
+        self._directories, self._added_weight = {}, 0
 
     def close(self) -> None:
         """Kills the cells that are left and removes the groups."""

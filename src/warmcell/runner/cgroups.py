@@ -63,13 +63,21 @@ class KernelUsage:
 class Group:
     """Below `directories`: one for version 2, whose key is "", or one per controller for version 1.
 
-    `remove` is called when its processes are gone.
+    `remove` is called when its processes are gone. `add_weight` adds a number of tasks to the weight that all groups
+    below `directories` have together.
     """
 
-    def __init__(self, directories: dict[str, str], name: str, limits: GroupLimits) -> None:
+    def __init__(
+        self,
+        directories: dict[str, str],
+        name: str,
+        limits: GroupLimits,
+        add_weight: Callable[[int], object] = lambda tasks: None,
+    ) -> None:
         self._is_version_2 = "" in directories
         self._paths = {controller: f"{base}/{name}" for controller, base in directories.items()}
         self._opened = Descriptors()
+        self._add_weight, self._has_weight = add_weight, False
         #: In the order of the tables above; -1 if this kernel does not have the file.
         self._counters: list[int] = []
         try:
@@ -167,8 +175,17 @@ class Group:
                 raise
         return [read(path, kernel_files.read_short).encode() for path in self._counter_paths()[which]]
 
+    def ask_for_weight(self) -> None:
+        """Its processes wait for a processor: adds the weight of one task, until it is removed."""
+        if not self._has_weight:
+            self._has_weight = True
+            self._add_weight(1)
+
     def remove(self) -> None:
         """Kills what is still in it and removes it."""
+        if self._has_weight:
+            self._has_weight = False
+            self._add_weight(-1)
         self.close_counters()
         for path in dict.fromkeys(self._paths.values()):
             remove_group(path)

@@ -149,15 +149,15 @@ class Pump:
 
         self._read_full_pipes()
         elapsed, timeout = now - self._began, self._bounds.timeout
-        last = self._began + _MOST_STRETCH * timeout + _STRETCH_SECONDS
+        longest = _MOST_STRETCH * timeout + _STRETCH_SECONDS
         # A guest that writes past its output limit for this long is flooding us: that time counts as used.
-        is_endless = now >= last and any(capture.is_over for capture in self._captures.values())
+        is_endless = elapsed >= longest and any(capture.is_over for capture in self._captures.values())
         held_up = self._feed.held_up + (0.0 if is_endless else self._held_up)
-        unused = guest_time(self._cell.pids(), held_up).remaining_time(elapsed, timeout)
-        if unused <= 0.0:
-            return "timeout"
-        self._deadline = min(now + unused, last)
-        return "" if now < last else "starved"
+        cut_short, more = guest_time(self._cell.pids(), held_up).check_deadline(elapsed, timeout, longest)
+        if not cut_short and self._cell.group is not None:
+            self._cell.group.ask_for_weight()
+        self._deadline = now + more
+        return cut_short
 
     def _handle(self, descriptor: int) -> None:
         cell = self._cell

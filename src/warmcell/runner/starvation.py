@@ -31,6 +31,16 @@ class GuestTime:
         had = elapsed - min(self.delay, elapsed)
         return 0.0 if max(self.cpu, had) >= _OWN_SHARE * timeout else timeout - had
 
+    def check_deadline(self, elapsed: float, timeout: float, longest: float) -> tuple[str, float]:
+        """Why the run ends after `elapsed` seconds, or "" and for how long it goes on; "starved" after `longest`.
+
+        A guest that had a part of its time has not timed out: the rest might have been enough for it.
+        """
+        unused = self.remaining_time(elapsed, timeout)
+        if unused <= 0.0:
+            return "timeout", 0.0
+        return ("", min(unused, longest - elapsed)) if elapsed < longest else ("starved", 0.0)
+
 
 def guest_time(roots: Iterable[int], held_up: float = 0.0) -> GuestTime:
     """Of the processes below and including these, which waited for us for `held_up` seconds.

@@ -142,6 +142,21 @@ class TestParent:
         parent.close()
         assert list(tmp_path.iterdir()) == []
 
+    def test_each_cell_that_waits_for_a_processor_adds_the_weight_of_a_task(self, parent: GroupParent) -> None:
+        shares = Path(parent.directories["cpu"]) / "cpu.shares"
+        shares.write_text("1024")
+        cells = [parent.make_group(f"warmcell-{number}", GroupLimits(1 << 20, 1)) for number in range(3)]
+        for cell in cells[1:]:
+            cell.ask_for_weight()
+            cell.ask_for_weight()
+        assert shares.read_text() == "3072"
+        for cell in cells:
+            cell.remove()
+        assert shares.read_text() == "1024"
+        parent._add_weight(10_000)
+        assert shares.read_text() == str(1 << 18)
+        shares.unlink()
+
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
     def test_a_fork_has_one_of_its_own_and_leaves_the_originals(self, parent: GroupParent, tmp_path: Path) -> None:
         ours = parent.directories["memory"]
@@ -179,5 +194,9 @@ def test_where_groups_can_be_made_they_are_really_there() -> None:
     made = parent.make_group("warmcell-unit", GroupLimits(64 << 20, 16))
     paths = [os.path.dirname(way) for way in made.join_paths()]
     assert all(map(os.path.isdir, paths))
+    if parent.has_cpu:
+        controller, file, one, _ = cgroup_parent._WEIGHTS[parent.version]
+        made.ask_for_weight()
+        assert Path(parent.directories[controller], file).read_text() == f"{2 * one}\n"
     made.remove()
     assert not any(map(os.path.isdir, paths))

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, require
 
 from warmcell import ExecRequest, ExecutionTimeout, Limits, ProcessBackend
 from warmcell.runner import pump
 from warmcell.runner.cell import Cell
+from warmcell.runner.cgroup_parent import GroupParent, group_parent
 from warmcell.runner.pump import Pump
 from warmcell.runner.starvation import GuestTime, guest_time
 from warmcell.runner.streams import Capture
@@ -37,6 +38,40 @@ _SPIN = "while True: pass"
 )
 def test_time_on_a_run_queue_is_not_used(cpu: float, delay: float, elapsed: float, unused: float) -> None:
     assert GuestTime(cpu, delay).remaining_time(elapsed, 1.0) == pytest.approx(unused)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "delay", "elapsed", "decided"),
+    [
+        (0.3, 0.7, 1.0, ("", 0.7)),
+        (0.3, 18.7, 19.0, ("", 0.7)),
+        (0.3, 19.5, 19.8, ("", 0.2)),  # it may go on until it is starved
+        (0.0, 20.0, 20.0, ("starved", 0.0)),  # it never ran
+        (0.4, 19.6, 20.0, ("starved", 0.0)),  # 0.6 s more might have been enough
+        (0.9, 19.1, 20.0, ("timeout", 0.0)),  # it had its time, however late
+        (0.0, 19.0, 20.0, ("timeout", 0.0)),  # it slept through what it had
+        (0.9, 19.1, 50.0, ("timeout", 0.0)),  # nobody looked in time
+    ],
+)
+@pytest.mark.claim("WC-RX-8")
+def test_only_a_guest_that_had_its_time_has_timed_out(
+    cpu: float, delay: float, elapsed: float, decided: tuple[str, float]
+) -> None:
+    cut_short, more = GuestTime(cpu, delay).check_deadline(elapsed, 1.0, 20.0)
+    assert (cut_short, more) == (decided[0], pytest.approx(decided[1]))
+
+
+@pytest.mark.root
+@pytest.mark.needs("user namespaces")
+def test_a_guest_that_waits_for_a_processor_asks_for_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, though it is looked at many times."""
+    weights: list[int] = []
+    monkeypatch.setattr("warmcell.runner.starvation.guest_time", lambda *_: GuestTime(0.05, 60.0))
+    monkeypatch.setattr(GroupParent, "_add_weight", lambda _, tasks: weights.append(tasks))
+    require(group_parent(), "this host has no control groups that root may use")
+    with ProcessBackend() as backend:
+        backend.execute_blocking(ExecRequest("python", "import time; time.sleep(1)", timeout=0.1))
+    assert weights == [1, -1]
 
 
 @pytest.fixture
