@@ -29,7 +29,7 @@ from warmcell.interfaces.docker.messages import (
     refusal_of,
 )
 from warmcell.interfaces.docker.output_log import cancel_tasks
-from warmcell.interfaces.serve.http_protocol import ChunkLimit
+from warmcell.interfaces.serve.http_protocol import ChunkLimit, ConnectionShares
 
 _log = logging.getLogger("warmcell.docker")
 _MAX_HEAD = 32 << 10
@@ -74,11 +74,12 @@ class Connection:
         is_streamed: Callable[[Request], bool],
         answer: Callable[[Request], Awaitable[Answer]],
         large_bodies: LargeBodies,
+        shares: ConnectionShares,
     ) -> None:
-        """`is_streamed`: whether a request's handler reads the body itself. `large_bodies`: the server's."""
+        """`is_streamed`: whether a request's handler reads the body itself. `large_bodies`, `shares`: the server's."""
         self._reader, self._writer = reader, writer
         self._is_streamed, self._answer = is_streamed, answer
-        self._large_bodies = large_bodies
+        self._large_bodies, self._shares = large_bodies, shares
         #: What is counted for the request in progress.
         self._counted = 0
         self._http = ChunkLimit(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
@@ -96,7 +97,9 @@ class Connection:
 
     async def _serve_one(self) -> bool:
         """Whether the client may send another request."""
+        self._shares.mark_idle(self)
         head = await self._read_head()
+        self._shares.mark_busy(self)
         if head is None:
             return False
         request = _request_of(head, self)

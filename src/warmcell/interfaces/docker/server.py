@@ -20,6 +20,7 @@ from warmcell.interfaces.docker.exec_routes import ExecRoutes
 from warmcell.interfaces.docker.image_routes import ImageRoutes
 from warmcell.interfaces.docker.messages import NEWEST, OLDEST, Answer, DockerError, Request, Response, Route
 from warmcell.interfaces.docker.system_routes import SystemRoutes
+from warmcell.interfaces.serve.http_protocol import ConnectionShares
 
 _VERSION = re.compile(r"/v(\d{1,3})\.(\d{1,3})(/.*)")
 #: Requests that are refused: method and path, and the reason, which clients show. The first match counts.
@@ -113,7 +114,8 @@ class DockerServer:
 
     def __init__(self, settings: DockerSettings, listening: socket.socket) -> None:
         self._settings, self._listening = settings, listening
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._shares = ConnectionShares(_MAX_CONNECTIONS, "")
         self._large_bodies = LargeBodies()
 
     async def __aenter__(self) -> DockerServer:
@@ -133,24 +135,35 @@ class DockerServer:
     async def _end_connections(self) -> None:
         """Responses about containers that have just ended are still sent."""
         if self._connections:
-            await asyncio.wait(set(self._connections), timeout=_LAST_SECONDS)
-        for task in self._connections:
+            await asyncio.wait(set(self._connections.values()), timeout=_LAST_SECONDS)
+        for task in self._connections.values():
             task.cancel()
         if self._connections:
-            await asyncio.wait(set(self._connections))
+            await asyncio.wait(set(self._connections.values()))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, router = asyncio.current_task(), self._router
         assert task is not None
-        if len(self._connections) >= _MAX_CONNECTIONS:
-            writer.close()
-            return
-        self._connections.add(task)
+        connection = Connection(reader, writer, router.is_streamed, router.answer, self._large_bodies, self._shares)
+        self._connections[connection] = task
         try:
-            router = self._router
-            await Connection(reader, writer, router.is_streamed, router.answer, self._large_bodies).serve()
+            self._make_room(connection)
+            await connection.serve()
         finally:
-            self._connections.discard(task)
+            self._forget(connection)
+
+    def _make_room(self, new: Connection) -> None:
+        """Where there are too many, the longest idle connection is closed; if none is idle, the new one."""
+        oldest = self._shares.add(new, "", len(self._connections))
+        if len(self._connections) > _MAX_CONNECTIONS:
+            closed = oldest if isinstance(oldest, Connection) else new
+            # Not `close`: a request that arrives at this moment would be carried out, and its answer lost.
+            self._connections[closed].cancel()
+            self._forget(closed)
+
+    def _forget(self, connection: Connection) -> None:
+        self._shares.remove(connection)
+        self._connections.pop(connection, None)
 
 
 class Router:

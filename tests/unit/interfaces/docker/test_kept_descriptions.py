@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.image_routes import ImageRoutes
 from warmcell.interfaces.docker.messages import DockerError, Request, Response, labels_field, memory_of
 from warmcell.interfaces.docker.output_log import EventLog
+from warmcell.interfaces.serve.http_protocol import ConnectionShares
 
 IMAGE = Image("image:1", "sha256:" + "0" * 64, 0, None, ImageConfig(cmd=("true",)))
 MIB = 1 << 20
@@ -148,6 +149,11 @@ class Requests:
     def close(self) -> None: ...
 
 
+def connect(client: Requests, answer: Callable[[Request], Awaitable[Response]], bodies: LargeBodies) -> Connection:
+    writer: Any = client
+    return Connection(client.reader, writer, lambda _: False, answer, bodies, ConnectionShares(8, ""))
+
+
 def post(size: int) -> bytes:
     return f"POST /x HTTP/1.1\r\nHost: d\r\nContent-Length: {size}\r\n\r\n".encode()
 
@@ -164,8 +170,7 @@ def test_large_bodies_of_all_connections_are_bounded(monkeypatch: pytest.MonkeyP
 
         def start(size: int, sent: int) -> tuple[Requests, asyncio.Task[None]]:
             client = Requests(post(size) + bytes(sent))
-            made = Connection(client.reader, client, lambda _: False, answer, bodies)  # type: ignore[arg-type]
-            return client, asyncio.ensure_future(made.serve())
+            return client, asyncio.ensure_future(connect(client, answer, bodies).serve())
 
         slow, serving_slow = start(900_000, 800_000)
         while bodies.total != 800_000:
@@ -228,7 +233,7 @@ def test_a_build_whose_client_has_gone_leaves_no_files(docker_engine: Engine) ->
 
         client = Gone(post(0))
         client.reader.feed_eof()
-        await Connection(client.reader, client, lambda _: False, answer, LargeBodies()).serve()  # type: ignore[arg-type]
+        await connect(client, answer, LargeBodies()).serve()
         assert list(place.glob("build-*")) == []
         await docker_engine.close()
 

@@ -10,6 +10,7 @@ import pytest
 
 from warmcell.interfaces.docker import connection
 from warmcell.interfaces.docker.connection import Connection, LargeBodies
+from warmcell.interfaces.serve.http_protocol import ConnectionShares
 
 
 async def test_a_head_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,8 @@ async def test_a_head_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(_: Any) -> Any:
         raise AssertionError("the request is never complete")
 
-    serving = asyncio.ensure_future(Connection(reader, writer, lambda _: False, answer, LargeBodies()).serve())
+    served = Connection(reader, writer, lambda _: False, answer, LargeBodies(), ConnectionShares(1, ""))
+    serving = asyncio.ensure_future(served.serve())
     with theirs:
         theirs.sendall(b"GET /info HTTP/1.1\r\n")
         for _ in range(100):
