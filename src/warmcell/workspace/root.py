@@ -63,25 +63,36 @@ class Quota:
         disk_mb: int,
         what: str = "of disk of the sandbox",
         hint: str = "remove files, or give the sandbox limits=Limits(disk_mb=...)",
+        used: int = 0,
     ) -> None:
         self._limit, self._what, self._hint = disk_mb * MIB, what, hint
-        self._used = 0
+        self._used = used
+        #: Guests that add files without a charge could have them removed or replaced, and be refunded without end.
+        self.has_refunds = True
         self._lock = threading.Lock()
+
+    @property
+    def room(self) -> int:
+        return self._limit - self._used
 
     @contextlib.contextmanager
     def charge(self, path: str, added: int, freed: int = 0) -> Iterator[None]:
         """Charge the space that the body takes; refund it if the body raises."""
         with self._lock:
             before = self._used
-            after = max(0, before + added - freed)
+            after = max(0, before + added - freed * self.has_refunds)
             if after > self._limit and after > before:
                 reason = f"would take more than the {self._limit // MIB} MB {self._what}"
                 raise LimitExceeded(path, reason, limit=self._limit, hint=self._hint)
             self._used = after
-        with on_error(lambda: self.refund(after - before)):
+        with on_error(lambda: self._release(after - before)):
             yield
 
     def refund(self, freed: int) -> None:
+        if self.has_refunds:
+            self._release(freed)
+
+    def _release(self, freed: int) -> None:
         with self._lock:
             self._used = max(0, self._used - freed)
 

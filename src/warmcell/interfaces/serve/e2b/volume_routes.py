@@ -31,7 +31,7 @@ from warmcell.workspace.errors import AlreadyExists, FileMissing, LimitExceeded,
 from warmcell.workspace.files import make_dir, write_file
 from warmcell.workspace.names import Parts, split_relative
 from warmcell.workspace.remove import remove
-from warmcell.workspace.root import Root, text_of, translate_os_errors
+from warmcell.workspace.root import DIRECTORY_SPACE, Quota, Root, space_for, text_of, translate_os_errors
 from warmcell.workspace.walk import kind_of
 
 T = TypeVar("T")
@@ -100,7 +100,10 @@ async def remove_path(request: Request, tenant: Tenant) -> None:
         else:
             remove(root, parts)
 
-    await _on_files(request, unlink)
+    volume = _volume(request)
+    async with volume.changing:
+        await _on_files(request, unlink, lambda _: volume.space.quota)
+        volume.space.note_removal()
 
 
 async def list_directory(request: Request, tenant: Tenant) -> Response:
@@ -130,14 +133,14 @@ async def make_directory(request: Request, tenant: Tenant) -> Response:
     volume = _volume(request)
 
     def make(root: Root, parts: Parts) -> dict[str, Any]:
-        volume.check_space(1, tenant)
         if parts or not is_forced:
             make_dir(root, parts, parents=is_forced)
         _set_metadata(root, parts, asked)
         return _describe(root, parts)
 
-    async with volume.writing:
-        return json_response(await _on_files(request, make), 201)
+    async with volume.changing:
+        prepare = lambda parts: volume.prepare(tenant, DIRECTORY_SPACE * len(parts), len(parts))  # noqa: E731
+        return json_response(await _on_files(request, make, prepare), 201)
 
 
 async def read(request: Request, tenant: Tenant) -> Response:
@@ -170,23 +173,28 @@ async def write(request: Request, tenant: Tenant) -> Response:
     def put(root: Root, parts: Parts) -> dict[str, Any]:
         if not is_forced and root.exists(parts):
             raise AlreadyExists(text_of(parts))
-        volume.check_space(len(data), tenant)
         write_file(root, parts, data, parents=False)
         _set_metadata(root, parts, asked)
         return _describe(root, parts)
 
-    async with volume.writing:
-        return json_response(await _on_files(request, put), 201)
+    async with volume.changing:
+        prepare = lambda _: volume.prepare(tenant, space_for(len(data)))  # noqa: E731
+        return json_response(await _on_files(request, put, prepare), 201)
 
 
-async def _on_files(request: Request, work: Callable[[Root, Parts], T]) -> T:
-    """Carry out `work` on the path of the request, in a thread. Errors about paths become those of the protocol."""
+async def _on_files(
+    request: Request, work: Callable[[Root, Parts], T], prepare: Callable[[Parts], Quota | None] = lambda _: None
+) -> T:
+    """Carry out `work` on the path of the request, in a thread. Errors about paths become those of the protocol.
+
+    `prepare` gives the quota that the work is charged to.
+    """
     volume = _volume(request)
     path = posixpath.normpath("/" + request.query_params.get("path", ""))
 
     def work_on_path() -> T:
         parts = () if path.strip("/") == "" else split_relative(path.lstrip("/"))
-        with translate_os_errors(parts), Root(volume.path) as root:
+        with translate_os_errors(parts), Root(volume.path, quota=prepare(parts)) as root:
             return work(root, parts)
 
     try:

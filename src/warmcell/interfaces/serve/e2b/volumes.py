@@ -12,10 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from warmcell.core.light import on_error
 from warmcell.core.types import MIB
+from warmcell.interfaces.serve.e2b.volume_space import VolumeSpace, measure_directory
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.saved_state import VOLUMES, is_directory, remove_unused
 from warmcell.interfaces.serve.service import Service
@@ -25,8 +27,7 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory
-from warmcell.workspace.root import Root, space_for
-from warmcell.workspace.walk import walk
+from warmcell.workspace.root import Quota
 
 _log = logging.getLogger("warmcell.serve")
 PREFIX = "vol-"
@@ -39,8 +40,9 @@ class Volume:
         self.id, self.tenant_id, self.name, self.token, self.path = identity, tenant_id, name, token, path
         #: Sandboxes that have it mounted.
         self.users = 0
-        #: Held by a request that writes: several that find the same room would exceed it together.
-        self.writing = asyncio.Lock()
+        #: Held by a request that changes files: a walk that counts half of a change would make the account wrong.
+        self.changing = asyncio.Lock()
+        self.space = VolumeSpace(path)
 
     def plain(self) -> dict[str, Any]:
         return {"volumeID": self.id, "name": self.name}
@@ -48,15 +50,9 @@ class Volume:
     def has_token(self, token: str | None) -> bool:
         return hmac.compare_digest((token or "").encode(), self.token.encode())
 
-    def check_space(self, added: int, tenant: Tenant) -> None:
-        """Raises `HttpError` 413 if the volume would become larger than the tenant's disk quota. Call in a thread."""
-        if self.measure() + space_for(added) > max(1, tenant.disk_mb) * MIB:
-            raise HttpError(413, f"the volume would be larger than the {tenant.disk_mb} MB of this token")
-
-    def measure(self) -> int:
-        """Allocated bytes. Call in a thread."""
-        with Root(self.path) as root:
-            return sum(found.state.st_blocks * 512 for found in walk(root))
+    def prepare(self, tenant: Tenant, added: int, entries: int = 1) -> Quota:
+        """What a request charges that adds so much. Raises `LimitExceeded`. Call in a thread, while `changing`."""
+        return self.space.prepare(max(1, tenant.disk_mb), added, entries, is_mounted=self.users > 0)
 
 
 class Volumes:
@@ -183,7 +179,7 @@ async def find_room(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) 
     """
     rooms = []
     for volume in volumes:
-        room = max(1, tenant.disk_mb) - await in_thread(volume.measure) // MIB
+        room = max(1, tenant.disk_mb) - await in_thread(partial(measure_directory, volume.path)) // MIB
         if is_new and room < 1:
             raise HttpError(413, f"the volume '{volume.name}' has the {tenant.disk_mb} MB of this token; remove files")
         rooms.append(max(1, room))
@@ -194,6 +190,7 @@ def use_volumes(volumes: list[Volume]) -> list[Volume]:
     """A sandbox has them mounted until `release_volumes`."""
     for volume in volumes:
         volume.users += 1
+        volume.space.is_shared = True
     return volumes
 
 
