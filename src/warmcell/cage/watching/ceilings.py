@@ -16,7 +16,7 @@ from . import usage
 from .disk import DiskCeiling
 from .idle_check import IdleCheck
 from .kernel_memory import DescriptorTable, DescriptorUse, Locks, Mappings, share_of_one_guest
-from .patience import FASTEST_LOOK, SLOWEST_LOOK, Patience, TooLong, pause_before_look
+from .patience import FASTEST_LOOK, SLOWEST_LOOK, Patience, TooLong, pause_before_first_look, pause_before_look
 from .patterns import compile_all as compile_all
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ class Ceilings:
 
     def begin(self) -> float:
         """Call it when the guest's code starts. Returns how long it is safe not to look."""
-        pause = pause_before_look(self._watch)
+        pause = pause_before_first_look(self._watch)
         return min(pause, self._disk.pause()) if self._disk else pause
 
     def look(self) -> float:

@@ -11,7 +11,7 @@ from ..fast_imports import signal, socket
 from ..linux.descriptors import close_all
 from ..plan import Watch
 from ..wire import new_receive_buffer, packet_socket, receive_packet, send_packet
-from .patience import pause_before_look
+from .patience import pause_before_first_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Cell:
 
     def begin(self) -> float:
         """Call it when the guest's code starts. Returns how long it is safe not to look."""
-        return self.ceilings.begin() if self.watch.disk_bytes else pause_before_look(self.watch)
+        return self.ceilings.begin() if self.watch.disk_bytes else pause_before_first_look(self.watch)
 
     def answer_measured(self) -> None:
         """A guest whose supervisor does not get the answer never starts: the error ends the cell."""
@@ -162,7 +162,7 @@ class Loop:
             cell.answer = order["answer"]
             self._askers[cell.asker.fileno()] = number
             self._poll.register(cell.asker, select.POLLIN)
-        if not self._is_prepared and pause_before_look(cell.watch) < _LOADS_WITHIN:
+        if not self._is_prepared and pause_before_first_look(cell.watch) < _LOADS_WITHIN:
             self._prepare()
         if cell.watch.gpus:
             cell.ceilings  # noqa: B018  # now, while it waits: loading the driver's library takes a while

@@ -103,9 +103,20 @@ SLOWEST_GPU_LOOK = 0.02
 _FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
 
 
+def pause_before_first_look(watch: Watch) -> float:
+    """Most runs end before it. The guest cannot use more than half of its processor time until then."""
+    if not watch.cpu_seconds:
+        return pause_before_look(watch)
+    half = watch.cpu_seconds / (2 * (os.cpu_count() or 1))
+    return _pause(watch, 0, min(max(half, SLOWEST_CPU_LOOK), SLOWEST_LOOK))
+
+
 def pause_before_look(watch: Watch, used: int = 0) -> float:
     """If the tree uses so much."""
-    pause = SLOWEST_CPU_LOOK if watch.cpu_seconds else SLOWEST_LOOK
+    return _pause(watch, used, SLOWEST_CPU_LOOK if watch.cpu_seconds else SLOWEST_LOOK)
+
+
+def _pause(watch: Watch, used: int, pause: float) -> float:
     if watch.gpu_memory_bytes:
         pause = min(pause, SLOWEST_GPU_LOOK)
     if not watch.memory_bytes:
