@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from warmcell.backends.built import Program
@@ -79,7 +79,7 @@ async def ajudge(
     cases = [_check_case(case) for case in cases]
     if clock not in ("wall", "cpu"):
         raise InvalidRequest(f"unknown clock {clock!r}", field="clock", hint="'wall' or 'cpu'")
-    limit = partial(request_for, clock=clock, max_elapsed=max_elapsed)
+    limit = partial(_limited, clock=clock, max_elapsed=max_elapsed)
     async with AsyncExitStack() as cleanup:
         if interactor is not None:
             return await _judge_interactively(
@@ -108,9 +108,8 @@ async def ajudge(
             cluster: Any = program if hasattr(program, "run_case") and not concurrency and not stop_early else None
             execute = _runs_of(program.run if cluster is None else cluster.run_case)
             at_once = concurrency if cluster is None else await cluster.count_cases()
-        requests = [limit(request, case) for case in cases]
         at_once = at_once or await count_processors(backend) * (2 if supervisors is not None and clock == "cpu" else 1)
-        return await _Session(execute, requests, cases, check, on_verdict).run(at_once, stop_early)
+        return await _Session(execute, limit(request), cases, check, on_verdict).run(at_once, stop_early)
 
 
 class _Session:
@@ -119,18 +118,20 @@ class _Session:
     def __init__(
         self,
         execute: Execute,
-        requests: Sequence[ExecRequest],
+        request_for: Callable[[Case], ExecRequest],
         cases: Sequence[Case],
         check: Checker,
         on_verdict: OnVerdict | None,
     ) -> None:
-        self._execute, self._requests, self._cases = execute, requests, cases
+        self._execute, self._request_for, self._cases = execute, request_for, cases
+        self._requests: list[ExecRequest] = []
         self._check, self._on_verdict = check, on_verdict
         self._verdicts: dict[int, Verdict] = {}
 
     async def run(self, concurrency: int, stop_early: bool) -> list[Verdict]:
         doubtful: list[int] = []
-        async with aclosing(run_many(self._execute, self._requests, concurrency)) as outcomes:  # type: ignore[type-var]
+        runs = run_many(self._execute, self._make_requests(), concurrency)
+        async with aclosing(runs) as outcomes:  # type: ignore[type-var]
             async for outcome in outcomes:
                 if is_doubtful(outcome, self._requests[outcome.index]):
                     doubtful.append(outcome.index)
@@ -144,6 +145,11 @@ class _Session:
             async with run_alone():
                 self._settle(await attempt(self._execute, index, self._requests[index]))
         return self._prefix() if stop_early else [self._verdicts[index] for index in range(len(self._cases))]
+
+    def _make_requests(self) -> Iterator[ExecRequest]:
+        for case in self._cases:
+            self._requests.append(self._request_for(case))
+            yield self._requests[-1]
 
     def _settle(self, outcome: Outcome) -> None:
         verdict = self._verdicts[outcome.index] = self._judge(outcome)
@@ -178,17 +184,21 @@ class _Session:
         return bool(prefix) and not prefix[-1].ok
 
 
-def request_for(request: ExecRequest, case: Case, clock: Clock, max_elapsed: float = MAX_TIMEOUT) -> ExecRequest:
-    """The request with the limits of one case."""
-    limit = case.timeout or request.timeout
-    request = replace(request, stdin=case.stdin, timeout=limit)
-    if case.memory_mb is not None:
-        request = replace(request, limits=replace(request.limits or Limits(), memory_mb=case.memory_mb))
-    if clock == "wall":
-        return request
-    limits = replace(request.limits or Limits(), cpu_seconds=limit)
-    elapsed = min(limit * _SLEEPING_FACTOR + _SLEEPING_SECONDS, max_elapsed)
-    return replace(request, limits=limits, timeout=elapsed)
+def _limited(request: ExecRequest, clock: Clock, max_elapsed: float) -> Callable[[Case], ExecRequest]:
+    """Makes the request of a case, with its input and its limits. Most cases have the same limits."""
+
+    @cache
+    def limited(timeout: float, memory_mb: int | None) -> ExecRequest:
+        limits = request.limits
+        if memory_mb is not None:
+            limits = replace(limits or Limits(), memory_mb=memory_mb)
+        if clock == "wall":
+            return replace(request, timeout=timeout, limits=limits)
+        limits = replace(limits or Limits(), cpu_seconds=timeout)
+        elapsed = min(timeout * _SLEEPING_FACTOR + _SLEEPING_SECONDS, max_elapsed)
+        return replace(request, timeout=elapsed, limits=limits)
+
+    return lambda case: replace(limited(case.timeout or request.timeout, case.memory_mb), stdin=case.stdin)
 
 
 def _normalise(request: ExecRequest, cases: Sequence[Case]) -> ExecRequest:
@@ -207,7 +217,7 @@ async def _judge_interactively(
     interactor: ExecRequest,
     cases: Sequence[Case],
     backend: SandboxBackend,
-    limit: Callable[[ExecRequest, Case], ExecRequest],
+    limit: Callable[[ExecRequest], Callable[[Case], ExecRequest]],
     concurrency: int | None,
     stop_early: bool,
     on_verdict: OnVerdict | None,
@@ -218,7 +228,7 @@ async def _judge_interactively(
     built = await _build(backend, request)
     if isinstance(built, Verdict):
         return [built] * len(cases)
-    interaction = Interaction(backend, interactor)
+    interaction, request_for = Interaction(backend, interactor), limit(request)
     await interaction.prepare()
     verdicts: list[Verdict | None] = [None] * len(cases)
     places = asyncio.Semaphore(concurrency or 1)
@@ -228,7 +238,7 @@ async def _judge_interactively(
         nonlocal is_over
         async with places:
             if not is_over:
-                verdict = verdicts[index] = await interaction.run(limit(request, cases[index]), cases[index])
+                verdict = verdicts[index] = await interaction.run(request_for(cases[index]), cases[index])
                 is_over = stop_early and not verdict.ok
                 if on_verdict is not None:
                     on_verdict(index, verdict)
