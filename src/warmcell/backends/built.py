@@ -110,8 +110,12 @@ class Program(Closing):
         return self._run_blocking(self._request(stdin, args, timeout, limits))
 
     def _run_blocking(self, request: ExecRequest) -> ExecResult:
+        return self.carry_out(request, None)
+
+    def carry_out(self, request: ExecRequest, run: Run | None) -> ExecResult:
+        """`request` is that of the program with other input or limits. By `run`, another thread can cancel it."""
         with RunRecord(self._backend, request) as record:
-            record.result = self._runs.run_blocking(lambda run: self._work(request, run, None))
+            record.result = self._runs.run_blocking(lambda run: self._work(request, run, None), run)
             return record.result
 
     def _request(

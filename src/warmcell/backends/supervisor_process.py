@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -21,15 +19,13 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, cast
 
+from warmcell.backends.supervisor_service import READY, frame, unframe
 from warmcell.core.errors import BackendUnavailable, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.host_program import own_interpreter, start_daemon
 from warmcell.lifetime.ownership import own, own_until_exit
 
-LENGTH = struct.Struct("!Q")
-#: The number of the message that a supervisor sends when it has carried out a run of its own.
-READY = -1
 _END_SECONDS = 10.0
 #: How long supervisors wait for another batch.
 _KEPT_SECONDS = 5.0
@@ -41,10 +37,6 @@ _BOOT = (
 Recipe = Callable[[], Any]
 
 
-def frame(payload: bytes) -> bytes:
-    return LENGTH.pack(len(payload)) + payload
-
-
 def death() -> SandboxError:
     return BackendUnavailable("a supervisor process died", hint="run it again; its log says why")
 
@@ -53,6 +45,7 @@ class SupervisorProcess(asyncio.Protocol):
     """Starts with its first connection to an event loop. Between two loops it is disconnected; nothing is lost then."""
 
     def __init__(self, recipe: bytes) -> None:
+        """`recipe` is a framed `Recipe`."""
         self._recipe = recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -91,7 +84,7 @@ class SupervisorProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_connection(lambda: self, sock=copy)
         assert self._transport is not None
         if is_new:
-            self._transport.write(frame(self._recipe))
+            self._transport.write(self._recipe)
         if self.is_ready:
             self.settled.set()
 
@@ -113,17 +106,8 @@ class SupervisorProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        start = 0
-        while len(self._received) - start >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._received, start)
-            end = start + LENGTH.size + size
-            if len(self._received) < end:
-                break
-            with memoryview(self._received) as view:
-                message = pickle.loads(view[start + LENGTH.size : end])  # noqa: S301  # of our own process
-            start = end
+        for message in unframe(self._received):
             self._take(*message)
-        del self._received[:start]
 
     def _take(self, number: int, result: ExecResult | None, error: BaseException | None) -> None:
         if number == READY:
@@ -164,20 +148,20 @@ class SupervisorProcess(asyncio.Protocol):
         """Whether it can be disconnected and connected again."""
         return self.is_connected and not self._unanswered
 
-    async def run(self, request: ExecRequest, program: ExecRequest | None) -> ExecResult:
-        """Cancelling it ends the run before the cancellation is raised."""
+    async def run(self, request: ExecRequest, program: bytes | None) -> ExecResult:
+        """`program` is a pickled request to build. Cancelling it ends the run before the cancellation is raised."""
         if self._transport is None:
             raise death()
         number = next(self._numbers)
         answer = self.waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._transport.write(frame(pickle.dumps((number, request, program))))
+            self._transport.write(frame((number, request, program)))
             self._unanswered += 1
             await self._can_write.wait()
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
             if self._transport is not None:
-                self._transport.write(frame(pickle.dumps((number, None, None))))
+                self._transport.write(frame((number, None, None)))
             done, _ = await asyncio.wait([answer], timeout=_END_SECONDS)
             if done:
                 answer.exception()  # retrieved, so that asyncio does not log it

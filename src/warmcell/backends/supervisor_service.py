@@ -1,26 +1,56 @@
-"""What a supervisor process does: it runs requests of the program that started it, until that disconnects."""
+"""What a supervisor process does: it runs requests of the program that started it, until that disconnects.
+
+A thread for each request carries it out and answers. An event loop in between would take as long as half of a run's
+other work here.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import signal
 import socket
+import struct
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from warmcell.backends.supervisor_process import LENGTH, READY, Recipe, frame
 from warmcell.core.errors import BackendUnavailable, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.host_program import share_machine
+from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.lifetime.threads import worker_threads
 
+LENGTH = struct.Struct("!Q")
+#: The number of the message that a supervisor sends when it has carried out a run of its own.
+READY = -1
 #: Programs that are kept built.
 _MOST_PROGRAMS = 32
 _FIRST_RUN = ExecRequest("python", "pass", 60)
+_PIECE = 1 << 18
+
+
+def frame(message: object) -> bytes:
+    payload = pickle.dumps(message)
+    return LENGTH.pack(len(payload)) + payload
+
+
+def unframe(received: bytearray) -> Iterator[Any]:
+    """The complete messages at the start of what was received, which are removed from it."""
+    start = 0
+    while len(received) - start >= LENGTH.size:
+        (size,) = LENGTH.unpack_from(received, start)
+        end = start + LENGTH.size + size
+        if len(received) < end:
+            break
+        with memoryview(received) as view:
+            message = pickle.loads(view[start + LENGTH.size : end])  # noqa: S301  # of our own process
+        start = end
+        yield message
+    del received[:start]
 
 
 def serve(descriptor: int) -> None:
@@ -28,101 +58,154 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     share_machine()
-    asyncio.run(_Service(socket.socket(fileno=descriptor)).run())
+    connection = socket.socket(fileno=descriptor)
+    connection.setblocking(True)
+    messages = _receive(connection)
+    for make in messages:
+        with make() as backend:
+            _Service(connection, backend).run(messages)
+
+
+def _receive(connection: socket.socket) -> Iterator[Any]:
+    """Until the caller disconnects."""
+    received = bytearray()
+    with suppress(OSError):
+        while piece := connection.recv(_PIECE):
+            received += piece
+            yield from unframe(received)
 
 
 class _Service:
-    """Runs requests side by side, and builds each program once."""
+    """Runs requests side by side. Closing the backend ends those in progress."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._tasks: dict[int, asyncio.Task[ExecResult]] = {}
-        self._programs: OrderedDict[bytes, _BuiltProgram] = OrderedDict()
-        self._backend: Any = None
+    def __init__(self, connection: socket.socket, backend: Any) -> None:
+        self._connection, self._backend = connection, backend
+        self._sending = threading.Lock()
+        self._runs: dict[int, Run] = {}
+        self._programs = _Programs(backend.build_blocking)
 
-    async def run(self) -> None:
-        reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        make: Recipe = pickle.loads(await _read(reader))  # noqa: S301  # of the program that started us
-        async with make() as self._backend:
-            first = asyncio.create_task(self._warm_up())
-            with suppress(asyncio.IncompleteReadError, OSError):
-                while True:
-                    self._take(*pickle.loads(await _read(reader)))  # noqa: S301
-            await self._end(first)
+    def run(self, messages: Iterator[tuple[int, ExecRequest | None, bytes | None]]) -> None:
+        worker_threads.start(self._warm_up)
+        for number, request, program in messages:
+            if request is not None:
+                self._start(number, request, program)
+            elif number in self._runs:
+                self._runs[number].cancel()
+        self._programs.close()
 
-    async def _warm_up(self) -> None:
+    def _start(self, number: int, request: ExecRequest, program: bytes | None) -> None:
+        run = self._runs[number] = Run()
+        try:
+            worker_threads.start(partial(self._carry_out, number, run, request, program))
+        except SandboxError as error:  # there is no thread for it
+            del self._runs[number]
+            self._send(number, None, error)
+
+    def _warm_up(self) -> Callable[[], None]:
         """Carries out a run, so that the next one finds everything started, and tells the program."""
         with suppress(SandboxError):  # the program's own runs will report it
-            await self._backend.execute(_FIRST_RUN)
-        self._writer.write(frame(pickle.dumps((READY, None, None))))
+            self._backend.execute_blocking(_FIRST_RUN)
+        return partial(self._send, READY)
 
-    def _take(self, number: int, request: ExecRequest | None, program: ExecRequest | None) -> None:
-        if request is not None:
-            task = self._tasks[number] = asyncio.create_task(self._execute(request, program))
-            # A callback, because a task that is cancelled before its first step runs none of its own code.
-            task.add_done_callback(partial(self._answer, number))
-        elif number in self._tasks:
-            self._tasks[number].cancel()
-
-    def _answer(self, number: int, task: asyncio.Task[ExecResult]) -> None:
-        del self._tasks[number]
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        result = task.result() if error is None else None
-        if isinstance(error, (SandboxError, asyncio.CancelledError)):
-            error = error.with_traceback(None)
-        elif error is not None:
-            error = BackendUnavailable(f"a supervisor process failed: {type(error).__name__}: {error}")
-        self._writer.write(frame(pickle.dumps((number, result, error))))
-
-    async def _execute(self, request: ExecRequest, program: ExecRequest | None) -> ExecResult:
-        if program is None:
-            return await self._backend.execute(request)  # type: ignore[no-any-return]
-        key = pickle.dumps(program)
-        if key not in self._programs:
-            self._programs[key] = _BuiltProgram(asyncio.create_task(self._backend.build(program)))
-        self._programs.move_to_end(key)
-        built = self._programs[key]
-        built.users += 1
+    def _carry_out(self, number: int, run: Run, request: ExecRequest, program: bytes | None) -> Callable[[], None]:
+        """Returns the call that sends the answer."""
         try:
-            made = await asyncio.shield(built.task)
-            return await made.run(request.stdin, request.args, request.timeout, limits=request.limits)  # type: ignore[no-any-return]
+            if program is None:
+                answer = partial(self._send, number, self._backend.execute_blocking(request, run=run))
+            else:
+                with self._programs.use(program, run) as built:
+                    answer = partial(self._send, number, built.carry_out(request, run))
+        except BaseException as error:
+            answer = partial(self._send, number, None, RunCancelled() if run.is_cancelled else _as_ours(error))
+        del self._runs[number]
+        return answer
+
+    def _send(self, number: int, result: ExecResult | None = None, error: Exception | None = None) -> None:
+        message = frame((number, result, error))
+        with self._sending, suppress(OSError):  # the program has disconnected
+            self._connection.sendall(message)
+
+
+def _as_ours(error: BaseException) -> Exception:
+    if isinstance(error, SandboxError):
+        return error.with_traceback(None)
+    return BackendUnavailable(f"a supervisor process failed: {type(error).__name__}: {error}")
+
+
+class _Programs:
+    """Built once each. Those that were used last are kept: an evaluation has one for each of a million samples."""
+
+    def __init__(self, build: Callable[[ExecRequest], Any]) -> None:
+        self._build = build
+        self._lock = threading.Lock()
+        self._builds: OrderedDict[bytes, _Build] = OrderedDict()
+
+    @contextmanager
+    def use(self, program: bytes, run: Run) -> Iterator[Any]:
+        """`program` is a pickled request. While one is in use, it is not closed."""
+        with self._lock:
+            if program not in self._builds:
+                request = pickle.loads(program)  # noqa: S301  # of the program that started us
+                self._builds[program] = _Build(partial(self._build, request))
+            self._builds.move_to_end(program)
+            build = self._builds[program]
+            build.users += 1
+        try:
+            yield build.result(run)
         finally:
-            built.users -= 1
-            await self._close_idle()
+            with self._lock:
+                build.users -= 1
+                idle = [key for key, build in self._builds.items() if build.is_idle]
+                closing = [self._builds.pop(key) for key in idle[: max(0, len(self._builds) - _MOST_PROGRAMS)]]
+            for each in closing:
+                each.close()
 
-    async def _close_idle(self) -> None:
-        """Keeps the programs that were used last: an evaluation has one for each of a million samples."""
-        idle = [key for key, built in self._programs.items() if built.is_idle]
-        for key in idle[: max(0, len(self._programs) - _MOST_PROGRAMS)]:
-            await self._programs.pop(key).aclose()
-
-    async def _end(self, first: asyncio.Task[None]) -> None:
-        builds = [built.task for built in self._programs.values()]
-        tasks: Sequence[asyncio.Task[Any]] = [first, *self._tasks.values(), *builds]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for built in self._programs.values():
-            await built.aclose()
+    def close(self) -> None:
+        """Runs and builds in progress end with the backend."""
+        with self._lock:
+            for build in self._builds.values():
+                build.close()
 
 
-class _BuiltProgram:
-    """A build, in progress or done, and how many runs use it."""
+class _Build:
+    """In progress in a thread of its own, so that cancelling a run does not end it; or done."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
+    def __init__(self, build: Callable[[], Any]) -> None:
         self.users = 0
+        self._changed = threading.Condition()
+        self._program: Any = None
+        self._error: Exception | None = None
+        worker_threads.start(partial(self._carry_out, build))
+
+    def _carry_out(self, build: Callable[[], Any]) -> Callable[[], None]:
+        try:
+            self._program = build()
+        except Exception as error:
+            self._error = error
+        return self._wake
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def is_done(self) -> bool:
+        return self._program is not None or self._error is not None
 
     @property
     def is_idle(self) -> bool:
-        return self.task.done() and not self.users
+        return self.is_done and not self.users
 
-    async def aclose(self) -> None:
-        if not self.task.cancelled() and self.task.exception() is None:
-            await self.task.result().aclose()
+    def result(self, run: Run) -> Any:
+        """Waits for it. Cancelling the run ends the wait."""
+        with run.on_cancel(self._wake), self._changed:
+            while not self.is_done and not run.is_cancelled:
+                self._changed.wait()
+        run.check()
+        if self._error is not None:
+            raise self._error
+        return self._program
 
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return await reader.readexactly(size)
+    def close(self) -> None:
+        if self._program is not None:
+            self._program.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 from warmcell.backends.many import Execute, OnProgress, Requests, run_many
 from warmcell.backends.supervisor_process import IdleSupervisors, Recipe, SupervisorProcess, death, end_all
+from warmcell.backends.supervisor_service import frame
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import on_error
@@ -62,7 +63,7 @@ class Supervisors:
 
     def __init__(self, recipe: Recipe, processes: int, idle: IdleSupervisors | None = None) -> None:
         try:
-            self._recipe = pickle.dumps(recipe)
+            self._recipe = frame(recipe)
         except Exception as error:
             raise InvalidRequest(
                 f"this backend cannot be made again in another process: {error}", field="processes", hint="processes=1"
@@ -70,6 +71,7 @@ class Supervisors:
         self._processes = processes
         self._idle = idle
         self._members: list[SupervisorProcess] = []
+        self._were_ready = False
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         return await self._run(request, None)
@@ -79,19 +81,18 @@ class Supervisors:
 
         `meanwhile` carries out a share of the runs until all supervisors are ready.
         """
-        return self._runner(program, meanwhile)
+        return self._runner(pickle.dumps(program), meanwhile)
 
     def runner(self, meanwhile: Execute) -> Execute:
         """`execute`, but `meanwhile` carries out a share of the runs until all supervisors are ready."""
         return self._runner(None, meanwhile)
 
-    def _runner(self, program: ExecRequest | None, meanwhile: Execute | None) -> Execute:
+    def _runner(self, program: bytes | None, meanwhile: Execute | None) -> Execute:
         here = 0
 
         async def execute(request: ExecRequest) -> ExecResult:
             nonlocal here
-            is_complete = all(member.is_ready for member in self._members)
-            if meanwhile is None or is_complete or self._fewest_runs(self._ready) < here:
+            if meanwhile is None or self._are_ready or self._fewest_runs(self._ready) < here:
                 return await self._run(request, program)
             here += 1
             try:
@@ -102,6 +103,12 @@ class Supervisors:
         return execute
 
     @property
+    def _are_ready(self) -> bool:
+        """All of them. Ready ones stay so."""
+        self._were_ready = self._were_ready or all(member.is_ready for member in self._members)
+        return self._were_ready
+
+    @property
     def _ready(self) -> list[SupervisorProcess]:
         return [member for member in self._members if member.is_ready]
 
@@ -109,8 +116,9 @@ class Supervisors:
     def _fewest_runs(members: list[SupervisorProcess]) -> float:
         return min((len(member.waiting) for member in members), default=float("inf"))
 
-    async def _run(self, request: ExecRequest, program: ExecRequest | None) -> ExecResult:
-        member = min(self._ready or self._members, key=lambda member: len(member.waiting))
+    async def _run(self, request: ExecRequest, program: bytes | None) -> ExecResult:
+        ready = self._members if self._are_ready else self._ready or self._members
+        member = min(ready, key=lambda member: len(member.waiting))
         return await member.run(request, program)
 
     @property

@@ -59,10 +59,10 @@ class Runs:
         finally:
             self._queue.release()
 
-    def run_blocking(self, work: Callable[[Run], T]) -> T:
-        """Carries out `work` in the calling thread."""
+    def run_blocking(self, work: Callable[[Run], T], run: Run | None = None) -> T:
+        """Carries out `work` in the calling thread. With `run`, another thread can cancel it."""
         self._check_open()
-        run = Run()
+        run = run or Run()
         with Interrupts(run):
             self._queue.acquire(run, self._queue_timeout)
             try:

@@ -35,7 +35,7 @@ async def in_thread(
     loop = running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
-    _threads.start(lambda: _delivery(loop, outcome, lambda: context.run(work)))
+    worker_threads.start(lambda: _delivery(loop, outcome, lambda: context.run(work)))
     try:
         return await asyncio.shield(outcome)
     except asyncio.CancelledError:
@@ -80,7 +80,7 @@ def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work:
     return report
 
 
-class _Threads:
+class WorkerThreads:
     """Daemon threads, one per piece of work at a time; `FairSemaphore` bounds how many that are.
 
     Not `concurrent.futures`, whose threads the interpreter joins at exit before their runs can be ended.
@@ -128,7 +128,7 @@ class _Threads:
             del report
 
 
-_threads = _Threads()
+worker_threads = WorkerThreads()
 
 
 async def wait_for_future(future: Future[Any], seconds: float) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
+import threading
 from typing import Literal
 
 import pytest
 from tests.helpers import until
 
 from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, Verdict, WasmBackend, errors, judge
+from warmcell.backends.supervisor_service import _Programs
 from warmcell.backends.supervisors import Supervisors, choose_processes
 from warmcell.cage.linux.processes import children
 from warmcell.core import events
 from warmcell.judging import judge as judging
+from warmcell.lifetime.run import Run, RunCancelled
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
 SUM = "print(sum(map(int, input().split())))"
@@ -173,6 +177,55 @@ async def test_cancelling_ends_the_run_and_the_next_one_is_right(delay: float) -
         pids = _pids(supervisors)
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     await backend.aclose()
+
+
+class _Built:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_cancelling_a_run_that_waits_for_a_build_leaves_the_build_alone() -> None:
+    may_end, built = threading.Event(), []
+
+    def build(request: ExecRequest) -> _Built:
+        assert may_end.wait(60)
+        built.append(_Built())
+        return built[0]
+
+    programs, program = _Programs(build), pickle.dumps(ExecRequest("python", "pass", 1))
+    run = Run()
+    threading.Timer(0.1, run.cancel).start()
+    with pytest.raises(RunCancelled), programs.use(program, run):
+        pass
+    may_end.set()
+    with programs.use(program, Run()) as found:
+        assert [found] == built, "built once"
+
+
+def test_the_programs_that_were_used_last_are_kept() -> None:
+    programs = _Programs(lambda request: _Built())
+    all_of_them = [pickle.dumps(ExecRequest("python", f"print({number})", 1)) for number in range(40)]
+    with programs.use(all_of_them[0], Run()) as first:
+        found = []
+        for program in all_of_them[1:]:
+            with programs.use(program, Run()) as built:
+                found.append(built)
+        assert not first.is_closed, "it is in use"
+        assert [built.is_closed for built in found] == [True] * 8 + [False] * 31
+    programs.close()
+    assert all(built.is_closed for built in found)
+
+
+def test_a_failed_build_fails_for_each_run() -> None:
+    def build(request: ExecRequest) -> _Built:
+        raise errors.BackendUnavailable("no")
+
+    programs, program = _Programs(build), pickle.dumps(ExecRequest("python", "pass", 1))
+    for _ in range(2):
+        with pytest.raises(errors.BackendUnavailable, match="no"), programs.use(program, Run()):
+            pass
 
 
 async def test_one_that_dies_is_a_failure_of_ours_for_its_runs_alone() -> None:

@@ -165,15 +165,15 @@ class ProcessBackend(BackendBase):
         return self._launcher.pool.zygote_pids()
 
     def execute_blocking(
-        self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
+        self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None, run: Run | None = None
     ) -> ExecResult:
         """Runs the request in the calling thread.
 
         `stdin` is a descriptor whose data the guest reads as it arrives, in place of the request's; `listener` gets the
-        output as it arrives, in this thread.
+        output as it arrives, in this thread. By `run`, another thread can cancel it.
         """
         with RunRecord(self.name, request, self._policy) as record:
-            record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin, listener))
+            record.result = self._runs.run_blocking(lambda run: self._execute(request, run, stdin, listener), run)
             return record.result
 
     async def execute(self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None) -> ExecResult:

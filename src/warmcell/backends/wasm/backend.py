@@ -101,10 +101,10 @@ class WasmBackend(BackendBase):
         refuse_descriptor(self.name, stdin)
         return stream(lambda listener: self.execute(request, listener=listener))
 
-    def execute_blocking(self, request: ExecRequest) -> ExecResult:
-        """Like `execute`, in the calling thread and without an event loop."""
+    def execute_blocking(self, request: ExecRequest, *, run: Run | None = None) -> ExecResult:
+        """Like `execute`, in the calling thread and without an event loop. By `run`, another thread can cancel it."""
         with RunRecord(_NAME, request) as record:
-            record.result = self._runs.run_blocking(lambda run: self._execute(request, run))
+            record.result = self._runs.run_blocking(lambda run: self._execute(request, run), run)
             return record.result
 
     async def build(self, request: ExecRequest) -> Program:
