@@ -153,6 +153,7 @@ def judge_rows(seconds: float) -> dict[str, dict[str, float]]:
     programs = {"Python": python, "C": ExecRequest("c", C_SUM, timeout=10)}
     for name, request in programs.items():
         for processes, batch in ((1, "first"), (None, "first"), (None, "next")):
+            before = take_sample([os.getpid()]) if with_roles else None
             began = time.monotonic()
             try:
                 verdicts = judge(request, cases, processes=processes)
@@ -162,6 +163,8 @@ def judge_rows(seconds: float) -> dict[str, dict[str, float]]:
             assert {verdict.status for verdict in verdicts} == {"accepted"}
             label = f"judge, {name}, processes={processes or 'chosen'}, {batch}"
             rows[label] = {"per_second": round(len(cases) / (time.monotonic() - began), 1)}
+            if before is not None:
+                rows[label] |= describe(before, take_sample([os.getpid()]), len(cases))
     return rows
 
 
@@ -202,15 +205,16 @@ def one_program(part: str, seconds: float) -> float:
 
 
 def server_rows(seconds: float) -> dict[str, dict[str, float]]:
-    rows = {}
+    """Up and down again, and the mean: the speed of the machine changes meanwhile, by more than a few workers do."""
+    numbers = [workers for workers in (0, 2, 4, 8, 16) if workers <= PROCESSORS]
+    found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for workers in (0, 2, 4, 8, 16):
-            if workers > PROCESSORS:
-                continue
+        for workers in (*numbers, *reversed(numbers)):
             options = ["--workers", str(workers)] if workers else []
             with start_server(directory, *options) as server:
-                rows[f"{workers or 'no'} workers"] = asyncio.run(load_server(server, seconds))
-    return rows
+                row = asyncio.run(load_server(server, seconds))
+            found.setdefault(f"{workers or 'no'} workers", []).append(row)
+    return {name: {key: round((up[key] + down[key]) / 2, 3) for key in up} for name, (up, down) in found.items()}
 
 
 async def load_server(server: Server, seconds: float) -> dict[str, float]:
