@@ -79,7 +79,7 @@ async def ajudge(
     cases = [_check_case(case) for case in cases]
     if clock not in ("wall", "cpu"):
         raise InvalidRequest(f"unknown clock {clock!r}", field="clock", hint="'wall' or 'cpu'")
-    limit = partial(_limited, clock=clock, max_elapsed=max_elapsed)
+    limit = partial(_request_maker, clock=clock, max_elapsed=max_elapsed)
     async with AsyncExitStack() as cleanup:
         if interactor is not None:
             return await _judge_interactively(
@@ -184,11 +184,11 @@ class _Session:
         return bool(prefix) and not prefix[-1].ok
 
 
-def _limited(request: ExecRequest, clock: Clock, max_elapsed: float) -> Callable[[Case], ExecRequest]:
+def _request_maker(request: ExecRequest, clock: Clock, max_elapsed: float) -> Callable[[Case], ExecRequest]:
     """Makes the request of a case, with its input and its limits. Most cases have the same limits."""
 
     @cache
-    def limited(timeout: float, memory_mb: int | None) -> ExecRequest:
+    def without_input(timeout: float, memory_mb: int | None) -> ExecRequest:
         limits = request.limits
         if memory_mb is not None:
             limits = replace(limits or Limits(), memory_mb=memory_mb)
@@ -198,7 +198,7 @@ def _limited(request: ExecRequest, clock: Clock, max_elapsed: float) -> Callable
         elapsed = min(timeout * _SLEEPING_FACTOR + _SLEEPING_SECONDS, max_elapsed)
         return replace(request, timeout=elapsed, limits=limits)
 
-    return lambda case: replace(limited(case.timeout or request.timeout, case.memory_mb), stdin=case.stdin)
+    return lambda case: replace(without_input(case.timeout or request.timeout, case.memory_mb), stdin=case.stdin)
 
 
 def _normalise(request: ExecRequest, cases: Sequence[Case]) -> ExecRequest:
