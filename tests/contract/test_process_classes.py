@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.contract.conftest import BACKENDS, Run, runner
-from tests.helpers import PATIENCE, require
+from tests.helpers import PATIENCE, require, until
 
 from warmcell import ExecRequest, ExecutionTimeout, InvalidRequest, ProcessBackend
 from warmcell.core.errors import BackendUnavailable
@@ -248,6 +248,7 @@ def test_nothing_is_left_after_many_ends(backend: ProcessBackend, run: Run) -> N
     for code in ("1/0", "import os; os._exit(9)", "import os; os.kill(os.getpid(), 9)", "print('x' * 100000)"):
         for _ in range(25):
             run(code)
-    # The pool may keep as many cells ready, each with its counters.
-    kept = backend.config.pool_size * backend._launcher.pool.descriptors_of_a_cell
-    assert kept < 100 and len(os.listdir("/proc/self/fd")) < before + max(kept, 30)
+    # The pool may keep as many cells ready, each with its counters, and may be making or closing another.
+    kept = (backend.config.pool_size + 1) * backend._launcher.pool.descriptors_of_a_cell
+    assert kept < 100
+    until(lambda: len(os.listdir("/proc/self/fd")) < before + max(kept, 30))
