@@ -30,7 +30,7 @@ from warmcell.images.manifests import (
     require_list,
     require_object,
 )
-from warmcell.images.progress import OnProgress, report_chunks
+from warmcell.images.progress import ImageProgress, OnProgress, report_chunks
 from warmcell.images.tar_reader import read_entries
 from warmcell.workspace.root import Root
 from warmcell.workspace.untrusted_files import open_regular
@@ -188,7 +188,7 @@ class SourceReader:
     def _read_archive(self, stream: IO[bytes], path: str, name: str | None) -> Source:
         if compression_of(stream) != "none":
             size = os.fstat(stream.fileno()).st_size
-            with self._blobs.open(self._decompress(stream, size)) as plain:
+            with self._blobs.open(self._decompress(stream, path, size)) as plain:
                 return self._read_archive(plain, path, name)
         archive = TarFiles(stream, Budget(self._limits))
         if _is_image(archive):
@@ -198,13 +198,15 @@ class SourceReader:
         digest, _ = self._put(read_chunks(stream), path, size)
         return self._make_image(digest, size, archive.latest)
 
-    def _decompress(self, stream: IO[bytes], compressed: int) -> str:
+    def _decompress(self, stream: IO[bytes], path: str, compressed: int) -> str:
         budget = Budget(self._limits)
         with self._blobs.writer() as writer:
             for chunk in decompress(stream):
                 budget.count_bytes(len(chunk))
                 writer.write(chunk)
                 budget.check_ratio(writer.size, compressed)
+                if self._on_progress is not None:
+                    self._on_progress(ImageProgress("unpack", path, stream.tell(), compressed))
             return writer.commit()
 
     def _put(self, chunks: Iterable[bytes], what: str, size: int, digest: str | None = None) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from warmcell.images.references import parse_reference
 from warmcell.images.unpack import Unpacker, WhiteoutsUnsupported
 from warmcell.interfaces.docker.engine import RouteGroup
 from warmcell.interfaces.docker.image_routes import save_body
+from warmcell.interfaces.docker.image_work import ImageJob
 from warmcell.interfaces.docker.messages import DockerError, Request, Response, Route, json_response
 from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.threads import in_thread
@@ -47,20 +48,21 @@ class BuildRoutes(RouteGroup):
         return json_response({"CachesDeleted": None, "SpaceReclaimed": await in_thread(self._engine.store.prune)})
 
     async def build(self, request: Request) -> Response:
-        job = self._read_job(request)
+        options = self._read_options(request)
+        job = await self._engine.image_work.start()
         place = os.path.join(self._engine.directory.path, f"build-{secrets.token_hex(8)}")
-        os.mkdir(place, 0o700)
-        async with on_error(lambda: in_thread(lambda: remove_directory(place))):
-            archive, job["context"] = os.path.join(place, "archive"), os.path.join(place, "context")
-            os.mkdir(job["context"], 0o700)
-            await save_body(request, archive, _MAX_CONTEXT)
-            await in_thread(lambda: unpack_context(archive, job["context"]))
-            check_dockerfile(job["context"], job["dockerfile"])
-        messages = self._messages(job, place)
+        async with on_error(lambda: _end(job, place)):
+            archive, context = os.path.join(place, "archive"), os.path.join(place, "context")
+            os.mkdir(place, 0o700)
+            os.mkdir(context, 0o700)
+            await save_body(request, archive, _MAX_CONTEXT, job)
+            await in_thread(lambda: unpack_context(archive, context, job), on_cancel=job.abandon)
+            check_dockerfile(context, options["dockerfile"])
+        messages = self._messages({**options, "context": context}, place, job)
         await anext(messages)  # from now on closing it removes the files, also if the client has gone
         return Response(200, headers={"content-type": "application/json"}, chunks=messages)
 
-    def _read_job(self, request: Request) -> dict[str, Any]:
+    def _read_options(self, request: Request) -> dict[str, Any]:
         if request.text("version") == "2":
             raise DockerError(501, "BuildKit is not supported: use the classic builder (DOCKER_BUILDKIT=0)")
         for name, reason in _REFUSED.items():
@@ -87,7 +89,7 @@ class BuildRoutes(RouteGroup):
             policy = replace(policy, allow_network=False, network_rules=())
         return policy.to_json()
 
-    async def _messages(self, job: Mapping[str, Any], place: str) -> AsyncIterator[bytes]:
+    async def _messages(self, options: Mapping[str, Any], place: str, job: ImageJob) -> AsyncIterator[bytes]:
         """An empty message, then what the build's process writes. A client that goes away ends it."""
         process = None
         try:
@@ -99,7 +101,7 @@ class BuildRoutes(RouteGroup):
                 limit=_MAX_LINE,
             )
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(job).encode() + b"\n")  # open until the end: it notices if we are killed
+            process.stdin.write(json.dumps(options).encode() + b"\n")  # open until the end: it notices if we are killed
             while line := await process.stdout.readline():
                 yield line.rstrip(b"\n") + b"\r\n"
             if await process.wait() != 0:
@@ -109,12 +111,31 @@ class BuildRoutes(RouteGroup):
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
-            await in_thread(lambda: remove_directory(place))
+            await _end(job, place)
 
 
-def unpack_context(archive: str, directory: str) -> None:
+async def _end(job: ImageJob, place: str) -> None:
+    try:
+        await in_thread(lambda: remove_directory(place))
+    finally:
+        job.end()
+
+
+class ContextBudget(Budget):
+    """Charges what is unpacked to the job."""
+
+    def __init__(self, job: ImageJob) -> None:
+        super().__init__(_CONTEXT_LIMITS)
+        self._job = job
+
+    def count_bytes(self, size: int) -> None:
+        super().count_bytes(size)
+        self._job.charge(size)
+
+
+def unpack_context(archive: str, directory: str, job: ImageJob) -> None:
     """Blocking. Bombs, links out and devices are handled as in layers of images."""
-    budget = Budget(_CONTEXT_LIMITS)
+    budget = ContextBudget(job)
     with open(archive, "rb") as stream:
         reader = LayerReader(decompress(stream), budget, os.fstat(stream.fileno()).st_size)
         try:

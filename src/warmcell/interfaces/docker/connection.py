@@ -180,11 +180,11 @@ class Connection:
                     left -= len(data)
 
     async def _run_watched(self, request: Request) -> Answer:
-        """The handler's answer. A client that goes away meanwhile cancels it; a streamed body shows that itself."""
-        if self._is_streamed(request):
-            return await self._handle(request)
+        """The handler's answer. A client that goes away meanwhile cancels it, also one that waits to send its body."""
         handling = asyncio.ensure_future(self._handle(request))
-        watching = asyncio.ensure_future(self._wait_for_close())
+        watching = asyncio.ensure_future(
+            self.wait_for_hangup() if self._is_streamed(request) else self._wait_for_close()
+        )
         try:
             await asyncio.wait({handling, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not handling.done() and watching.result():
@@ -203,6 +203,13 @@ class Connection:
             if data := await self._reader.read(_CHUNK):
                 self._http.receive_data(data)
                 return False
+        return True
+
+    async def wait_for_hangup(self) -> bool:
+        """True. asyncio reports the end of input only; the kernel knows whether the client can still read."""
+        connected = self._writer.get_extra_info("socket")
+        while connected.fileno() >= 0 and not _has_hung_up(connected.fileno()):
+            await asyncio.sleep(_HANGUP_SECONDS)
         return True
 
     async def _handle(self, request: Request) -> Answer:
@@ -323,10 +330,7 @@ class _Raw:
         await self._connection._write(data)
 
     async def wait_for_hangup(self) -> None:
-        """asyncio reports the end of input only; the kernel knows whether the client can still read."""
-        connected = self._connection._writer.get_extra_info("socket")
-        while connected.fileno() >= 0 and not _has_hung_up(connected.fileno()):
-            await asyncio.sleep(_HANGUP_SECONDS)
+        await self._connection.wait_for_hangup()
 
 
 def _request_of(head: h11.Request, stream: Connection) -> Request:

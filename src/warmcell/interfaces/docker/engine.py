@@ -20,6 +20,7 @@ from warmcell.images import Image, ImageStore
 from warmcell.interfaces.docker.container import Container, ExecProcess
 from warmcell.interfaces.docker.container_cage import ContainerCage
 from warmcell.interfaces.docker.container_spec import BRIDGE, DEFAULT_LIMITS, ContainerSpec, Mount, check_name
+from warmcell.interfaces.docker.image_work import ImageWork
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.interfaces.docker.output_log import EventLog
 from warmcell.lifetime.threads import in_thread
@@ -115,6 +116,7 @@ class Engine:
         self._names: dict[str, str] = {}
         self._description_bytes = 0
         self.directory = PrivateDirectory("serve")
+        self.image_work = ImageWork(self.directory.path)
         self.volumes = Volumes(self.directory.path)
         self.started = time.time()
         self.id = secrets.token_hex(16)
@@ -286,6 +288,7 @@ class Engine:
 
     async def close(self) -> None:
         """Ends all containers and removes every file."""
+        self.image_work.close()
         for container in tuple(self.containers.values()):
             if not container.is_removed:
                 await self.remove(container)

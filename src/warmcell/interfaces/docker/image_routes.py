@@ -20,6 +20,7 @@ from warmcell.images.model import config_document
 from warmcell.images.progress import ImageProgress
 from warmcell.images.references import parse_reference
 from warmcell.interfaces.docker.engine import RouteGroup
+from warmcell.interfaces.docker.image_work import ClientLeft, ImageJob
 from warmcell.interfaces.docker.messages import (
     DockerError,
     Request,
@@ -36,6 +37,8 @@ from warmcell.lifetime.threads import in_thread
 
 #: The largest archive of an image that is taken.
 _MAX_ARCHIVE = 64 << 30
+#: How long an upload may take: others may wait for it.
+_UPLOAD_SECONDS = 3600.0
 _CHUNK = 1 << 20
 _LOCAL_REGISTRIES = ("localhost", "127.0.0.1", "[::1]")
 _FILTERS = ("reference", "dangling", "label", "before", "since")
@@ -146,7 +149,7 @@ class ImageRoutes(RouteGroup):
             status = {"status": f"Digest: {image.digest}"}
             return [status, {"status": f"Status: Downloaded newer image for {image.name}"}]
 
-        return await progress.respond(pull, describe)
+        return await progress.respond(pull, describe, await self._engine.image_work.start())
 
     async def _import(self, request: Request, source: str) -> Response:
         if source != "-":
@@ -165,11 +168,16 @@ class ImageRoutes(RouteGroup):
     async def _add(self, request: Request, name: str | None) -> Image:
         """An archive is complete on disk before it is looked at."""
         path = os.path.join(self._engine.directory.path, f"archive-{secrets.token_hex(8)}")
+        job = await self._engine.image_work.start()
         try:
-            await save_body(request, path, _MAX_ARCHIVE)
-            image = await in_thread(lambda: self._engine.store.import_(path, name))
+            await save_body(request, path, _MAX_ARCHIVE, job)
+            work = partial(self._engine.store.import_, path, name, on_progress=job.check)
+            image = await in_thread(work, on_cancel=job.abandon)
         finally:
-            await in_thread(lambda: _remove_file(path))
+            try:
+                await in_thread(lambda: _remove_file(path))
+            finally:
+                job.end()
         self._engine.events.add("image", "load", image.digest, {"name": image.name})
         return image
 
@@ -200,15 +208,20 @@ async def _send_file(file: BinaryIO) -> AsyncIterator[bytes]:
             yield data
 
 
-async def save_body(request: Request, path: str, most: int) -> None:
+async def save_body(request: Request, path: str, most: int, job: ImageJob) -> None:
     size = 0
     with open(path, "xb") as file:
         os.fchmod(file.fileno(), 0o600)
-        async for chunk in request.stream.chunks():
-            size += len(chunk)
-            if size > most:
-                raise DockerError(413, f"the body is larger than {most} bytes")
-            await in_thread(partial(file.write, chunk))
+        try:
+            async with asyncio.timeout(_UPLOAD_SECONDS):
+                async for chunk in request.stream.chunks():
+                    size += len(chunk)
+                    if size > most:
+                        raise DockerError(413, f"the body is larger than {most} bytes")
+                    job.charge(len(chunk))
+                    await in_thread(partial(file.write, chunk))
+        except TimeoutError:
+            raise DockerError(408, f"the body did not arrive within {_UPLOAD_SECONDS:g} s") from None
 
 
 def _is_listed(image: Image, filters: dict[str, list[str]]) -> bool:
@@ -284,10 +297,6 @@ def _pull_message(step: ImageProgress) -> dict[str, Any]:
     return {"status": status, "id": name, "progressDetail": {"current": step.done, "total": step.total}}
 
 
-class ClientLeft(Exception):
-    """Raised in the working thread when its client is gone."""
-
-
 class ProgressStream(Generic[P]):
     """Used once. A failure before the first progress has a status of its own; a later one is in the stream."""
 
@@ -305,9 +314,12 @@ class ProgressStream(Generic[P]):
         self._waiting.append(self._render(progress))
         self._loop.call_soon_threadsafe(self._changed.set)
 
-    async def respond(self, work: Callable[[], T], describe: Callable[[T], list[dict[str, Any]]]) -> Response:
-        """Starts the work. `describe` gives the messages at its end."""
+    async def respond(
+        self, work: Callable[[], T], describe: Callable[[T], list[dict[str, Any]]], job: ImageJob
+    ) -> Response:
+        """Starts the work. `describe` gives the messages at its end, which ends the job."""
         working = asyncio.ensure_future(in_thread(work, on_cancel=self._stop))
+        working.add_done_callback(job.end)
         working.add_done_callback(lambda _: self._changed.set())
         try:
             await self._changed.wait()

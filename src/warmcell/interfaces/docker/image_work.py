@@ -1,0 +1,92 @@
+"""Builds, loads, imports and pulls: how many run at a time, and the disk that their uploads take together."""
+
+from __future__ import annotations
+
+import os
+
+from warmcell.core.errors import BackendBusy
+from warmcell.core.types import MIB
+from warmcell.interfaces.docker.messages import DockerError
+from warmcell.lifetime.fair_semaphore import FairSemaphore
+from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.root import Quota
+
+#: How many run at a time, how many wait, and how long.
+_AT_ONCE, _MAX_WAITING, _QUEUE_SECONDS = max(4, len(os.sched_getaffinity(0))), 64, 3600.0
+#: The most disk for uploads of requests in progress; half of what is free if that is less.
+_MAX_UPLOADED_MB = 64 << 10
+
+
+class ClientLeft(Exception):
+    """Raised in the working thread when its client is gone."""
+
+
+class ImageWork:
+    """Belongs to the engine. `directory` is where uploads are."""
+
+    def __init__(self, directory: str) -> None:
+        self._slots = FairSemaphore(_AT_ONCE, 2 * _MAX_WAITING)  # one tenant may have half of those that wait
+        disk, self._mb = os.statvfs(directory), _MAX_UPLOADED_MB
+        if disk.f_blocks:  # else the file system has no size of its own
+            self._mb = max(1, min(self._mb, disk.f_bavail * disk.f_frsize // 2 // MIB))
+        self._uploaded = Quota(self._mb)
+        self._is_closed = False
+
+    async def start(self) -> ImageJob:
+        """In the order of arrival. The body is not read meanwhile, so that those that wait take no disk."""
+        try:
+            await self._slots.acquire_async(_QUEUE_SECONDS)
+        except BackendBusy:
+            reason = f"{_AT_ONCE} builds, loads and pulls are in progress, and others wait"
+            raise DockerError(503, f"{reason}; try again when some have ended") from None
+        if self._is_closed:
+            self._slots.release()
+            raise DockerError(503, "the server is ending")
+        return ImageJob(self)
+
+    def close(self) -> None:
+        """Before `directory` is removed: those that wait are refused."""
+        self._is_closed = True
+
+    def charge(self, size: int) -> None:
+        try:
+            with self._uploaded.charge("", size):
+                pass
+        except LimitExceeded:
+            reason = f"uploads of builds and loads in progress would take more than {self._mb} MB of disk together"
+            remedy = "try again when others have ended, or have the server use a larger disk (TMPDIR)"
+            raise DockerError(503, f"{reason}; {remedy}") from None
+
+    def end(self, charged: int) -> None:
+        self._uploaded.refund(charged)
+        self._slots.release()
+
+
+class ImageJob:
+    """One that runs. It counts what is uploaded and unpacked for it until `end`."""
+
+    def __init__(self, work: ImageWork) -> None:
+        self._work: ImageWork | None = work
+        self._charged = 0
+        self._is_abandoned = False
+
+    def charge(self, size: int) -> None:
+        """From any thread. Raises `DockerError` if all jobs together take too much."""
+        self.check()
+        assert self._work is not None
+        self._work.charge(size)
+        self._charged += size
+
+    def check(self, _: object = None) -> None:
+        """Raises `ClientLeft` after `abandon`."""
+        if self._is_abandoned:
+            raise ClientLeft
+
+    def abandon(self) -> None:
+        self._is_abandoned = True
+
+    def end(self, _: object = None) -> None:
+        """After its files were removed. May be called twice."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.end(self._charged)
