@@ -78,8 +78,9 @@ def test_hostile_contexts_are_refused(client: Client, server: DockerServer) -> N
         client.containers.run("linked:1", ["cat", "/copied/Dockerfile"], remove=True)
 
 
-def test_a_client_that_hangs_up_ends_its_build(server: DockerServer) -> None:
-    context = context_of(Dockerfile="FROM busybox:1\nRUN echo begun; exec tail -f /dev/null\n").getvalue()
+@pytest.mark.parametrize("command", ["exec tail -f /dev/null", "while true; do i=$((i+1)); echo x > /$i; done"])
+def test_a_client_that_hangs_up_ends_its_build(server: DockerServer, command: str) -> None:
+    context = context_of(Dockerfile=f"FROM busybox:1\nRUN echo begun; {command}\n").getvalue()
     connected = server.send("POST /build?t=endless:1", context)
     seen = b""
     while b"begun" not in seen.partition(b"RUN")[2].partition(b"\\n")[2]:
@@ -89,4 +90,6 @@ def test_a_client_that_hangs_up_ends_its_build(server: DockerServer) -> None:
     connected.close()
     (state,) = server.temporary.glob("warmcell-serve-*")
     until(lambda: not any(name.startswith("build-") for name in os.listdir(state)))
+    layers = server.binds.parent / "cache/warmcell/images/layers"
+    assert list(layers.glob(".unpack-*")) == []
     assert server.client.ping()

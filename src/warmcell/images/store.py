@@ -35,7 +35,8 @@ from warmcell.images.references import Reference, is_digest, parse_reference
 from warmcell.images.sources import SourceReader
 from warmcell.images.store_access import check_access, explain_access
 from warmcell.images.unpack import WhiteoutsUnsupported
-from warmcell.lifetime.held_directories import HeldDirectory, cache_place, hold, make_cache
+from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, HeldDirectory, cache_place, hold, make_cache
+from warmcell.workspace.private_directory import sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,6 +217,10 @@ class ImageStore:
         """Remove everything that no name and no running program needs; returns the bytes freed."""
         with explain_access(self.path), self._lock(is_shared=False):
             return collect_garbage(self._records, self._layers, self._blobs)
+
+    def sweep(self) -> None:
+        """Remove layers that killed programs have left unfinished. `prune` does so too."""
+        sweep(self._layers.path, UNFINISHED_LAYERS)
 
     def lease(self, image: Image) -> ImageLease:
         """Keep the layers of an image in place until the lease is closed."""

@@ -108,10 +108,13 @@ class BuildRoutes(RouteGroup):
                 message = f"the build's process ended with {process.returncode}"
                 yield json.dumps({"errorDetail": {"message": message}, "error": message}).encode() + b"\r\n"
         finally:
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
-            await _end(job, place)
+            try:
+                if process is not None and process.returncode is None:
+                    process.kill()
+                    await process.wait()
+                    await in_thread(self._engine.store.sweep)
+            finally:
+                await _end(job, place)
 
 
 async def _end(job: ImageJob, place: str) -> None:
