@@ -3,11 +3,11 @@
     python benchmarks/scaling.py [--seconds 3] [--only process,processes,judge,wasm,server,endings] [--results DIR]
                                  [--roles] [--callers 16,64]
 
-Run it as an ordinary user on any number of processors. "Bare" is `python3 -c` in an empty virtual environment, measured
-in the same run. Prints tables with the efficiency per processor, and writes benchmarks/results/scaling-N.json for N
-processors. With `--roles` each row is followed by processor time and context switches per run and kind of process, and
-the idle share of the machine (see roles.py). Parts whose extra or module is not installed are left out with a line that
-says so.
+Run it as an ordinary user on any number of processors. "Bare" is `python3 -c` in an empty virtual environment, by as
+many callers as there are processors, before and after each part: the speed of a machine changes. Prints tables with the
+efficiency per processor, and writes benchmarks/results/scaling-N.json for N processors. With `--roles` each row is
+followed by processor time and context switches per run and kind of process, and the idle share of the machine (see
+roles.py). Parts whose extra or module is not installed are left out with a line that says so.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ PROCESSORS = len(os.sched_getaffinity(0))
 CALLERS = (1, 2, 4, 8, 16, 64, 128)
 PROGRAM = ExecRequest("python", HELLO, 60)
 C_SUM = '#include <stdio.h>\nint main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d\\n", a + b); return 0; }'
+PYTHON_SUM = "print(sum(map(int, input().split())))"
 PIPELINE = "echo hello | cat | wc -c"
 #: Runs for each second of measuring where the number is given beforehand, about as many as there will be.
 _EACH = 125 * PROCESSORS
+#: Seconds that bare runs are measured beside each part.
+_BESIDE = 1.5
 Action = Callable[[], object]
 #: Whether rows say where the time goes.
 with_roles = False
@@ -93,7 +96,7 @@ def figures(latencies: list[float], seconds: float) -> dict[str, float]:
 
 
 def show(name: str, rows: dict[str, dict[str, float]], base: float) -> dict[str, dict[str, float]]:
-    """`base`: bare runs per second with as many callers as processors."""
+    """`base`: bare runs per second meanwhile, with as many callers as processors."""
     say(f"\n{name}\n{'':>42}  {'runs/s':>8}  {'x bare':>6}  {'of a core':>9}  {'p50 ms':>8}  {'p99 ms':>8}")
     for label, row in rows.items():
         row["x_bare"] = round(row["per_second"] / base, 3)
@@ -108,7 +111,19 @@ def show(name: str, rows: dict[str, dict[str, float]], base: float) -> dict[str,
 
 def bare_rows(python: str, seconds: float) -> dict[str, dict[str, float]]:
     action = bare(python, "-c", HELLO)
-    return {f"{callers} callers": measure([action] * callers, seconds) for callers in (1, 8, 16, 64)}
+    rows = {f"{callers} callers": measure([action] * callers, seconds) for callers in (1, 8, 16, 64)}
+    rows["judge's program, 16 callers"] = measure([lambda: bare_sum(python)] * 16, seconds)
+    return rows
+
+
+def bare_sum(python: str) -> None:
+    done = subprocess.run([python, "-c", PYTHON_SUM], input=b"1 2", stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"3\n"
+
+
+def bare_now(python: str) -> float:
+    """Runs per second with as many callers as processors."""
+    return measure([bare(python, "-c", HELLO)] * PROCESSORS, _BESIDE)["per_second"]
 
 
 def process_rows(seconds: float, every: tuple[int, ...]) -> dict[str, dict[str, float]]:
@@ -149,7 +164,7 @@ async def many(processes: int, count: int) -> dict[str, dict[str, float]]:
 def judge_rows(seconds: float) -> dict[str, dict[str, float]]:
     rows = {}
     cases = [Case("1 2", "3")] * int(_EACH * seconds)
-    python = ExecRequest("python", "print(sum(map(int, input().split())))", timeout=10)
+    python = ExecRequest("python", PYTHON_SUM, timeout=10)
     programs = {"Python": python, "C": ExecRequest("c", C_SUM, timeout=10)}
     for name, request in programs.items():
         for processes, batch in ((1, "first"), (None, "first"), (None, "next")):
@@ -295,16 +310,20 @@ def main() -> int:
         return 0
     host = {"processors": PROCESSORS, "kernel": platform.release(), "python": platform.python_version()}
     report: dict[str, Any] = {**host}
-    with tempfile.TemporaryDirectory() as directory:
-        report["bare"] = bare_rows(empty_environment(directory), options.seconds)
-    base = max(row["per_second"] for row in report["bare"].values())
-    show("bare python3 -c", report["bare"], base)
     callers = tuple(map(int, options.callers.split(","))) if options.callers else CALLERS
-    for name, part in parts([each for each in options.only.split(",") if each], options.seconds, callers):
-        try:
-            report[name] = show(name, part(), base)
-        except (ImportError, SandboxError, TypeError) as error:
-            say(f"\n{name}: left out: {type(error).__name__}: {error}")
+    with tempfile.TemporaryDirectory() as directory:
+        python = empty_environment(directory)
+        report["bare"] = bare_rows(python, options.seconds)
+        show("bare python3 -c", report["bare"], max(row["per_second"] for row in report["bare"].values()))
+        for name, part in parts([each for each in options.only.split(",") if each], options.seconds, callers):
+            before = bare_now(python)
+            try:
+                rows = part()
+            except (ImportError, SandboxError, TypeError) as error:
+                say(f"\n{name}: left out: {type(error).__name__}: {error}")
+                continue
+            base = (before + bare_now(python)) / 2
+            report[name] = show(f"{name} (bare meanwhile: {base:.0f})", rows, base) | {"bare": {"per_second": base}}
     if not options.only:
         options.results.mkdir(exist_ok=True)
         (options.results / f"scaling-{PROCESSORS}.json").write_text(json.dumps(report, indent=1) + "\n")
