@@ -4,10 +4,11 @@
                                  [--roles] [--callers 16,64]
 
 Run it as an ordinary user on any number of processors. "Bare" is `python3 -c` in an empty virtual environment, by as
-many callers as there are processors, before and after each part: the speed of a machine changes. Prints tables with the
-efficiency per processor, and writes benchmarks/results/scaling-N.json for N processors. With `--roles` each row is
-followed by processor time and context switches per run and kind of process, and the idle share of the machine (see
-roles.py). Parts whose extra or module is not installed are left out with a line that says so.
+many callers as there are processors, before and after each part: the speed of a machine changes. For `judge` it is the
+program that is judged, with its input. Prints tables with the efficiency per processor, and writes
+benchmarks/results/scaling-N.json for N processors. With `--roles` each row is followed by processor time and context
+switches per run and kind of process, and the idle share of the machine (see roles.py). Parts whose extra or module is
+not installed are left out with a line that says so.
 """
 
 from __future__ import annotations
@@ -111,9 +112,7 @@ def show(name: str, rows: dict[str, dict[str, float]], base: float) -> dict[str,
 
 def bare_rows(python: str, seconds: float) -> dict[str, dict[str, float]]:
     action = bare(python, "-c", HELLO)
-    rows = {f"{callers} callers": measure([action] * callers, seconds) for callers in (1, 8, 16, 64)}
-    rows["judge's program, 16 callers"] = measure([lambda: bare_sum(python)] * 16, seconds)
-    return rows
+    return {f"{callers} callers": measure([action] * callers, seconds) for callers in (1, 8, 16, 64)}
 
 
 def bare_sum(python: str) -> None:
@@ -121,9 +120,10 @@ def bare_sum(python: str) -> None:
     assert done.stdout == b"3\n"
 
 
-def bare_now(python: str) -> float:
+def bare_now(python: str, part: str) -> float:
     """Runs per second with as many callers as processors."""
-    return measure([bare(python, "-c", HELLO)] * PROCESSORS, _BESIDE)["per_second"]
+    action: Action = bare(python, "-c", HELLO) if part != "judge" else lambda: bare_sum(python)
+    return measure([action] * PROCESSORS, _BESIDE)["per_second"]
 
 
 def process_rows(seconds: float, every: tuple[int, ...]) -> dict[str, dict[str, float]]:
@@ -316,13 +316,13 @@ def main() -> int:
         report["bare"] = bare_rows(python, options.seconds)
         show("bare python3 -c", report["bare"], max(row["per_second"] for row in report["bare"].values()))
         for name, part in parts([each for each in options.only.split(",") if each], options.seconds, callers):
-            before = bare_now(python)
+            before = bare_now(python, name)
             try:
                 rows = part()
             except (ImportError, SandboxError, TypeError) as error:
                 say(f"\n{name}: left out: {type(error).__name__}: {error}")
                 continue
-            base = (before + bare_now(python)) / 2
+            base = (before + bare_now(python, name)) / 2
             report[name] = show(f"{name} (bare meanwhile: {base:.0f})", rows, base) | {"bare": {"per_second": base}}
     if not options.only:
         options.results.mkdir(exist_ok=True)
