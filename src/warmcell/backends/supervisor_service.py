@@ -58,6 +58,9 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     share_machine()
+    # On a full machine, runs that do not preempt each other when they wake up are a few per cent more a second.
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     connection = socket.socket(fileno=descriptor)
     connection.setblocking(True)
     messages = _receive(connection)
@@ -155,8 +158,9 @@ class _Programs:
         finally:
             with self._lock:
                 build.users -= 1
-                idle = [key for key, build in self._builds.items() if build.is_idle]
-                closing = [self._builds.pop(key) for key in idle[: max(0, len(self._builds) - _MOST_PROGRAMS)]]
+                surplus = len(self._builds) - _MOST_PROGRAMS
+                idle = [key for key, build in self._builds.items() if build.is_idle] if surplus > 0 else []
+                closing = [self._builds.pop(key) for key in idle[:surplus]]
             for each in closing:
                 each.close()
 
