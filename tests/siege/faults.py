@@ -139,13 +139,18 @@ _KEPT = ("user:", "net:")
 
 
 def _inside(pid: int) -> tuple[str, int]:
-    """What it has open, by kind, and how many mounts it sees. Of user and network namespaces a manager keeps some."""
+    """What it has open, by kind, and how many mounts it sees. Of user and network namespaces a manager keeps some, and
+    one pid namespace, its own, from the first guest on whose processes it had to look for.
+    """
     try:
         leads_to = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
         mounts = len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
     except OSError:
         return ("gone", 0)
-    return (" ".join(sorted(name.partition(":")[0] for name in leads_to if not name.startswith(_KEPT))), mounts)
+    kinds = sorted(name.partition(":")[0] for name in leads_to if not name.startswith(_KEPT))
+    if "pid" in kinds:
+        kinds.remove("pid")
+    return (" ".join(kinds), mounts)
 
 
 def await_leftovers(before: Belongings) -> Belongings:

@@ -28,7 +28,7 @@ MOST_CALLS = 95
 CALLS = """
 import sys
 from warmcell import ExecRequest, WasmBackend
-calls = 0
+calls, counts = 0, []
 def count(frame, event, argument):
     global calls
     calls += event == "call"
@@ -36,10 +36,13 @@ with WasmBackend() as backend:
     request = ExecRequest("wasm", '(module (func (export "_start")))', 60)
     for _ in range(60):  # by then records have their constructors
         backend.execute_blocking(request)
-    sys.setprofile(count)
-    backend.execute_blocking(request)
-    sys.setprofile(None)
-    print(calls)
+    for _ in range(9):  # where the answer comes in two pieces, it takes more
+        calls = 0
+        sys.setprofile(count)
+        backend.execute_blocking(request)
+        sys.setprofile(None)
+        counts.append(calls)
+    print(min(counts))
 """
 
 
