@@ -1,7 +1,6 @@
 """What a supervisor process does: it runs requests of the program that started it, until that disconnects.
 
-A thread for each request carries it out and answers. An event loop in between would take as long as half of a run's
-other work here.
+A thread for each request carries it out and answers. An event loop in between takes an eighth more processor time.
 """
 
 from __future__ import annotations
@@ -64,7 +63,8 @@ def serve(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     connection.setblocking(True)
     messages = _receive(connection)
-    for make in messages:
+    make = next(messages, None)
+    if make is not None:
         with make() as backend:
             _Service(connection, backend).run(messages)
 
@@ -92,8 +92,8 @@ class _Service:
         for number, request, program in messages:
             if request is not None:
                 self._start(number, request, program)
-            elif number in self._runs:
-                self._runs[number].cancel()
+            elif (run := self._runs.get(number)) is not None:  # else it has just ended
+                run.cancel()
         self._programs.close()
 
     def _start(self, number: int, request: ExecRequest, program: bytes | None) -> None:
@@ -124,7 +124,10 @@ class _Service:
         return answer
 
     def _send(self, number: int, result: ExecResult | None = None, error: Exception | None = None) -> None:
-        message = frame((number, result, error))
+        try:
+            message = frame((number, result, error))
+        except Exception as problem:  # a program that gets no answer would wait without end
+            message = frame((number, None, _as_ours(problem)))
         with self._sending, suppress(OSError):  # the program has disconnected
             self._connection.sendall(message)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import socket
 import threading
 from typing import Literal
 
@@ -13,7 +14,7 @@ import pytest
 from tests.helpers import until
 
 from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, Verdict, WasmBackend, errors, judge
-from warmcell.backends.supervisor_service import _Programs
+from warmcell.backends.supervisor_service import READY, _Programs, _Service, unframe
 from warmcell.backends.supervisors import Supervisors, choose_processes
 from warmcell.cage.linux.processes import children
 from warmcell.core import events
@@ -202,6 +203,48 @@ def test_cancelling_a_run_that_waits_for_a_build_leaves_the_build_alone() -> Non
     may_end.set()
     with programs.use(program, Run()) as found:
         assert [found] == built, "built once"
+
+
+class _Ending(dict[int, Run]):
+    """Runs of which each ends right after it was found."""
+
+    def __contains__(self, number: object) -> bool:
+        return True
+
+
+class _Backend:
+    def build_blocking(self, request: ExecRequest) -> _Built:
+        return _Built()
+
+    def execute_blocking(self, request: ExecRequest, *, run: Run | None = None) -> object:
+        if run is None:
+            raise errors.BackendUnavailable("not here")
+        return threading.Lock() if request.code == "lock" else None
+
+
+def _answers(*messages: tuple[int, ExecRequest | None, bytes | None]) -> dict[int, tuple[object, Exception | None]]:
+    """Of a service that gets these messages: result and error by number."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        service = _Service(theirs, _Backend())
+        service._runs = _Ending()
+        service.run(iter(messages))
+        received, found = bytearray(), dict[int, tuple[object, Exception | None]]()
+        ours.settimeout(60)
+        while len(found) < 1 + sum(request is not None for _, request, _ in messages):
+            received += ours.recv(1 << 16)
+            found |= {number: (result, error) for number, result, error in unframe(received)}
+    return found
+
+
+def test_a_run_that_ends_while_its_cancellation_arrives_is_left_alone() -> None:
+    request = ExecRequest("python", "pass", 1)
+    assert _answers((1, None, None), (2, request, None)) == {READY: (None, None), 2: (None, None)}
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure_of_ours() -> None:
+    (result, error) = _answers((1, ExecRequest("python", "lock", 1), None))[1]
+    assert result is None and isinstance(error, errors.BackendUnavailable) and "pickle" in str(error)
 
 
 def test_the_programs_that_were_used_last_are_kept() -> None:
