@@ -71,6 +71,9 @@ class BareWorker:
 
     def limit_error(self, result: ExecResult) -> None: ...
 
+    def end_if_over_memory(self, peak: int) -> bool:
+        return False
+
     def denials_since(self, moment: float) -> list[Denial]:
         return []
 

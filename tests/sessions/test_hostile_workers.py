@@ -150,6 +150,9 @@ class Pretender:
 
     def limit_error(self, result: ExecResult) -> None: ...
 
+    def end_if_over_memory(self, peak: int) -> bool:
+        return False
+
     def denials_since(self, moment: float) -> list[Denial]:
         return []
 

@@ -105,6 +105,10 @@ class Worker(Protocol):
         """The error of the limit that ended it, asked after `reason`; None if it was something else."""
         ...
 
+    def end_if_over_memory(self, peak: int) -> bool:
+        """Whether it is ended because it has too much memory. `peak`: the most that it ever had, by its own account."""
+        ...
+
     def denials_since(self, moment: float) -> list[Denial]:
         """What its cage was refused since then, in the time of `time.monotonic`."""
         ...

@@ -308,6 +308,8 @@ class SessionProtocol:
     def _finish(self, run: Run, cell: Exchange, done: Done) -> None:
         if done.cell != cell.number:
             return
+        if self._worker.end_if_over_memory(done.peak_memory):
+            return  # the end of its socket follows
         if done.result is not None:
             self._take_display(run, cell, Display(done.result, True, None, False))
         cell.done = done

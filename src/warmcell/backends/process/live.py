@@ -18,23 +18,24 @@ from typing import Any
 from warmcell.backends.process.cell_template import CellTemplate
 from warmcell.backends.process.started_programs import (
     IDLE,
+    OVER_MEMORY,
     CageEnd,
     LiveDenials,
     PendingStart,
-    ProgramExit,
     StartedProgram,
     cage_end_from,
-    is_wait_status,
+    exit_from,
     start_error,
 )
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
-from warmcell.core.types import Denial
+from warmcell.core.types import MIB, Denial
 from warmcell.guest.live.frames import FrameTooLong
 from warmcell.lifetime.descriptors import Descriptors, open_memory_file
 from warmcell.lifetime.ownership import Lock, own_until_exit
 from warmcell.lifetime.threads import in_thread, wait_for_future
 from warmcell.policy.places import CODE_DIR, WORK_DIR
 from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.guest_memory import guest_memory
 from warmcell.sessions.agent_channel import AgentChannel, ChannelClosed, Message
 from warmcell.sessions.loop import READ, Loop
 
@@ -43,7 +44,6 @@ _START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
 #: How long the end of a cage may take, and of that the manager's report, which an overloaded host may delay.
 _END_SECONDS, _REPORT_MS = 60.0, 45_000
 _MOST_LAST_WORDS = 4096
-_MOST_PEAK = 1 << 62
 _FORGED = "its agent sent an impossible message"
 _NO_ANSWER = "its agent did not answer for {:g} s"
 
@@ -309,17 +309,16 @@ class LiveCage:
             self._is_ready = True
             self._cell.close_start_channels()
             return
-        pid, status, cpu, peak = (message.get(name) for name in ("pid", "status", "cpu", "peak"))
+        pid, ended = message.get("pid"), exit_from(message)
         program = self._programs.pop(pid, None) if isinstance(pid, int) else None
-        is_sound = is_wait_status(status) and isinstance(peak, int) and _is_seconds(cpu)
-        if program is None or not is_sound:
+        if program is None or ended is None:
             self._programs.update({program.pid: program} if program else {})
             self._channel.end(_FORGED)
         else:
             self._start_idle_timer()
             self._receive_denials()
             program.denials = self._denials.since(program.began)
-            program.ended.set_result(ProgramExit(status, float(cpu), min(max(0, peak), _MOST_PEAK)))  # type: ignore[arg-type, type-var]
+            program.ended.set_result(ended)
 
     def _receive_denials(self) -> None:
         """Denials are sent before the guest continues, and so before its exit is reported."""
@@ -341,6 +340,16 @@ class LiveCage:
         """How many of its processes the kernel has killed for the cage's memory limit; 0 without a cgroup."""
         group = self._cell.group
         return 0 if group is None else group.usage().memory_kills
+
+    def end_if_over_memory(self, peak: int) -> bool:
+        """If it uses more than its limit now. A late watcher would do that to what runs in the cage next."""
+        limit = self.template.effective.limits.memory_mb * MIB
+        if self._cell.group is not None or peak <= limit:
+            return False
+        if guest_memory((self.pid, *self._cell.pids()), limit) <= limit:
+            return False
+        self.end_soon(OVER_MEMORY)
+        return True
 
     def denials_since(self, moment: float) -> list[Denial]:
         """What the cage was refused since then. From any thread."""
@@ -389,7 +398,3 @@ class LiveCage:
             while self._cell.report is None and poll.poll(_REPORT_MS):
                 self._cell.receive_message()
         return self._cell.report or {}
-
-
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e12

@@ -47,6 +47,7 @@ class CagedWorker:
         self.control, self.stdout, self.stderr, self.image = control, out, err, image
         #: Its pid in the guest.
         self.pid = program.pid
+        self._peak = 0
 
     def interrupt(self) -> None:
         self._program.signal_soon(signal.SIGINT)
@@ -67,6 +68,12 @@ class CagedWorker:
 
     def limit_error(self, result: ExecResult) -> SandboxError | None:
         return self._program.limit_error(result) if self._program.ended.done() else None
+
+    def end_if_over_memory(self, peak: int) -> bool:
+        if peak <= self._peak:
+            return False
+        self._peak = peak
+        return self._program.end_if_over_memory(peak)
 
     def denials_since(self, moment: float) -> list[Denial]:
         return self._program.denials_since(moment)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from warmcell.backends.process.cell_template import CellTemplate
 from warmcell.core.errors import (
@@ -24,8 +24,10 @@ from warmcell.runner.denials import MOST_DENIALS, denials_from
 from warmcell.sessions.agent_channel import Message
 
 _LONGEST_QUOTE = 300
-#: The reason of a cage that ended because it was idle.
+_MOST_PEAK, _MOST_SECONDS = 1 << 62, 1e12
+#: The reason of a cage that ended because it was idle, or that the host found over its limit of memory.
 IDLE = "it was idle for longer than idle_timeout"
+OVER_MEMORY = "the live cage went over its limit of memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,24 @@ class CageEnd:
         return self.error()
 
 
-def is_wait_status(status: object) -> bool:
+def is_wait_status(status: object) -> TypeGuard[int]:
     """Whether wait() can return this for a process that has ended."""
     if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 0xFFFF:
         return False
     return os.WIFEXITED(status) or (os.WIFSIGNALED(status) and status <= 0xFF)
 
 
+def exit_from(message: Message) -> ProgramExit | None:
+    """What the agent reports of a program; None if that is impossible."""
+    status, cpu, peak = (message.get(name) for name in ("status", "cpu", "peak"))
+    if not is_wait_status(status) or not isinstance(peak, int) or not isinstance(cpu, int | float):
+        return None
+    return ProgramExit(status, float(cpu), min(max(0, peak), _MOST_PEAK)) if 0 <= cpu < _MOST_SECONDS else None
+
+
 def cage_end_from(report: dict[str, Any], reason: str, last_words: str) -> CageEnd:
     if reason:
-        return CageEnd(reason)
+        return CageEnd(reason, "memory" if reason == OVER_MEMORY else "")
     verdict = report.get("verdict", "")
     if verdict == "gpu unreadable":
         return CageEnd("the driver does not report the memory of GPUs, so that gpu_memory_mb cannot be enforced")
@@ -131,6 +141,7 @@ class ProgramCage(Protocol):
     def end_soon(self, reason: str) -> None: ...
     def denials_since(self, moment: float) -> list[Denial]: ...
     def memory_kills(self) -> int: ...
+    def end_if_over_memory(self, peak: int) -> bool: ...
 
 
 class StartedProgram:
@@ -166,6 +177,10 @@ class StartedProgram:
             return None if isinstance(error, SessionEnded) else error
         is_killed = os.WIFSIGNALED(self.ended.result().status) and self._cage.memory_kills() > self._memory_kills
         return MemoryExceeded(self._cage.template.effective.limits.memory_mb, result) if is_killed else None
+
+    def end_if_over_memory(self, peak: int) -> bool:
+        """Whether its cage is ended for its memory. `peak`: the most that it has used, by its own account."""
+        return self._cage.end_if_over_memory(peak)
 
     def denials_since(self, moment: float) -> list[Denial]:
         """What its cage was refused since then."""

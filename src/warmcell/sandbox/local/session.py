@@ -20,6 +20,8 @@ from warmcell.sessions.interpreter import Interpreter
 if TYPE_CHECKING:
     from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
 
+_ATTEMPTS = 3
+
 #: Forks a session, with or without new random numbers: a new sandbox, and the session in it.
 ForkSession = Callable[["LocalSession", bool], Awaitable[tuple["SandboxDriver", "LocalSession"]]]
 
@@ -101,7 +103,15 @@ class LocalSession:
     async def restart(self) -> None:
         self.interpreter.check_open()
         await in_thread(lambda: self.interpreter.end_worker(SessionEnded("it was restarted")))
-        await self.interpreter.run(self.interpreter.renewal(await self._starter()))
+        for attempt in range(_ATTEMPTS):
+            start = await self._starter()
+            try:
+                await self.interpreter.run(self.interpreter.renewal(start))
+                return
+            except SessionEnded:  # its cage did, perhaps for what the last worker had done; or the session was closed
+                self.interpreter.check_open()
+                if attempt == _ATTEMPTS - 1:
+                    raise
 
     async def fork(self, reseed: bool) -> tuple[SandboxDriver, LocalSession]:
         return await self._fork(self, reseed)
