@@ -27,6 +27,8 @@ from warmcell.workspace.remove import remove_directory
 _MAX_CONTEXT = 4 << 30
 _CONTEXT_LIMITS = ImageLimits(unpacked_bytes=8 << 30, entries=200_000, ratio_from_bytes=64 << 20)
 _MAX_LINE = 1 << 20
+#: A build waits for a client that does not read its output, and others wait for the build.
+_STALL_SECONDS = 300.0
 #: Parameters that are refused unless they are empty, and why.
 _REFUSED = {
     "remote": "send the context as a tar",
@@ -60,7 +62,8 @@ class BuildRoutes(RouteGroup):
             check_dockerfile(context, options["dockerfile"])
         messages = self._messages({**options, "context": context}, place, job)
         await anext(messages)  # from now on closing it removes the files, also if the client has gone
-        return Response(200, headers={"content-type": "application/json"}, chunks=messages)
+        headers = {"content-type": "application/json"}
+        return Response(200, headers=headers, chunks=messages, stall_seconds=_STALL_SECONDS)
 
     def _read_options(self, request: Request) -> dict[str, Any]:
         if request.text("version") == "2":

@@ -240,21 +240,29 @@ class Connection:
         headers.append(("transfer-encoding", "chunked"))
         async with aclosing(response.chunks) as chunks:  # type: ignore[type-var]
             await self._send_head(response.status, headers)
-            await self._send_stream(chunks)
+            await self._send_stream(chunks, response.stall_seconds)
 
     async def _send_head(self, status: int, headers: list[tuple[str, str]]) -> None:
         if self._http.their_state is not h11.DONE:  # the rest of the body was not read
             headers.append(("connection", "close"))
         await self._write(self._http.send(h11.Response(status_code=status, headers=[*headers, *_COMMON])))
 
-    async def _send_stream(self, chunks: AsyncIterator[bytes]) -> None:
+    async def _send_stream(self, chunks: AsyncIterator[bytes], stall_seconds: float | None) -> None:
         """A client that goes away ends the stream, also while there is nothing to send."""
+
+        async def write(event: h11.Data | h11.EndOfMessage) -> None:
+            try:
+                async with asyncio.timeout(stall_seconds):
+                    await self._write(self._http.send(event))
+            except TimeoutError:
+                self._writer.transport.abort()
+                raise ClientGone from None
 
         async def send() -> None:
             async for chunk in chunks:
                 if chunk:
-                    await self._write(self._http.send(h11.Data(data=chunk)))
-            await self._write(self._http.send(h11.EndOfMessage()))
+                    await write(h11.Data(data=chunk))
+            await write(h11.EndOfMessage())
 
         working, watching = asyncio.ensure_future(send()), asyncio.ensure_future(self._wait_for_close())
         try:

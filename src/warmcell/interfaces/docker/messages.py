@@ -160,6 +160,8 @@ class Response:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     chunks: AsyncIterator[bytes] | None = None
+    #: How long a client may read nothing of a stream that has more for it. None: as long as it likes.
+    stall_seconds: float | None = None
 
 
 class RawStream(Protocol):
