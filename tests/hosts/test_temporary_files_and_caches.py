@@ -69,6 +69,54 @@ def test_the_work_directory_may_be_anywhere(elsewhere: str) -> None:
             assert sandbox.sh("cat file").stdout == name
 
 
+_LOOK = """import os
+print(open(os.path.join({directory!r}, 'note')).read(), os.path.islink('/var/tmp'))
+for place in ('/tmp/made', '/var/tmp/made'):
+    open(place, 'w').close()
+    os.remove(place)
+"""
+
+
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize("enforcer", ["native", "bubblewrap"])
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_paths_below_var_tmp_are_shown(elsewhere: str, below: str, enforcer: str) -> None:
+    """There the cage has a directory instead of its link, in which the guest has nothing else of the host."""
+    from warmcell import Sandbox
+
+    directory = os.path.join(elsewhere, below)
+    os.makedirs(directory, exist_ok=True)
+    Path(directory, "note").write_text("shown")
+    with Sandbox(directory, work_path="host", enforcer=enforcer) as sandbox:
+        result = sandbox.run(_LOOK.format(directory=directory))
+        assert (result.stdout, result.stderr) == ("shown False\n", "")
+        result = sandbox.run("import os; print(os.listdir('/var/tmp')); open('new', 'w').write('written')")
+        assert result.stdout == f"{[os.path.basename(elsewhere)]}\n"
+    assert Path(directory, "new").read_text() == "written"
+    assert not os.path.lexists("/var/tmp/made")
+
+
+@pytest.mark.needs("user namespaces")
+def test_var_tmp_itself_is_shown(elsewhere: str) -> None:
+    from warmcell import ExecRequest, ProcessBackend, SandboxPolicyBuilder
+
+    policy = SandboxPolicyBuilder().allow_read("/var/tmp").build()
+    request = ExecRequest("python", "import os; print(os.path.islink('/var/tmp'), os.listdir('/var/tmp'))", 30)
+    with ProcessBackend(policy=policy) as backend:
+        shown = backend.execute_blocking(request).stdout
+    assert shown.startswith("False") and os.path.basename(elsewhere) in shown
+
+
+@pytest.mark.needs("user namespaces")
+def test_an_interpreter_may_be_below_var_tmp(elsewhere: str) -> None:
+    from warmcell import ProcessConfig, Sandbox
+
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{elsewhere}/venv"], check=True, timeout=120)
+    with Sandbox(config=ProcessConfig(python_path=f"{elsewhere}/venv/bin/python")) as sandbox:
+        result = sandbox.run("import sys; print(sys.prefix); open('/var/tmp/made', 'w').close()")
+    assert (result.stdout, result.stderr) == (f"{elsewhere}/venv\n", "")
+
+
 def test_an_interpreter_may_be_named_by_a_way_around() -> None:
     """`bin/../bin/python`: in the cage there may be no `bin` to go back from."""
     directory, name = os.path.split(sys.executable)

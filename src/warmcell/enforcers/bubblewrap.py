@@ -29,6 +29,7 @@ from warmcell.enforcers.mounts import resolve_mounts
 from warmcell.lifetime.temporary_directory import temporary_directory
 from warmcell.policy.enforcer_support import check_supported
 from warmcell.policy.model import SandboxPolicy
+from warmcell.policy.places import OTHER_TMP, is_within
 from warmcell.policy.resolve import effective_limits
 
 NAME = "bubblewrap"
@@ -110,13 +111,15 @@ def bwrap_options(
 ) -> tuple[str, ...]:
     """The whole cage as options of bwrap. Pure; order matters, since each option covers earlier ones."""
     disk_bytes = effective_limits(policy).disk_mb * MIB
+    has_other_tmp = any(is_within(mount.target, OTHER_TMP) for mount in mounts)
+    scratch = ("/tmp", WORK_DIR, HOME_DIR, *((OTHER_TMP,) if has_other_tmp else ()))
     return (
         *_isolation(policy, known),
         *_environment(policy.env),
-        *_system(system),
+        *_system(system, has_other_tmp=has_other_tmp),
         *("--proc", "/proc", "--remount-ro", "/proc"),
         *_devices(disk_bytes, known),
-        *(item for place in ("/tmp", WORK_DIR, HOME_DIR) for item in _scratch(place, disk_bytes, known)),
+        *(item for place in scratch for item in _scratch(place, disk_bytes, known)),
         *(item for mount in mounts for item in _bind(mount)),
         # Last: from here on the guest can write only to what is meant for that.
         *("--remount-ro", "/", "--chdir", WORK_DIR),
@@ -140,10 +143,11 @@ def _environment(env: Mapping[str, str]) -> Iterator[str]:
         yield from ("--setenv", key, value)
 
 
-def _system(system: SystemLayout) -> Iterator[str]:
+def _system(system: SystemLayout, *, has_other_tmp: bool) -> Iterator[str]:
     for mount in system.mounts:
         yield from _bind(mount)
-    for link, leads_to in (*system.links, ("/var/tmp", "/tmp"), ("/etc/mtab", "/proc/self/mounts")):
+    other_tmp = () if has_other_tmp else ((OTHER_TMP, "/tmp"),)
+    for link, leads_to in (*system.links, *other_tmp, ("/etc/mtab", "/proc/self/mounts")):
         yield from ("--symlink", leads_to, link)
 
 

@@ -8,7 +8,7 @@ from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits
-from warmcell.policy.places import CODE_DIR, HOME_DIR, WORK_DIR, canonical_target, is_within
+from warmcell.policy.places import CODE_DIR, HOME_DIR, OTHER_TMP, WORK_DIR, canonical_target, is_within
 from warmcell.policy.resolve import EffectivePolicy, HostLayout, ImageRoot, ResolvedPath
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ _LINKS = (
     ("/dev/stdin", "/proc/self/fd/0"),
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
-    ("/var/tmp", "/tmp"),
+    (OTHER_TMP, "/tmp"),
     ("/etc/mtab", "/proc/self/mounts"),
 )
 
@@ -58,6 +58,7 @@ def compile_plan(
         return _compile_image_plan(replace(policy, image=None), policy.image, layout)
     limits = policy.limits
     named = tuple(path.target for path in policy.paths)
+    scratch = _scratch((*named, *runtime_paths))
     return LaunchPlan(
         isolation="namespaces",
         network="host" if policy.network == "host" else "loopback",
@@ -65,15 +66,15 @@ def compile_plan(
         hostname="sandbox",
         binds=_binds(policy, layout, runtime_paths, real or {}),
         # Not inside a path of the policy: writing there would be writing to the host.
-        symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], named)),
+        symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], (*named, *scratch))),
         files=tuple(file for file in _FILES if not _is_below(file[0], named)),
         scratch_bytes=limits.disk_mb * MIB,
         scratch_inodes=min(max(limits.disk_mb * 256, 16_384), 1 << 20),
-        scratch_dirs=_SCRATCH,
+        scratch_dirs=tuple(scratch.items()),
         cwd=policy.work,
         # Init counts too. A cgroup must refuse first, because it counts its refusals.
         rlimits=_rlimits(limits, limits.processes + (2 if policy.uses_cgroup else 1)),
-        landlock=_landlock(policy),
+        landlock=_landlock(policy, scratch),
         seccomp=True,
         allow_spawn=policy.allow_spawn,
         allow_tracing=policy.allow_tracing,
@@ -226,9 +227,15 @@ def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[st
     return tuple(rlimits)
 
 
-def _landlock(policy: EffectivePolicy) -> tuple[tuple[str, bool], ...]:
+def _scratch(shown: Iterable[str]) -> dict[str, int]:
+    """By path, the mode of what a guest may write by default. `shown`: paths of the host."""
+    has_paths_there = any(path.startswith(f"{OTHER_TMP}/") for path in shown)
+    return {**dict(_SCRATCH), OTHER_TMP: 0o1777} if has_paths_there else dict(_SCRATCH)
+
+
+def _landlock(policy: EffectivePolicy, scratch: Iterable[str]) -> tuple[tuple[str, bool], ...]:
     """The root contains only what the guest may read, so reading is allowed once; writing is allowed by path."""
-    writable = [path for path, _ in _SCRATCH if not path.startswith("/dev/")]
+    writable = [path for path in scratch if not path.startswith("/dev/")]
     writable += [path.target for path in policy.paths if path.writable]
     return (("/", False), ("/dev", True), *((path, True) for path in dict.fromkeys(writable)), *_gpu_landlock(policy))
 

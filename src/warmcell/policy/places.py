@@ -11,6 +11,8 @@ from warmcell.core.errors import PolicyViolation
 WORK_DIR = "/work"
 CODE_DIR = "/code"
 OUT_DIR = "/out"
+#: A link to /tmp, unless something of the host is shown below it.
+OTHER_TMP = "/var/tmp"
 #: Work directories of programs that were written for other sandboxes, such as E2B's.
 USER_HOME, WORKSPACE_DIR = "/home/user", "/workspace"
 #: Names that reveal nothing about the caller.
