@@ -15,7 +15,7 @@ Case = dict[str, Any]
 DIRECTORIES = ["a", "b", "a/a", "a/b", "b/a", "a/a/a", "a/a/b", "a/b/a", "a/a/a/a"]
 LINKS = {"l": "a/b", "a/l": "../b", "b/l": "a"}
 FILES = [f"{directory}/f" for directory in DIRECTORIES]
-_PLACES = ["/data", "/data/x", "/data/a", "/work/x", "/srv"]
+_PLACES = ["/data", "/data/x", "/data/a", "/work/x", "/srv", "/var/tmp/x"]
 _TAKEN = ["/code", "/tmp/x", "/proc/x", "/dev/shm", "/usr/x", "/"]
 _NEW = ["n", "a/n", "a/a/n", "b/n", "a/b/n", "a/a/../n", "a/a/b/n"]
 
