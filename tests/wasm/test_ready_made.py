@@ -31,6 +31,7 @@ from warmcell.toolbox.signed_directory import SignedFile
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST = f"own:{find_artefact('node').sha256}"
+_LIMITS = RunLimits(60)
 
 
 def load_script(path: Path) -> ModuleType:
@@ -101,16 +102,23 @@ def test_an_interpreter_that_cannot_be_built_is_left_out_and_named(
     assert list(json.loads(made[0].read_text())["modules"]) == [DIGEST]
 
 
+def calculate(cache: Path, limits: RunLimits = _LIMITS) -> str:
+    """With workers of its own: those of the program may have the module already."""
+    pool = WorkerPool()
+    runner = ToolboxRunner(Supervisor(ModuleCache(cache), pool))
+    try:
+        return runner.run_command(["node", "-p", "6*7"], limits).stdout
+    finally:
+        runner.close()
+        pool.close()
+
+
 def test_the_first_command_of_a_new_user_compiles_nothing(
     installation: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "warmcell")
     cache = tmp_path / "modules"
-    runner = ToolboxRunner(Supervisor(cache=ModuleCache(cache)))
-    try:
-        assert runner.run_command(["node", "-p", "6*7"], RunLimits(60)).stdout == "42\n"
-    finally:
-        runner.close()
+    assert calculate(cache) == "42\n"
     assert not cache.exists()
     assert "compiling" not in caplog.text
 
@@ -123,13 +131,7 @@ def test_workers_use_the_file_itself_and_nothing_is_copied(
 
     monkeypatch.setattr(loader, "sealed_copy", refuse)
     monkeypatch.setattr(worker_handle, "ready_made_directory", lambda: str(installation))
-    pool = WorkerPool()
-    runner = ToolboxRunner(Supervisor(ModuleCache(tmp_path / "modules"), pool))
-    try:
-        assert runner.run_command(["node", "-p", "6*7"], RunLimits(60)).stdout == "42\n"
-    finally:
-        runner.close()
-        pool.close()
+    assert calculate(tmp_path / "modules") == "42\n"
 
 
 def test_shipped_modules_take_precedence_over_cached_ones(installation: Path, tmp_path: Path) -> None:
@@ -172,11 +174,7 @@ def test_a_worker_that_cannot_use_shipped_modules_gets_locally_compiled_ones(
     found = SignedFile(damaged, whole.facts, is_shipped=True)
     monkeypatch.setattr(module_loader, "open_shipped_module", lambda *_, **__: found.copy())
     for _ in range(2):
-        runner = ToolboxRunner(Supervisor(cache=ModuleCache(tmp_path / "modules")))
-        try:
-            assert runner.run_command(["node", "-p", "6*7"], RunLimits(120)).stdout == "42\n"
-        finally:
-            runner.close()
+        assert calculate(tmp_path / "modules", RunLimits(120)) == "42\n"
     found.close()
     assert caplog.text.count("compiling") == 1
 
@@ -198,12 +196,7 @@ def module_path() -> str:
 
 def test_runs_that_count_fuel_need_other_code(installation: Path, tmp_path: Path) -> None:
     cache = tmp_path / "modules"
-    runner = ToolboxRunner(Supervisor(cache=ModuleCache(cache)))
-    try:
-        result = runner.run_command(["node", "-p", "6*7"], RunLimits(60, fuel=10**9))
-    finally:
-        runner.close()
-    assert result.stdout == "42\n"
+    assert calculate(cache, RunLimits(60, fuel=10**9)) == "42\n"
     assert [path for path in cache.iterdir() if path.suffix == ".signed"]
 
 
