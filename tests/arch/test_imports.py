@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "warmcell"
 #: Files of the guest that the host imports as well: they define what the two say to each other.
 PROTOCOLS = {"warmcell.guest.wasm.protocol", "warmcell.guest.live.frames"}
+#: Modules of rooms above that are loaded by name, as a plug-in would be: the import law does not see them.
+UPWARD_BY_NAME = {
+    "sandbox/asynchronous.py": {"warmcell.interfaces.client.cluster_sandbox"},  # the driver of `backend="ray"`
+    "images/build/steps.py": {"warmcell.backends.process.image_build"},  # carries out the steps of a Dockerfile
+    "backends/ray/node_service.py": {  # a node serves sandboxes and examines itself
+        "warmcell.diagnosis.doctor",
+        "warmcell.interfaces.serve.cluster.node_server",
+        "warmcell.interfaces.serve.node_server",
+    },
+}
 LINT = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
 
 
@@ -46,6 +57,29 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     command = [LINT, "--config", str(ROOT / ".importlinter"), "--no-cache"]
     ended = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_rooms_above_are_loaded_by_name_in_three_places_only() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".importlinter")
+    layers = config["importlinter:contract:rooms"]["layers"].split()
+    heights = {room.strip("()"): -number for number, room in enumerate(layers)}
+    found: dict[str, set[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE)
+        for name in modules_named_in(path):
+            if file.parts[0] in heights and heights.get(name.split(".")[1], 0) > heights[file.parts[0]]:
+                found.setdefault(str(file), set()).add(name)
+    assert found == UPWARD_BY_NAME
+
+
+def modules_named_in(path: Path) -> Iterator[str]:
+    """The modules of ours that stand in its strings, as `module` or `module:name`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("warmcell."):
+            module = node.value.partition(":")[0]
+            if (SOURCE.parent / f"{module.replace('.', '/')}.py").is_file():
+                yield module
 
 
 @pytest.mark.parametrize("room", ["core", "policy"])

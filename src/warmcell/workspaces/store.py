@@ -30,11 +30,9 @@ from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.workspace import Workspace
 from warmcell.workspaces.manifest import Manifest, provision
 from warmcell.workspaces.snapshots.archive import SnapshotArchive, SnapshotRecord, sync_file_system
-from warmcell.workspaces.snapshots.chunks import parse_key
+from warmcell.workspaces.snapshots.chunks import KEY_VARIABLE, parse_key
 from warmcell.workspaces.snapshots.objects import UrlObjects
 
-#: The key that encrypts snapshots, as hexadecimal digits.
-KEY_VARIABLE = "WARMCELL_STORE_KEY"
 #: `list` takes the lock of a workspace for a moment, to see whether it runs.
 _PATIENCE_SECONDS = 0.5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -30,8 +30,7 @@ from warmcell.interfaces.client.http_files import HttpFiles
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
 from warmcell.lifetime.portal import portal
 from warmcell.workspace.snapshot import SnapshotId
-from warmcell.workspaces.snapshots.chunks import parse_key
-from warmcell.workspaces.store import KEY_VARIABLE
+from warmcell.workspaces.snapshots.chunks import KEY_VARIABLE, parse_key
 
 if TYPE_CHECKING:
     from warmcell.net import FetchRequest, FetchResponse
