@@ -28,14 +28,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from load import descendants
 from peer_attacks import SECONDS, Canaries, attacks
 from peer_commands import PATIENCE, Peer, Places, find_peers
-from peers_report import write
+from peers_report import Row, write
 
 from warmcell.diagnosis.bench import Case, figures, measure
 
@@ -45,26 +44,6 @@ PR_SET_CHILD_SUBREAPER = 36
 #: Peers whose start takes seconds of processor time: what needs many runs uses their warm ones.
 SLOW = "Pyodide"
 IDLE = "import time; print('READY', flush=True); time.sleep(600)"
-
-
-@dataclass
-class Row:
-    """What was measured of one peer. None: not measured, or there is no such thing."""
-
-    name: str
-    version: str
-    start_ms: float = 0.0
-    start_ratio: float = 0.0
-    warm_ms: float | None = None
-    warm_ratio: float | None = None
-    runs: int = 0
-    runs_per_second: float = 0.0
-    failed_runs: int = 0
-    idle_mb: float | None = None
-    left_processes: int = 0
-    left_files: int = 0
-    left_mounts: int = 0
-    stopped: dict[str, bool | None] = field(default_factory=dict)
 
 
 def say(text: str) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chart import bar_chart
-
-if TYPE_CHECKING:
-    from peers import Row
 
 NOTES = """
 "Start" is one run of `print(6*7)` from nothing, "warm" one with what the peer keeps between runs: medians of
@@ -32,6 +28,26 @@ that spins reaches its end ([why](../../docs/decisions/0024-verdicts-under-load.
 HEADINGS = (
     "version | start, ms | warm, ms | runs/s, 8 callers | idle, MB | runs | failed | processes, files, mounts left"
 )
+
+
+@dataclass
+class Row:
+    """What was measured of one peer. None: not measured, or there is no such thing."""
+
+    name: str
+    version: str
+    start_ms: float = 0.0
+    start_ratio: float = 0.0
+    warm_ms: float | None = None
+    warm_ratio: float | None = None
+    runs: int = 0
+    runs_per_second: float = 0.0
+    failed_runs: int = 0
+    idle_mb: float | None = None
+    left_processes: int = 0
+    left_files: int = 0
+    left_mounts: int = 0
+    stopped: dict[str, bool | None] = field(default_factory=dict)
 
 
 def lines(rows: Sequence[Row], missing: dict[str, str], about: dict[str, str]) -> Iterator[str]:

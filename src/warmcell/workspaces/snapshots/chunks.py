@@ -26,7 +26,7 @@ BLOCK = 256 * 1024
 #: The largest chunk: a list of names can be longer than a block. Bounds what a hostile chunk unpacks to.
 MAX_CHUNK = 64 * 1024 * 1024
 KEY_BYTES = 32
-#: The environment variable with the key that encrypts snapshots, as hexadecimal digits, of a store that is not given one.
+#: The environment variable with the key of a store that is given none, as hexadecimal digits.
 KEY_VARIABLE = "WARMCELL_STORE_KEY"
 _DIGEST_BYTES = 24
 _RAW, _DEFLATED = b"\x00", b"\x01"
