@@ -32,8 +32,8 @@ _BEGIN_SECONDS = 60.0
 #: host is overloaded; if its manager has died, we know at once.
 _REPORT_SECONDS, _CANCELLED_SECONDS, _REPORT_LOOK_MS = 60.0, 10.0, 100
 #: How long a guest that waits for a processor, or for us, is given to use its time: so many times its timeout, and
-#: seconds more.
-_MOST_STRETCH, _STRETCH_SECONDS = 10, 10.0
+#: seconds more. Enough for as many guests that compute as a backend runs at a time (`ProcessConfig.most_at_once`).
+_MOST_STRETCH, _STRETCH_SECONDS = 25, 10.0
 #: A pipe that holds so much of what it can is full, since a page of it holds whole writes: the guest waits until we
 #: read. A user with many pipes gets small ones, of one or two pages.
 _FULL_SHARE = 0.7

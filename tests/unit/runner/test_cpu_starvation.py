@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.helpers import PATIENCE, require
 
-from warmcell import ExecRequest, ExecutionTimeout, Limits, ProcessBackend
+from warmcell import ExecRequest, ExecutionTimeout, Limits, ProcessBackend, ProcessConfig
 from warmcell.runner import pump
 from warmcell.runner.cell import Cell
 from warmcell.runner.cgroup_parent import GroupParent, group_parent
@@ -59,6 +59,18 @@ def test_only_a_guest_that_had_its_time_has_timed_out(
 ) -> None:
     cut_short, more = GuestTime(cpu, delay).check_deadline(elapsed, 1.0, 20.0)
     assert (cut_short, more) == (decided[0], pytest.approx(decided[1]))
+
+
+@pytest.mark.parametrize("processors", [1, 2, 4, 16, 128])
+@pytest.mark.claim("WC-RX-8")
+def test_as_many_guests_as_run_at_a_time_can_all_use_their_time(
+    monkeypatch: pytest.MonkeyPatch, processors: int
+) -> None:
+    """If all of them compute, each gets this share of a processor for its timeout."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
+    most_guests, timeout = ProcessConfig().most_at_once, 30.0
+    longest = pump._MOST_STRETCH * timeout + pump._STRETCH_SECONDS
+    assert longest * processors / most_guests >= timeout
 
 
 @pytest.mark.root
