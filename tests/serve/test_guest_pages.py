@@ -1,4 +1,4 @@
-"""A forged file service that always has another page: lists and events of E2B's clients are bounded."""
+"""A forged file service that always has another page, or a very long one: lists and events of E2B's clients are bounded."""
 
 from __future__ import annotations
 
@@ -43,3 +43,21 @@ async def test_an_endless_listing_is_refused(size: int, pages: int) -> None:
 async def test_endless_events_are_taken_in_parts(size: int, pages: int) -> None:
     files = EndlessPages(size)
     assert len(await filesystem.Watcher(box_with(files), {"path": "."}).take()) == files.pages <= pages
+
+
+class LongPage(EndlessPages):
+    """One page with so many rows that a line of the service can just hold them."""
+
+    async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        return {"entries": [{}] * 690_000, "events": [["", ""]] * 250_000, "next": 1, "more": False}
+
+
+@pytest.mark.attack("S3-18")
+async def test_a_page_with_too_many_rows_is_refused_before_it_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[Any] = []
+    monkeypatch.setattr(filesystem, "entry", converted.append)
+    with pytest.raises(RpcError, match="a page of 690000 entries"):
+        await filesystem.list_dir(box_with(LongPage(0)), {"path": "."})
+    assert converted == []
+    with pytest.raises(RpcError, match="a page of 250000 events"):
+        await filesystem.Watcher(box_with(LongPage(0)), {"path": "."}).take()

@@ -182,8 +182,8 @@ def test_watches_that_begin_at_once_are_counted(guarded: Server, tokens: dict[st
     client.delete(at, headers=key)
 
 
-def _sleeping(box: Box) -> Any:
-    sent = json.dumps({"process": {"cmd": "/bin/sleep", "args": ["60"]}}).encode()
+def _sleeping(box: Box, config: dict[str, Any] = {"cmd": "/bin/sleep", "args": ["60"]}) -> Any:  # noqa: B006
+    sent = json.dumps({"process": config}).encode()
     message = b"\0" + len(sent).to_bytes(4, "big") + sent
     return box.client.stream("POST", "/process.Process/Start", content=message, headers=box.headers)
 
@@ -223,6 +223,23 @@ def test_input_that_nobody_reads_is_not_heaped_up(guarded: Server, few: Box) -> 
                 )
         assert resident_bytes(guarded) - before < 56 << 20
         few.call("process.Process/SendSignal", process={"pid": pid}, signal="SIGNAL_SIGKILL")
+
+
+@pytest.mark.attack("S3-18")
+def test_what_describes_running_programs_is_bounded(few: Box) -> None:
+    """Clients list programs with their command lines and tags, which the server keeps while they run."""
+    assert few.stream("process.Process/Start", process={"cmd": "true"}, tag="x" * 2000)[-1]["error"]["code"] == (
+        "invalid_argument"
+    )
+    large = {"cmd": "sh", "args": ["-c", "exec sleep 60", *["x" * 100_000] * 15, [[]]]}
+    with ExitStack() as streams:
+        answers = [streams.enter_context(_sleeping(few, large)).iter_raw() for _ in range(5)]
+        assert all(b'"pid"' in next(answer) for answer in answers)
+        assert b"resource_exhausted" in streams.enter_context(_sleeping(few, large)).read()
+        for row in few.call("process.Process/List").json()["processes"]:
+            assert all(isinstance(word, str) for word in row["config"]["args"])
+            few.call("process.Process/SendSignal", process={"pid": row["pid"]}, signal="SIGNAL_SIGKILL")
+        assert all(b"end" in b"".join(answer) for answer in answers)
 
 
 def resident_bytes(server: Server) -> int:

@@ -18,6 +18,8 @@ LOOK_SECONDS = 0.15
 KEEPALIVE_LOOKS = 150
 MAX_WATCHERS = 16
 MAX_ENTRIES = 100_000
+#: Of one page; the file service sends 1,000. A forged one of 2 MiB has 690,000, which take seconds to convert.
+MAX_PAGE = 2000
 #: A path has at most 4096 characters, and each level takes two.
 MAX_DEPTH = 2048
 #: Of one answer to a client, whose pages a guest controls.
@@ -46,13 +48,20 @@ async def list_dir(box: Box, asked: dict[str, Any]) -> Message:
     depth, offset, size = min(MAX_DEPTH, max(1, int(asked.get("depth") or 1))), 0, 0
     while True:
         page = await box.files.ask("list", path=_path(asked), depth=depth, offset=offset)
-        found += [entry(item) for item in page["entries"]]
+        found += [entry(item) for item in _rows(page, "entries")]
         size += len(repr(page))
         if max(offset, len(found)) > MAX_ENTRIES or size > MAX_BYTES:
             raise RpcError("failed_precondition", f"more than {MAX_ENTRIES} entries or {MAX_BYTES} bytes: list less")
         if page["more"] is not True or page["next"] <= offset:
             return {"entries": found}
         offset = page["next"]
+
+
+def _rows(page: dict[str, Any], name: str) -> list[Any]:
+    rows: list[Any] = page[name]
+    if len(rows) > MAX_PAGE:
+        raise RpcError("internal", f"unexpected answer from the file service: a page of {len(rows)} {name}")
+    return rows
 
 
 def entry(found: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +100,7 @@ class Watcher:
         has_more, size = True, 0
         while has_more and len(found) < MAX_EVENTS and size < MAX_BYTES:
             page = await self._box.files.ask("events", watcher=self.id)
-            found += [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in page["events"]]
+            found += [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in _rows(page, "events")]
             size += len(repr(page))
             has_more = page["more"] is True and bool(page["events"])
         for event in found if self._with_entry else ():

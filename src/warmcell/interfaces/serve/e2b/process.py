@@ -18,8 +18,9 @@ from warmcell.sandbox.processes import AsyncProcess, PtySize
 KEEPALIVE_SECONDS = 30.0
 #: A client that goes leaves at most this much unread stdin in the server's memory.
 _INPUT_CHUNK = 64 * 1024
-#: The fields of a request that `List` returns. Unknown ones, of any size, are not kept.
-_CONFIG = ("cmd", "args", "envs", "cwd")
+#: What `List` returns is kept while the program runs: for all programs of a sandbox together, and the longest tag.
+_MAX_CONFIG_BYTES, _MAX_TAG = 8 << 20, 1000
+_WORD_OVERHEAD = 64
 #: Starts a program in a directory outside of the home, which only the guest can resolve.
 _CD_AND_EXEC = 'cd -- "$1" && shift && exec "$@"'
 _SIGNALS = {2: "interrupt", 9: "killed", 11: "segmentation fault", 15: "terminated"}
@@ -27,18 +28,22 @@ Message = Mapping[str, Any]
 
 
 async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> AsyncIterator[list[Message]]:
-    config = _object(asked, "process")
-    argv = [_text(config, "cmd"), *(str(word) for word in config.get("args") or [])]
-    cwd = await _directory(box, str(config.get("cwd") or box.directory))
+    config, tag = _read_config(_object(asked, "process")), asked.get("tag")
+    tag = None if tag is None else str(tag)
+    if tag is not None and len(tag) > _MAX_TAG:
+        raise RpcError("invalid_argument", f"tag: has more than {_MAX_TAG} characters")
+    argv = [config["cmd"], *config["args"]]
+    cwd = await _directory(box, config.get("cwd") or box.directory)
     if cwd != HOME and not cwd.startswith(f"{HOME}/"):
         argv, cwd = ["/bin/sh", "-c", _CD_AND_EXEC, "sh", cwd, *argv], HOME
     size = (asked.get("pty") or {}).get("size") if isinstance(asked.get("pty"), dict) else None
     slot = await box.starts.run_slot(box.entry.tenant_id)
 
     def spawn() -> Awaitable[AsyncProcess]:
-        env = {str(key): str(value) for key, value in (config.get("envs") or {}).items()}
+        _check_room(box, config)
         pty = None if asked.get("pty") is None else _pty_size(size)
         stdin = asked.get("stdin", True) is not False
+        env = config.get("envs") or {}
         return box.entry.sandbox.spawn(argv, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=seconds)
 
     try:
@@ -47,10 +52,29 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
     finally:
         box.on_first_start()
     slot.end_soon()
-    tag, kept = asked.get("tag"), {name: config[name] for name in _CONFIG if name in config}
-    command = Command(kept, None if tag is None else str(tag), process, bool(asked.get("pty")))
+    command = Command(config, tag, process, bool(asked.get("pty")))
     box.add_command(command)
     return _events(command, slot.end)
+
+
+def _read_config(asked: dict[str, Any]) -> dict[str, Any]:
+    """What starts, in strings. It is kept for `List`, so without other fields and values, which may have any size."""
+    config: dict[str, Any] = {"cmd": _text(asked, "cmd"), "args": [str(word) for word in asked.get("args") or []]}
+    if "envs" in asked:
+        config["envs"] = {str(key): str(value) for key, value in (asked["envs"] or {}).items()}
+    return config | ({"cwd": str(asked["cwd"] or "")} if "cwd" in asked else {})
+
+
+def _check_room(box: Box, config: dict[str, Any]) -> None:
+    if sum(map(_size_of, (config, *(command.config for command in box.running_commands())))) > _MAX_CONFIG_BYTES:
+        reason = f"the command lines of this sandbox's programs take more than {_MAX_CONFIG_BYTES >> 20} MiB together"
+        raise RpcError("resource_exhausted", f"{reason}; end some, or pass large data as files")
+
+
+def _size_of(config: dict[str, Any]) -> int:
+    env = config.get("envs") or {}
+    words = (config["cmd"], *config["args"], *env, *env.values(), config.get("cwd") or "")
+    return sum(_WORD_OVERHEAD + len(word) for word in words)
 
 
 async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
