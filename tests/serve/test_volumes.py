@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ import pytest
 from tests.serve.conftest import Server, make_token
 from tests.serve.requests import Box
 
-from warmcell.interfaces.serve.e2b import volumes
+from warmcell.interfaces.serve.e2b import volume_space, volumes
 from warmcell.interfaces.serve.responses import HttpError
 
 Start = Callable[..., Any]
@@ -151,6 +152,24 @@ async def test_a_full_volume_is_not_mounted_in_new_sandboxes(tmp_path: Path) -> 
     assert await volumes.find_room(tenant, [empty, full], is_new=False) == 1
     assert await volumes.find_room(tenant, [empty], is_new=True) == 2
     assert await volumes.find_room(tenant, [], is_new=True) is None
+
+
+@pytest.mark.attack("S3-18")
+async def test_mounting_a_volume_in_many_sandboxes_does_not_walk_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox may mount one volume at 16 places; a walk over 20,000 files takes a quarter of a second each time."""
+    walks, clock = list[str](), SimpleNamespace(monotonic=lambda: 1.0, thread_time=itertools.count().__next__)
+    monkeypatch.setattr(volume_space, "time", clock)  # in which a walk takes a second of processor time
+    monkeypatch.setattr(volume_space, "measure_directory", lambda path: walks.append(path) or 0)
+    tenant: Any = SimpleNamespace(disk_mb=2)
+    volume = volumes.Volume("v", "tenant", "v", "token", str(tmp_path))
+    for _ in range(3):
+        assert await volumes.find_room(tenant, [volume] * 16, is_new=True) == 2
+    assert len(walks) == 1
+    volume.mounted_space.note_removal()
+    await volumes.find_room(tenant, [volume] * 16, is_new=True)
+    assert len(walks) == 2
 
 
 def peak_of(server: Server) -> int:

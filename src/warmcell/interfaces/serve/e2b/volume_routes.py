@@ -104,6 +104,7 @@ async def remove_path(request: Request, tenant: Tenant) -> None:
     async with volume.changing:
         await _on_files(request, unlink, lambda _: volume.space.quota)
         volume.space.note_removal()
+        volume.mounted_space.note_removal()
 
 
 async def list_directory(request: Request, tenant: Tenant) -> Response:

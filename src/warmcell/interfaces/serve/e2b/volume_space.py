@@ -88,6 +88,36 @@ class VolumeSpace:
             self.is_shared |= is_mounted
 
 
+class MountedSpace:
+    """What a volume takes when a sandbox mounts it. Used by one request at a time, in a thread.
+
+    Sandboxes write without asking, so only a walk can tell. So that a flood of requests does not walk without end,
+    the result of a walk counts for a pause, in which sandboxes get the same as if they were made at one moment.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._used, self._pause_end = 0, 0.0
+        self._failure: LimitExceeded | None = None
+
+    def measure(self) -> int:
+        """Bytes. Raises `LimitExceeded` if there are too many entries to walk over."""
+        if time.monotonic() >= self._pause_end:
+            started, self._failure = time.thread_time(), None  # not by the clock: a busy host would stretch the pause
+            try:
+                self._used = measure_directory(self._path)
+            except LimitExceeded as error:
+                self._failure = error
+            self._pause_end = time.monotonic() + _PAUSE * (time.thread_time() - started)
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return self._used
+
+    def note_removal(self) -> None:
+        """A request has removed something: the next one looks again."""
+        self._pause_end = 0.0
+
+
 def measure_directory(path: str, limits: TreeLimits | None = None) -> int:
     """Allocated bytes."""
     with Root(path) as root:

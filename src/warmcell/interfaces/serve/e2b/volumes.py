@@ -12,12 +12,11 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from warmcell.core.light import on_error
 from warmcell.core.types import MIB
-from warmcell.interfaces.serve.e2b.volume_space import VolumeSpace, measure_directory
+from warmcell.interfaces.serve.e2b.volume_space import MountedSpace, VolumeSpace
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.saved_state import VOLUMES, is_directory, remove_unused
 from warmcell.interfaces.serve.service import Service
@@ -42,7 +41,7 @@ class Volume:
         self.users = 0
         #: Held by a request that changes files: a walk that counts half of a change would make the account wrong.
         self.changing = asyncio.Lock()
-        self.space = VolumeSpace(path)
+        self.space, self.mounted_space = VolumeSpace(path), MountedSpace(path)
 
     def plain(self) -> dict[str, Any]:
         return {"volumeID": self.id, "name": self.name}
@@ -178,8 +177,9 @@ async def find_room(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) 
     Raises `HttpError` 413 for a full volume in a new sandbox. One of the last server comes back, to be cleaned up.
     """
     rooms = []
-    for volume in volumes:
-        room = max(1, tenant.disk_mb) - await in_thread(partial(measure_directory, volume.path)) // MIB
+    for volume in dict.fromkeys(volumes):  # one may be mounted at several places
+        async with volume.changing:
+            room = max(1, tenant.disk_mb) - await in_thread(volume.mounted_space.measure) // MIB
         if is_new and room < 1:
             raise HttpError(413, f"the volume '{volume.name}' has the {tenant.disk_mb} MB of this token; remove files")
         rooms.append(max(1, room))
