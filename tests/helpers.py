@@ -132,11 +132,11 @@ def fork_child(action: Callable[[], object]) -> int:
 
 
 def restore_signals() -> None:
-    """Undoes what a shell does to its background jobs: it starts them with SIGINT and SIGQUIT ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
-        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    """Undoes what others have ignored: a shell SIGINT and SIGQUIT of its background jobs, nohup SIGHUP."""
+    by_python = {signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - by_python:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def in_a_fork(action: Callable[[], object], seconds: float = 60, *, ends: str = "at once") -> object:

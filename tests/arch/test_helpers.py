@@ -89,7 +89,8 @@ from tests.helpers import fork_child, reap
 
 def test_dispositions():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert reap(fork_child(lambda: os.kill(os.getpid(), signal.SIGQUIT))) == -signal.SIGQUIT
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        assert reap(fork_child(lambda: os.kill(os.getpid(), number))) == -number
 
 def test_hangs():
     while True:
@@ -98,7 +99,7 @@ def test_hangs():
 
 
 @pytest.mark.timeout(60)
-def test_a_background_job_of_a_shell_has_ordinary_signals_and_a_hanging_test_ends(
+def test_a_background_job_has_ordinary_signals_and_a_hanging_test_ends(
     repository: Path, tmp_path: Path
 ) -> None:
     test = tmp_path / "test_signals.py"
@@ -117,7 +118,7 @@ def test_a_background_job_of_a_shell_has_ordinary_signals_and_a_hanging_test_end
     ]
     require("pytest_timeout" in sys.modules, "pytest-timeout is not installed")
     ended = subprocess.run(
-        ["sh", "-c", "trap '' INT QUIT; exec \"$@\"", "sh", *command], cwd=repository, capture_output=True, text=True
+        ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", *command], cwd=repository, capture_output=True, text=True
     )
     assert ended.returncode == 1 and "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
     assert "Timeout" in ended.stdout
