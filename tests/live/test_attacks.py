@@ -103,7 +103,7 @@ def test_who_speaks_in_the_agents_name_ends_its_own_cage(words: bytes) -> None:
 
 #: What a guest may try against the agent, which is process 2: signals by each call that sends one, limits, its pipes.
 AGAINST_AGENT = """
-import ctypes, glob, os, resource, signal
+import ctypes, fcntl, glob, os, resource, signal, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(name, call):
     try:
@@ -121,6 +121,14 @@ refused("tgkill", lambda: libc.syscall(234, 2, 2, STOP))
 refused("rt_sigqueueinfo", lambda: libc.syscall(129, 2, STOP, info))
 refused("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(2), STOP))
 refused("pidfd by /proc", lambda: signal.pidfd_send_signal(os.open("/proc/2", os.O_RDONLY), STOP))
+ours, other = socket.socketpair()
+refused("own", lambda: fcntl.fcntl(ours, fcntl.F_SETOWN, 2))
+refused("own group", lambda: fcntl.fcntl(ours, fcntl.F_SETOWN, -2))
+refused("own ex", lambda: fcntl.fcntl(ours, 15, struct.pack("ii", 1, 2)) and 0)
+refused("FIOSETOWN", lambda: fcntl.ioctl(ours, 0x8901, struct.pack("i", 2)) and 0)
+refused("SIOCSPGRP", lambda: fcntl.ioctl(ours, 0x8902, struct.pack("i", -2)) and 0)
+fcntl.fcntl(ours, 10, STOP)  # F_SETSIG
+fcntl.fcntl(ours, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
 refused("prlimit", lambda: resource.prlimit(2, resource.RLIMIT_NOFILE, (3, 3)))
 refused("setaffinity", lambda: os.sched_setaffinity(2, {0}))
 refused("setpriority", lambda: os.setpriority(os.PRIO_PROCESS, 2, 19))

@@ -106,8 +106,11 @@ _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _WITHOUT_RANDOM_ADDRESSES = (0x40000, 0x40008)
 _PTRACE_TRACEME = 0
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 35, 22, 4, 0x59616D61
+#: The first option of prctl() after the known ones, and the known ones with large numbers.
+_FIRST_UNKNOWN_OPTION, _PR_SET_VMA, _PR_GET_AUXV = 78, 0x53564D41, 0x41555856
+_F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 15, 0x8901, 0x8902
 
-_EPERM, _ENOTTY, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 1, 25, 38, 93, 95, 97
+_EPERM, _EINVAL, _ENOTTY, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 1, 22, 25, 38, 93, 95, 97
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -171,6 +174,23 @@ def _socket_rule(profile: Profile) -> List[Instruction]:
     for family in (_AF_INET, _AF_INET6) if profile.allow_internet else ():
         rule += [Instruction(JEQ, 0, len(plain), family), *plain]
     return [*rule, *refuse]
+
+
+def _prctl_rule() -> List[Instruction]:
+    """Unknown options get EINVAL, as from an older kernel: PR_FUTEX_HASH takes gigabytes of kernel memory."""
+    refused = (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)
+    large = [*bpf.returns_if_equal((_PR_SET_VMA, _PR_GET_AUXV), ALLOW), ret(errno(_EINVAL))]
+    rule = [load(argument(0)), *bpf.returns_if_equal(refused, errno(_EPERM))]
+    return [*rule, Instruction(bpf.JGE, 0, len(large), _FIRST_UNKNOWN_OPTION), *large, ret(ALLOW)]
+
+
+def _owner_rules(table: Dict[str, List[Instruction]]) -> Dict[str, List[Instruction]]:
+    """The owner of a descriptor gets any signal that its user chooses, so the agent must not become one."""
+    owner = [load(argument(2)), *bpf.returns_if_equal(_PIDS_OF_AGENT, errno(_EPERM)), ret(ALLOW)]
+    fcntl = [load(argument(1)), *bpf.returns_if_equal((_F_SETOWN_EX,), errno(_EPERM))]
+    fcntl += [Instruction(JEQ, 0, len(owner), _F_SETOWN), *owner]
+    ioctl = [load(argument(1)), *bpf.returns_if_equal((_FIOSETOWN, _SIOCSPGRP), errno(_EPERM))]
+    return {"fcntl": [*fcntl, *table["fcntl"]], "ioctl": [*ioctl, *table["ioctl"]]}
 
 
 def _of_a_process(which: int, keepers: Tuple[int, ...]) -> List[Instruction]:
@@ -240,7 +260,7 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "socket": _socket_rule(profile),
         "connect": [ret(NOTIFY)],
         "sendto": _addressed_send_rule(),
-        "prctl": all_but(0, (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),
+        "prctl": _prctl_rule(),
         "close_range": bpf.without_bits(2, _CLOSE_RANGE_UNSHARE),
         "socketpair": _socketpair_rule(profile.shows_host or not profile.is_caged),
         "personality": only(0, _PERSONALITIES),
@@ -265,6 +285,7 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
             table[name] = all_but(0, _PIDS_OF_AGENT)
         # It takes a directory of /proc for a process, which a filter cannot see. Go and libc fall back to kill().
         table["pidfd_send_signal"] = [ret(errno(_ENOSYS))]
+        table.update(_owner_rules(table))
     table.update(_same_rule(_SPAWN, ALLOW if profile.allow_spawn else NOTIFY))
     table.update(_same_rule(_REPORTED, NOTIFY))
     table.update(_same_rule(_REFUSED, errno(_EPERM)))
