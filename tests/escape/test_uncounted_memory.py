@@ -9,6 +9,8 @@ import pytest
 from tests.escape.harness import Cage
 from tests.escape.payloads import guest, indent
 
+from warmcell.policy.builder import SandboxPolicyBuilder
+
 _LIMIT_MB = 96
 
 _TOOLS = """
@@ -138,6 +140,20 @@ _HIDDEN = {
         if queued < 80 * MB:
             raise SystemExit('refused')
         """,
+    "queues of netlink sockets": """
+        import struct
+        keep = []
+        question = struct.pack('IHHIIBxHiII', 32, 18, 1, 1, 0, 0, 0, 1, 0, 0)  # RTM_GETLINK
+        for _ in range(350):
+            keep.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+            keep[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MB)
+            for _ in range(400):
+                keep[-1].send(question)
+        """,
+    "a hash of futexes": """
+        if libc.prctl(78, 1, 1 << 22, 0, 0):  # PR_FUTEX_HASH: 256 MB of buckets
+            raise SystemExit('refused')
+        """,
     "file locks": """
         import fcntl, struct
         for name in range(900):
@@ -194,7 +210,46 @@ _REFUSED = (
     "the zero device, shared",
     "huge pages in pipes",
     "pages of a file that was cut, in sockets",
+    "a hash of futexes",
 )
+
+
+@pytest.mark.attack("S2-06", "S3-03")
+@pytest.mark.parametrize("how", ["open", "not accepted", "closed by the sender"])
+def test_socket_queues_in_the_hosts_network_count(cage: Cage, how: str) -> None:
+    fill = {
+        "open": """
+            for _ in range(400):
+                taker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                taker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MB)
+                taker.bind(('127.0.0.1', 0))
+                giver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                keep.append(taker)
+                for _ in range(500):
+                    giver.sendto(bytes(1000), taker.getsockname())
+            """,
+        "not accepted": "[give() for _ in range(150)]",
+        "closed by the sender": "[(give(), keep.append(server.accept()[0]), keep.pop(0).close()) for _ in range(150)]",
+    }[how]
+    tools = """
+        keep = []
+        server = socket.create_server(('127.0.0.1', 0), backlog=1000)
+        def give():
+            giver = socket.create_connection(server.getsockname())
+            keep.insert(0, giver)
+            giver.setblocking(False)
+            try:
+                while True:
+                    giver.send(bytes(MB))
+            except BlockingIOError:
+                pass
+        """
+    body = (
+        _TOOLS.rstrip(" ") + indent(tools) + "\n" + indent(fill) + "\n    time.sleep(5)\n    os.write(1, b'GOT AWAY')\n"
+    )
+    backend = cage.backend(SandboxPolicyBuilder().allow_network().build())
+    outcome = cage.run(guest(body), timeout=30, memory_mb=_LIMIT_MB, backend=backend)
+    assert outcome.status == "memory" or outcome.result.enforced.memory != "supervisor", outcome
 
 
 @pytest.mark.attack("S2-06")

@@ -11,6 +11,7 @@ from ..linux import kernel_files
 from ..linux.processes import expected_errors
 from ..linux.seccomp_rules import SMALL_SHARED_MEMORY
 from ..records import NamedTuple
+from . import usage
 from .patience import Patience, Spent, next_look_after
 from .patterns import Pattern
 
@@ -24,6 +25,7 @@ _FREE = 512
 _PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
 #: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
 _MOST_IN_FLIGHT = 256
+_TABLES = ("tcp", "tcp6", "udp", "udp6", "netlink")
 _IN_FLIGHT = Pattern(rb"^scm_fds: (\d+)$")
 
 
@@ -55,7 +57,7 @@ def unix_sockets(network: str) -> List[int]:
 
 
 class DescriptorTable:
-    """Pipes, epoll sets and descriptors in flight.
+    """Pipes, epoll sets, descriptors in flight, and socket queues in a network shared with the host.
 
     Looks rarely enough to cost at most a tenth of the time. In between, the last look counts.
     """
@@ -71,7 +73,8 @@ class DescriptorTable:
             spent = Spent()
             sockets = unix_sockets(self._network)
             is_crowded = sum(self._count(pid) for pid in pids) > _FREE
-            self.last = self._look(pids, sockets, patience) if is_crowded or sockets else DescriptorUse()
+            is_wanted = is_crowded or sockets or not self._has_own_network
+            self.last = self._look(pids, sockets, patience) if is_wanted else DescriptorUse()
             self._next_look = next_look_after(spent)
         return self.last
 
@@ -86,6 +89,7 @@ class DescriptorTable:
         known = set(sockets)
         pipes: Set[int] = set()
         seen: Set[int] = set()
+        others: Set[int] = set()
         items = in_flight = 0
         for pid in pids:
             base = f"{self._proc}/{pid}"
@@ -100,11 +104,30 @@ class DescriptorTable:
                         seen.add(status.st_ino)
                         for lines in patience.read(f"{base}/fdinfo/{name}"):
                             in_flight += sum(map(int, _IN_FLIGHT.findall(lines)))
+                    elif stat.S_ISSOCK(status.st_mode):
+                        others.add(status.st_ino)
                     elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
                         items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
         if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
-        return DescriptorUse(len(pipes) * _PIPE + items * _EPOLL_ITEM, in_flight, len(pipes), items)
+            queued = 0  # counted by `usage.socket_buffers`
+        else:
+            queued = self._queued_in(others, patience)
+        return DescriptorUse(len(pipes) * _PIPE + items * _EPOLL_ITEM + queued, in_flight, len(pipes), items)
+
+    def _queued_in(self, sockets: Set[int], patience: Patience) -> int:
+        """In a network shared with the host. Its tables may be long, which is not the guest's doing.
+
+        Connections that were closed, or not accepted, belong to no process: those of the guest's own ports are its.
+        """
+        processor, clock = time.process_time(), time.monotonic()
+        found = list(usage.socket_queues(self._network, _TABLES)) if sockets else []
+        own = [queue for queue in found if queue.inode in sockets]
+        places = {queue.local for queue in own}
+        ports = {queue.port for queue in own if queue.local}
+        lost = [queue for queue in found if not queue.inode and (queue.port in ports or queue.remote in places)]
+        patience.extend(time.process_time() - processor, time.monotonic() - clock)
+        return sum(queue.size for queue in own + lost)
 
 
 def _names(directory: str) -> Iterator[str]:

@@ -67,6 +67,11 @@ class Patience:
         if time.monotonic() > self._clock and time.monotonic() - self._clock > _run_queue_delay() - self._delay:
             raise TooLong
 
+    def extend(self, processor: float, clock: float) -> None:
+        """So long it took to look at what is not the guest's."""
+        self._processor += processor
+        self._clock += clock
+
     def read(self, path: str) -> Iterator[bytes]:
         """A file of /proc in pieces of whole lines, for as long as there is time. Nothing if it is gone."""
         try:

@@ -153,7 +153,7 @@ def system_v_objects() -> int:
 
 
 def socket_buffers(net: str) -> int:
-    """TCP and UDP queues as reported. Unix sockets report none, so beyond the first few each is taken to be full.
+    """Queues as reported. Unix sockets report none, so beyond the first few each is taken to be full.
 
     The seccomp filter ignores SO_SNDBUF, so a full one holds net.core.wmem_default. sockstat says which tables are
     empty: reading them all takes longer than everything else.
@@ -165,13 +165,33 @@ def socket_buffers(net: str) -> int:
         total += max(0, len(_lines(f"{net}/unix")) - _FREE_SOCKETS) * _send_buffer()
     tables = [("tcp", used.get("TCP:inuse", 1)), ("udp", used.get("UDP:inuse", 1))]
     tables += [("tcp6", used.get("TCP6:inuse", 1)), ("udp6", used.get("UDP6:inuse", 1))]
-    for name, count in tables:
-        for line in _lines(f"{net}/{name}") if count else ():
-            fields = line.split()
-            if fields[3] in _CARRYING:
-                sent, _, received = fields[4].partition(":")
-                total += int(sent, 16) + int(received, 16)
-    return total
+    names = [name for name, count in [("netlink", used.get("sockets:used", 1)), *tables] if count]
+    return total + sum(queue.size for queue in socket_queues(net, names))
+
+
+class SocketQueue(NamedTuple):
+    """What waits in one socket, in bytes. Addresses are as /proc shows them; inode 0: no process has it open."""
+
+    inode: int
+    size: int
+    local: str = ""
+    remote: str = ""
+
+    @property
+    def port(self) -> str:
+        return self.local.rpartition(":")[2]
+
+
+def socket_queues(net: str, names: Iterable[str]) -> Iterator[SocketQueue]:
+    """Those of the sockets in these tables of a network."""
+    for name in names:
+        for fields in map(str.split, _lines(f"{net}/{name}")):
+            if name == "netlink":
+                yield SocketQueue(int(fields[9]), int(fields[4]))
+                continue
+            sent, _, received = fields[4].partition(":")
+            size = int(sent, 16) + int(received, 16) if fields[3] in _CARRYING else 0
+            yield SocketQueue(int(fields[9]), size, *fields[1:3])
 
 
 def _send_buffer() -> int:
