@@ -9,14 +9,13 @@ from typing import Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import InvalidRequest
-from warmcell.core.lines import one_line
 from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Language
-from warmcell.languages.registry import lookup_language
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.sandbox.tools.answers import MAX_TEXT, failure, success
-from warmcell.sandbox.tools.definitions import network_words
+from warmcell.sandbox.tools.definitions import network_words, number_schema, object_schema, text_schema
+from warmcell.sandbox.tools.toolset import check_language, list_ignored
 
 MIN_TIMEOUT = 1
 MAX_TIMEOUT = 300
@@ -75,23 +74,14 @@ class SandboxTool:
     def parameters_schema(self) -> dict[str, Any]:
         """JSON schema of the arguments, with the languages that this backend runs on this host."""
         languages = [str(item) for item in self._backend.capabilities().supported_languages]
-        return {
-            "type": "object",
-            "properties": {
-                "language": {"type": "string", "enum": languages, "description": "What the code is written in."},
-                "code": {"type": "string", "description": "The whole program."},
-                "stdin": {"type": "string", "description": "What the program reads from standard input."},
-                "timeout_secs": {
-                    "type": "integer",
-                    "minimum": MIN_TIMEOUT,
-                    "maximum": MAX_TIMEOUT,
-                    "default": DEFAULT_TIMEOUT,
-                    "description": "Seconds after which the program is stopped.",
-                },
-            },
-            "required": ["language", "code"],
-            "additionalProperties": False,
-        }
+        words = "Seconds after which the program is stopped."
+        return object_schema(
+            ["language", "code"],
+            language=text_schema("What the code is written in.", enum=languages),
+            code=text_schema("The whole program."),
+            stdin=text_schema("What the program reads from standard input."),
+            timeout_secs=number_schema(words, MIN_TIMEOUT, MAX_TIMEOUT, DEFAULT_TIMEOUT),
+        )
 
     async def execute(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model's code. `status` is `success`, `timeout`, `memory_exceeded` or `error`."""
@@ -100,7 +90,7 @@ class SandboxTool:
             answer = success(await self._backend.execute(request), self._max_text)
         except Exception as error:
             answer = failure(error, self._max_text)
-        return answer | _report_unknown(args)
+        return answer | list_ignored(_ARGUMENTS, args)
 
     def _request(self, args: object) -> ExecRequest:
         if not isinstance(args, Mapping):
@@ -114,22 +104,13 @@ class SandboxTool:
         if stdin is not None and not isinstance(stdin, str):
             raise InvalidRequest(f"must be a string, not {type(stdin).__name__}", field="stdin")
         return ExecRequest(
-            self._language(args["language"]),
+            check_language("language", args["language"], self._languages),
             args["code"],
             _timeout(args.get("timeout_secs")),
             stdin=stdin,
             memory_limit_mb=self._memory_limit_mb,
             env=self._env,
         )
-
-    def _language(self, name: str) -> str:
-        """The canonical name of a language, from any of its names."""
-        row = lookup_language(name)
-        wanted = row.name if row is not None else name.lower()
-        if wanted in self._languages:
-            return wanted
-        what = f"unknown language {name[:40]!r}" if row is None else f"{wanted} cannot be run here: {row.remedy}"
-        raise InvalidRequest(what, field="language", hint=f"one of {', '.join(self._languages)}")
 
     @cached_property
     def _languages(self) -> tuple[str, ...]:
@@ -169,11 +150,3 @@ def _timeout(value: object) -> float:
         shown = "not a number" if isinstance(value, float) and math.isnan(value) else "out of range"
         raise InvalidRequest(f"must be from {MIN_TIMEOUT} to {MAX_TIMEOUT} ({shown})", field="timeout_secs")
     return float(value)
-
-
-def _report_unknown(args: object) -> dict[str, Any]:
-    """Report unknown arguments, so that the model knows that they had no effect."""
-    if not isinstance(args, Mapping):
-        return {}
-    unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in _ARGUMENTS]
-    return {"ignored_arguments": unknown[:10]} if unknown else {}

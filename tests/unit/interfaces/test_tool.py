@@ -29,6 +29,7 @@ from warmcell import (
     Usage,
 )
 from warmcell.backends.fake import Answer, FakeMemoryExceeded, FakeTimeout
+from warmcell.sandbox.tools.toolset import check_language
 
 GOOD = {"language": "python", "code": "print(1)"}
 
@@ -367,7 +368,7 @@ async def test_a_backend_may_have_languages_of_its_own() -> None:
     backend = FakeBackend(capabilities=capabilities(("intercal",)))
     tool = SandboxTool(backend)
     assert tool.parameters_schema()["properties"]["language"]["enum"] == ["intercal"]
-    assert tool._language("INTERCAL") == "intercal"
+    assert check_language("language", "INTERCAL", ["intercal"]) == "intercal"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def make_definitions(
     if only is not None:
         languages = [name for name in only if name in languages]
     usual = int(min(max(timeout_secs, MIN_TIMEOUT), max_timeout))
-    timeout = _number("Seconds after which the run is stopped.", MIN_TIMEOUT, max_timeout, usual)
+    timeout = number_schema("Seconds after which the run is stopped.", MIN_TIMEOUT, max_timeout, usual)
     tools = (
         [_run_code(languages, timeout, capabilities, [name for name in languages if name in stateful_languages])]
         if languages
@@ -92,11 +92,11 @@ def _run_code(
         "Run code",
         f"Run a program in a sandbox and return its output. Languages: {', '.join(languages)}. {words}A non-zero "
         "exit_code is a result, not a failure of the tool. Print what you want to see.",
-        _object(
+        object_schema(
             ["code"],
-            code=_text("The whole program."),
-            language=_text("What the code is written in.", enum=languages, default=languages[0]),
-            stdin=_text("What the program reads from standard input."),
+            code=text_schema("The whole program."),
+            language=text_schema("What the code is written in.", enum=languages, default=languages[0]),
+            stdin=text_schema("What the program reads from standard input."),
             timeout_secs=timeout,
             **more,
         ),
@@ -110,11 +110,11 @@ def _run_command(timeout: dict[str, Any]) -> Definition:
         "Run a shell command",
         "Run a shell command or script in the sandbox's work directory and return its output. Only files are kept "
         "from one call to the next; programs that still run when the command ends are stopped.",
-        _object(
+        object_schema(
             ["command"],
-            command=_text("The command line or script."),
-            cwd=_text("Directory to start in, relative to the work directory.", default="."),
-            stdin=_text("What the command reads from standard input."),
+            command=text_schema("The command line or script."),
+            cwd=text_schema("Directory to start in, relative to the work directory.", default="."),
+            stdin=text_schema("What the command reads from standard input."),
             timeout_secs=timeout,
         ),
         _RUN_ANSWER,
@@ -122,17 +122,17 @@ def _run_command(timeout: dict[str, Any]) -> Definition:
 
 
 def _file_tools() -> list[Definition]:
-    path = _text("Path relative to the work directory.")
-    first = _number("First line to return, from 1.", 1, MAX_FIRST_LINE, 1)
-    most = _number("How many lines to return.", 1, MAX_LINES, DEFAULT_LINES)
-    directory = _text("Directory relative to the work directory.", default=".")
+    path = text_schema("Path relative to the work directory.")
+    first = number_schema("First line to return, from 1.", 1, MAX_FIRST_LINE, 1)
+    most = number_schema("How many lines to return.", 1, MAX_LINES, DEFAULT_LINES)
+    directory = text_schema("Directory relative to the work directory.", default=".")
     patch_words = "A unified diff, or a patch from '*** Begin Patch' to '*** End Patch'."
     return [
         Definition(
             "read_file",
             "Read a file",
             "Return a text file of the work directory, all of it or some of its lines.",
-            _object(["path"], path=path, first_line=first, max_lines=most),
+            object_schema(["path"], path=path, first_line=first, max_lines=most),
             _answer(path=_STRING, content=_STRING, total_lines=_INTEGER, is_binary=_BOOLEAN, size=_INTEGER),
             is_read_only=True,
             is_destructive=False,
@@ -142,7 +142,7 @@ def _file_tools() -> list[Definition]:
             "write_file",
             "Write a file",
             "Create a file in the work directory or replace its content. Missing directories are created.",
-            _object(["path", "content"], path=path, content=_text("The whole new content.")),
+            object_schema(["path", "content"], path=path, content=text_schema("The whole new content.")),
             _answer(path=_STRING, size=_INTEGER),
             is_idempotent=True,
         ),
@@ -150,7 +150,7 @@ def _file_tools() -> list[Definition]:
             "list_files",
             "List files",
             "List a directory of the work directory.",
-            _object(
+            object_schema(
                 [],
                 path=directory,
                 recursive={"type": "boolean", "description": "Also the content of its directories.", "default": False},
@@ -165,7 +165,7 @@ def _file_tools() -> list[Definition]:
             "Apply a patch",
             "Change, create, move and delete files of the work directory by a patch: all of it or, when any part "
             "does not fit, nothing. The answer names each hunk that did not fit and why.",
-            _object(["patch"], patch=_text(patch_words)),
+            object_schema(["patch"], patch=text_schema(patch_words)),
             _answer(changes={"type": "array", "items": _CHANGE}, misfits={"type": "array", "items": _MISFIT}),
         ),
     ]
@@ -177,7 +177,7 @@ def _expose_port() -> Definition:
         "Expose a port",
         "Make a TCP port reachable from the host's loopback on which something listens that run_code started and "
         "left running, and return its URL.",
-        _object(["port"], port=_number("The port inside the sandbox.", 1, 65535, None)),
+        object_schema(["port"], port=number_schema("The port inside the sandbox.", 1, 65535, None)),
         _answer(url=_STRING, host=_STRING, port=_INTEGER, guest_port=_INTEGER),
         is_destructive=False,
         is_idempotent=True,
@@ -219,14 +219,14 @@ _RUN_ANSWER = _answer(
 )
 
 
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+def object_schema(required: list[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def _text(description: str, **more: Any) -> dict[str, Any]:
+def text_schema(description: str, **more: Any) -> dict[str, Any]:
     return {"type": "string", "description": description, **more}
 
 
-def _number(description: str, minimum: int, maximum: int, default: int | None) -> dict[str, Any]:
+def number_schema(description: str, minimum: int, maximum: int, default: int | None) -> dict[str, Any]:
     rule: dict[str, Any] = {"type": "integer", "description": description, "minimum": minimum, "maximum": maximum}
     return rule if default is None else rule | {"default": default}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from warmcell.core.errors import InvalidRequest
@@ -53,11 +53,11 @@ def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> dict[
     return known
 
 
-def list_ignored(schema: Mapping[str, Any], args: object) -> dict[str, Any]:
+def list_ignored(known: Container[str], args: object) -> dict[str, Any]:
     """Names the arguments that a tool does not have, so that a model learns that they had no effect."""
     if not isinstance(args, Mapping):
         return {}
-    unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in schema["properties"]]
+    unknown = [one_line(key[:40]) for key in args if isinstance(key, str) and key not in known]
     return {"ignored_arguments": unknown[:10]} if unknown else {}
 
 
@@ -67,18 +67,16 @@ def _check_value(name: str, value: Any, rule: Mapping[str, Any]) -> Any:
         raise InvalidRequest(f"must be {words}, not {type(value).__name__}", field=name)
     if rule["type"] == "integer":
         return _whole(name, value, rule)
-    return _language(name, value, rule["enum"]) if "enum" in rule else value
+    return check_language(name, value, rule["enum"]) if "enum" in rule else value
 
 
-def _language(name: str, value: str, offered: Sequence[str]) -> str:
+def check_language(name: str, value: str, offered: Sequence[str]) -> str:
     """A language that is offered, by any of its names."""
     row = lookup_language(value)
     wanted = row.name if row is not None else value.lower()
     if wanted in offered:
         return wanted
-    what = (
-        f"unknown language {one_line(value[:40])!r}" if row is None else f"{wanted} is not available here: {row.remedy}"
-    )
+    what = f"unknown language {one_line(value[:40])!r}" if row is None else f"{wanted} cannot be run here: {row.remedy}"
     raise InvalidRequest(what, field=name, hint=f"one of {', '.join(offered)}")
 
 
@@ -206,7 +204,7 @@ class ToolCalls:
             answer = await (call(known, on_output) if name in _RUNS else call(known))
         except Exception as error:
             answer = self._failure(error)
-        return answer | list_ignored(definition.parameters, args)
+        return answer | list_ignored(definition.parameters["properties"], args)
 
     def _failure(self, error: Exception) -> dict[str, Any]:
         answer = failure(error, self._max_text)
