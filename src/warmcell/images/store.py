@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +34,14 @@ from warmcell.images.references import Reference, is_digest, parse_reference
 from warmcell.images.sources import SourceReader
 from warmcell.images.store_access import check_access, explain_access
 from warmcell.images.unpack import WhiteoutsUnsupported
-from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, HeldDirectory, cache_place, hold, make_cache
+from warmcell.lifetime.held_directories import (
+    UNFINISHED_LAYERS,
+    HeldDirectory,
+    cache_place,
+    hold,
+    make_cache,
+    wait_to_hold,
+)
 from warmcell.workspace.private_directory import sweep
 
 TYPE_CHECKING = False
@@ -306,13 +312,9 @@ class ImageStore:
             hint = "run as that user, or use another directory"
             raise InvalidRequest(f"the image store {self.path!r} belongs to another user", field="path", hint=hint)
         check_access(self.path)
-        deadline = time.monotonic() + (_PATIENCE_SECONDS if waits else 0)
-        while (held := hold(self.path, is_shared=is_shared)) is None:
-            if time.monotonic() > deadline:
-                what = "removing images" if is_shared else "adding an image"
-                hint = "try again when it has finished"
-                raise ExecutionFailed(f"another program is {what} in {self.path}", hint=hint)
-            time.sleep(0.02)
+        what = f"another program is {'removing images' if is_shared else 'adding an image'} in {self.path}"
+        failure = ExecutionFailed(what, hint="try again when it has finished")
+        held = wait_to_hold(self.path, _PATIENCE_SECONDS if waits else 0, failure, is_shared=is_shared)
         try:
             yield
         finally:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 
 from warmcell.lifetime.descriptors import is_shortage
@@ -130,6 +131,16 @@ def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
     """
     with undisturbed_by_forks:
         return _lock_directory(path, is_shared)
+
+
+def wait_to_hold(path: str, seconds: float, failure: Exception, *, is_shared: bool = False) -> HeldDirectory:
+    """`hold`, tried for so many seconds; raises `failure` then."""
+    deadline = time.monotonic() + seconds
+    while (held := hold(path, is_shared=is_shared)) is None:
+        if time.monotonic() > deadline:
+            raise failure
+        time.sleep(0.02)
+    return held
 
 
 def _lock_directory(path: str, is_shared: bool) -> HeldDirectory | None:

@@ -19,7 +19,7 @@ from typing import Any
 from warmcell.core.errors import InvalidRequest, SessionBusy, SnapshotNotFound, WorkspaceNotFound
 from warmcell.core.light import on_error
 from warmcell.core.records import dataclass, field
-from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold
+from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold, wait_to_hold
 from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.sandbox.ports import ExposedPort
@@ -313,12 +313,8 @@ class WorkspaceStore:
         return os.path.join(self._work, identity)
 
     def _hold(self, found: WorkspaceHandle) -> HeldDirectory:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (held := hold(self._directory(found.id))) is None:
-            if time.monotonic() > deadline:
-                raise SessionBusy(f"the workspace {found.name!r} is in use", hint="stop it first")
-            time.sleep(0.02)
-        return held
+        failure = SessionBusy(f"the workspace {found.name!r} is in use", hint="stop it first")
+        return wait_to_hold(self._directory(found.id), _PATIENCE_SECONDS, failure)
 
     def _is_held(self, identity: str) -> bool:
         held = hold(self._directory(identity), is_shared=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest, SnapshotInvalid, SnapshotNotFound
 from warmcell.core.records import dataclass
-from warmcell.lifetime.held_directories import hold
+from warmcell.lifetime.held_directories import wait_to_hold
 from warmcell.lifetime.own_modes import make_directories
 from warmcell.workspace.names import printable
 from warmcell.workspace.root import Root
@@ -241,15 +241,11 @@ class SnapshotArchive:
 
     @contextmanager
     def lock(self, *, is_shared: bool) -> Iterator[None]:
-        # `hold` cannot tell a directory of another user from one that is in use.
+        # A lock cannot tell a directory of another user from one that is in use.
         if os.stat(self.path).st_uid != os.geteuid() or not os.access(self.path, os.R_OK | os.X_OK):
             raise not_permitted(self.path)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (held := hold(self.path, is_shared=is_shared)) is None:
-            if time.monotonic() > deadline:
-                what = "compacting" if is_shared else "writing to"
-                raise ExecutionFailed(f"another program is {what} the store {self.path!r}")
-            time.sleep(0.02)
+        what = f"another program is {'compacting' if is_shared else 'writing to'} the store {self.path!r}"
+        held = wait_to_hold(self.path, _PATIENCE_SECONDS, ExecutionFailed(what), is_shared=is_shared)
         try:
             yield
         finally:
