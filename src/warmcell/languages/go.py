@@ -22,6 +22,7 @@ from warmcell.lifetime.held_directories import (
     find_abandoned,
     make_cache,
 )
+from warmcell.lifetime.own_modes import is_own_directory
 
 MAIN_FILE = "main.go"
 _COMPILED_AT_FIRST_USE = "its standard library is compiled when Go is first used, which takes about a minute"
@@ -66,7 +67,7 @@ class GoRuntime:
 
     def check(self, config: ProcessConfig) -> str:
         go = find_go()
-        is_compiled = _is_ours(_library_place(go))
+        is_compiled = is_own_directory(_library_place(go))
         return go.program if is_compiled else f"{go.program}; {_COMPILED_AT_FIRST_USE}"
 
     def version(self, config: ProcessConfig) -> str:
@@ -130,19 +131,11 @@ def standard_library(go: GoToolchain) -> str:
     Nothing of a guest goes into it, so that guests can neither learn nor leave anything there.
     """
     place = _library_place(go)
-    return place if _is_ours(place) else _compile_library(go, place)
+    return place if is_own_directory(place) else _compile_library(go, place)
 
 
 def _library_place(go: GoToolchain) -> str:
     return os.path.join(cache_place(), "go", build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16])
-
-
-def _is_ours(directory: str) -> bool:
-    try:
-        status = os.lstat(directory)
-    except OSError:
-        return False
-    return os.path.isdir(directory) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _compile_library(go: GoToolchain, place: str) -> str:
@@ -167,7 +160,7 @@ def _compile_library(go: GoToolchain, place: str) -> str:
         if fresh != place:
             os.rename(fresh, place)
     except OSError:
-        if not _is_ours(place):
+        if not is_own_directory(place):
             raise
     finally:
         if fresh != place:

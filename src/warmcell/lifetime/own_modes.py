@@ -6,6 +6,7 @@ The umask belongs to the whole process and its threads, so we never change it.
 from __future__ import annotations
 
 import os
+import stat
 
 _OWNER = 0o700
 
@@ -35,3 +36,12 @@ def grant_owner(descriptor: int) -> None:
     made = os.fstat(descriptor).st_mode
     if made & _OWNER != 0o600:
         os.fchmod(descriptor, made & 0o777 | 0o600)
+
+
+def is_own_directory(path: str) -> bool:
+    """Whether it is a directory of this user, not a link, that nobody else can write to."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

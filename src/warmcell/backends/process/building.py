@@ -24,6 +24,7 @@ from warmcell.languages.program_spec import CODE_DIR as CODE_PLACEHOLDER
 from warmcell.languages.program_spec import OUT_DIR as OUT_PLACEHOLDER
 from warmcell.languages.program_spec import Build, ProgramSpec
 from warmcell.lifetime.held_directories import HeldDirectory, cache_place, create_held_directory, hold, make_cache
+from warmcell.lifetime.own_modes import is_own_directory
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.places import OUT_DIR
 
@@ -64,7 +65,7 @@ class ArtefactCache:
     def find(self, build: Build, cleanup: ExitStack | Cleanup) -> str | None:
         """The artefact's directory, held until `cleanup`."""
         directory = os.path.join(self._root, build.cache_key)
-        if not _is_ours(directory) or not os.path.isfile(os.path.join(directory, build.artefact)):
+        if not is_own_directory(directory) or not os.path.isfile(os.path.join(directory, build.artefact)):
             return None
         held = hold(directory, is_shared=True)
         if held is None:
@@ -91,7 +92,11 @@ class ArtefactCache:
     def _writable_root(self) -> str:
         try:
             make_cache(self._root)
-            if _is_ours(self._root) and _is_ours(os.path.dirname(self._root)) and os.access(self._root, os.W_OK):
+            if (
+                is_own_directory(self._root)
+                and is_own_directory(os.path.dirname(self._root))
+                and os.access(self._root, os.W_OK)
+            ):
                 return self._root
         except OSError:
             pass
@@ -166,14 +171,6 @@ def _list_artefacts(root: str) -> Iterator[tuple[float, int, str]]:
         except OSError:  # removed by another process
             continue
         yield used, size, entry.path
-
-
-def _is_ours(directory: str) -> bool:
-    try:
-        status = os.lstat(directory)
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 class Builder:
