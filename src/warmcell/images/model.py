@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from warmcell.core.errors import ImageInvalid
+from warmcell.core.errors import ImageInvalid, InvalidRequest
 from warmcell.core.records import dataclass, field
 
 _FRACTION = re.compile(r"\.\d+")
@@ -95,6 +95,13 @@ def parse_created(text: object) -> datetime | None:
     """When an image was made. Without a zone it is UTC: some local times before the year 2 have no Unix time."""
     found = parse_time(text)
     return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def store_of(image: Image) -> str:
+    """The directory of the store that an image is from, whose layers are STORE/layers/ID/tree."""
+    if not image.layer_paths:
+        raise InvalidRequest(f"the image {image.name!r} has no layers", field="image", hint="give it at least one file")
+    return posixpath.normpath(posixpath.join(image.layer_paths[0], "../../.."))
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
-
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
 from warmcell.core.light import on_error
 from warmcell.core.types import Language
 from warmcell.enforcers.pin_paths import pin
 from warmcell.images.image_files import ImageFiles, find_user
+from warmcell.images.model import store_of
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.policy.places import HOME_DIR
 from warmcell.policy.resolve import ImageRoot
@@ -35,7 +34,7 @@ class OpenImage:
     def __init__(self, image: str | Image, user: str | None) -> None:
         from warmcell.images import ImageStore
 
-        store = ImageStore() if isinstance(image, str) else ImageStore(_store_of(image))
+        store = ImageStore() if isinstance(image, str) else ImageStore(store_of(image))
         self.image = store.get(image) if isinstance(image, str) else image
         self._lease = store.lease(self.image)
         with on_error(self._lease.close):
@@ -102,13 +101,6 @@ class OpenImage:
                 f"the image {self.image.name!r} has neither ENTRYPOINT nor CMD", field="image", hint="name a program"
             )
         return command
-
-
-def _store_of(image: Image) -> str:
-    """The directory of the store that an image is from, whose layers are STORE/layers/ID/tree."""
-    if not image.layer_paths:
-        raise InvalidRequest(f"the image {image.name!r} has no layers", field="image", hint="give it at least one file")
-    return posixpath.dirname(posixpath.dirname(posixpath.dirname(image.layer_paths[0])))
 
 
 def _prepare_python(program: str, code: str) -> ProgramSpec:

@@ -8,15 +8,15 @@ pulled from its registry.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.backends.ray.stored_images import CHUNK, StoredImages
-from warmcell.core.errors import InvalidRequest, SandboxError
+from warmcell.core.errors import SandboxError
 from warmcell.core.records import replace
+from warmcell.images.model import store_of
 from warmcell.images.references import is_digest, parse_reference
 from warmcell.lifetime.threads import in_thread
 
@@ -38,7 +38,7 @@ class ClusterImages:
 
     async def provide(self, link: NodeLink, image: str | Image) -> str:
         """Returns when the node has the image; the reference with which it finds it there, by digest."""
-        local: Ask = partial(_ask_local, StoredImages(None if isinstance(image, str) else _store_of(image)))
+        local: Ask = partial(_ask_local, StoredImages(None if isinstance(image, str) else store_of(image)))
         found: tuple[str, str]
         if isinstance(image, str):
             found = await local("find", image) or await self._resolve(link, image)
@@ -118,10 +118,3 @@ def _forget(link: NodeLink, digest: str, bringing: asyncio.Future[None]) -> None
 def _name_with_digest(name: str, digest: str) -> str:
     """The same on each node, and none that somebody else has given to another image there."""
     return f"image@{digest}" if is_digest(name) else replace(parse_reference(name), digest=digest).name
-
-
-def _store_of(image: Image) -> str:
-    """The directory of the store that an image is from, whose layers are STORE/layers/ID/tree."""
-    if not image.layer_paths:
-        raise InvalidRequest(f"the image {image.name!r} has no layers", field="image", hint="give it at least one file")
-    return os.path.normpath(os.path.join(image.layer_paths[0], "../../.."))
