@@ -15,7 +15,7 @@ from warmcell.languages.table import ROWS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from importlib.metadata import EntryPoint
     from typing import Any
 
@@ -118,17 +118,17 @@ def language_version(language: str, config: ProcessConfig) -> str:
 
 
 class LanguageVersions(Mapping[str, str]):
-    """The version line of each of these languages. A toolchain is queried at the first look-up, once."""
+    """The version line of each of these languages. `ask` queries its toolchain, at the first look-up, once."""
 
-    def __init__(self, languages: tuple[str, ...], config: ProcessConfig) -> None:
-        self._languages, self._config = languages, config
+    def __init__(self, languages: tuple[str, ...], ask: Callable[[str], str]) -> None:
+        self._languages, self._ask = languages, ask
         self._known: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
         if name not in self._languages:
             raise KeyError(name)
         if name not in self._known:
-            self._known[name] = language_version(name, self._config)
+            self._known[name] = self._ask(str(name))
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -143,7 +143,7 @@ class ProcessBackend(BackendBase):
     def capabilities(self) -> BackendCapabilities:
         """What this host enforces, as measured."""
         enforced = self._launcher.resolver.resolve(EffectiveLimits()).enforced
-        from warmcell.languages.registry import LanguageVersions, available_languages
+        from warmcell.languages.registry import LanguageVersions, available_languages, language_version
 
         languages = available_languages(self._config) if self.opened_image is None else self.opened_image.languages
         return BackendCapabilities(
@@ -151,7 +151,7 @@ class ProcessBackend(BackendBase):
             isolation_class=enforced.isolation_class,
             enforced_limits=limits_in_force(enforced),
             network=self._launcher.egress.destinations,
-            versions=LanguageVersions(languages, self._config),
+            versions=LanguageVersions(languages, partial(language_version, config=self._config)),
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,7 @@ from warmcell.core.records import replace
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
+from warmcell.languages.registry import LanguageVersions
 from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.portal import portal
 from warmcell.policy.resolve import DEFAULT_POLICY
@@ -94,7 +95,7 @@ class RayBackend(BackendBase):
         names = EnforcedLimits.__slots__
         held = {name: all(getattr(one.enforced_limits, name) for one in found) for name in names}
         classes = "/".join(sorted({one.isolation_class for one in found}))
-        versions = _NodeVersions(tuple(languages), lambda language: self._call(self._ask_version, language))
+        versions = LanguageVersions(tuple(languages), lambda language: self._call(self._ask_version, language))
         return BackendCapabilities(tuple(languages), classes, EnforcedLimits(**held), found[0].network, versions)
 
     def nodes(self) -> list[Node]:
@@ -361,24 +362,3 @@ def _program_values(key: str, definition: ExecRequest, request: ExecRequest, lin
     """
     arguments = (request.stdin, request.args, request.timeout, request.limits)
     return key, None if key in link.programs else definition, arguments
-
-
-class _NodeVersions(Mapping[str, str]):
-    """The version line of each language, asked of a node that has it."""
-
-    def __init__(self, languages: tuple[Language | str, ...], ask: Callable[[str], str]) -> None:
-        self._languages, self._ask = languages, ask
-        self._known: dict[str, str] = {}
-
-    def __getitem__(self, name: str) -> str:
-        if name not in self._languages:
-            raise KeyError(name)
-        if name not in self._known:
-            self._known[name] = self._ask(str(name))
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._languages)
-
-    def __len__(self) -> int:
-        return len(self._languages)
