@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
 from warmcell.changes import content
@@ -33,13 +33,7 @@ class Base:
 
     def is_state(self, state: os.stat_result) -> bool:
         """Whether the file was not touched since."""
-        return (self.device, self.inode, self.size, self.modified_ns, self.changed_ns) == (
-            state.st_dev,
-            state.st_ino,
-            state.st_size,
-            state.st_mtime_ns,
-            state.st_ctime_ns,
-        )
+        return replace(base_of(state, self.digest), mode=self.mode) == self
 
     @property
     def permissions(self) -> int:
