@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from warmcell.core.errors import (
     BuildFailed,
@@ -106,6 +107,15 @@ class Verdict:
     def memory_bytes(self) -> int:
         """The peak, all processes together."""
         return self.result.usage.peak_memory_bytes if self.result is not None else 0
+
+
+def verdict_to_plain(verdict: Verdict, error_to_plain: Callable[[SandboxError], Any]) -> dict[str, Any]:
+    names = ("status", "time", "cpu_time", "memory_bytes")
+    return {
+        **{name: getattr(verdict, name) for name in names},
+        "result": None if verdict.result is None else verdict.result.to_dict(),
+        "error": None if verdict.error is None else error_to_plain(verdict.error),
+    }
 
 
 def failure_verdict(error: SandboxError) -> Verdict:

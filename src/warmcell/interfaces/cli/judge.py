@@ -20,7 +20,7 @@ from warmcell.judging.case_files import read_cases
 from warmcell.judging.checkers import Checker, number
 from warmcell.judging.judge import judge as judge_program
 from warmcell.judging.verdict_files import Format, write_verdicts
-from warmcell.judging.verdicts import NOT_JUDGED, Case, Verdict
+from warmcell.judging.verdicts import NOT_JUDGED, Case, Verdict, verdict_to_plain
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -158,15 +158,5 @@ def _to_plain(source: Source, version: str, verdicts: Sequence[tuple[Case, Verdi
         "file": os.path.basename(source.path or ""),
         "accepted": sum(verdict.ok for _, verdict in verdicts),
         "total": total,
-        "cases": [_plain_case(case, verdict) for case, verdict in verdicts],
-    }
-
-
-def _plain_case(case: Case, verdict: Verdict) -> dict[str, Any]:
-    names = ("status", "time", "cpu_time", "memory_bytes")
-    return {
-        "name": case.name,
-        **{name: getattr(verdict, name) for name in names},
-        "result": None if verdict.result is None else verdict.result.to_dict(),
-        "error": None if verdict.error is None else error_to_plain(verdict.error),
+        "cases": [{"name": case.name, **verdict_to_plain(verdict, error_to_plain)} for case, verdict in verdicts],
     }

@@ -34,7 +34,7 @@ from warmcell.interfaces.serve.service import RunPlace, Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.v1.models import JudgeBody, RunBody
 from warmcell.judging.judge import ajudge
-from warmcell.judging.verdicts import Verdict
+from warmcell.judging.verdicts import Verdict, verdict_to_plain
 from warmcell.lifetime.threads import in_thread
 
 #: How old the answer about this host may be.
@@ -121,20 +121,9 @@ async def judge(request: Request, tenant: Tenant) -> Response:
             "status": "accepted" if failed is None else failed.status,
             "accepted": sum(verdict.ok for verdict in verdicts),
             "total": len(cases),
-            "verdicts": [_verdict_to_dict(verdict) for verdict in verdicts],
+            "verdicts": [verdict_to_plain(verdict, error_to_dict) for verdict in verdicts],
         }
     )
-
-
-def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "status": verdict.status,
-        "time": verdict.time,
-        "cpu_time": verdict.cpu_time,
-        "memory_bytes": verdict.memory_bytes,
-        "result": None if verdict.result is None else verdict.result.to_dict(),
-        "error": None if verdict.error is None else error_to_dict(verdict.error),
-    }
 
 
 class CachedQuery(Generic[Answer]):
