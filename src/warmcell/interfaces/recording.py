@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import BackendCapabilities, ExecRequest, ExecResult, Limits
 from warmcell.interfaces.cli.render import to_plain
+from warmcell.interfaces.client.wire import plain_request
 from warmcell.policy.model import SandboxPolicy
 from warmcell.workspace.untrusted_files import open_regular, parse_json
 
@@ -100,13 +101,14 @@ def current_versions(backend: str, request: ExecRequest) -> dict[str, str]:
 
 def write(path: str, recording: Recording) -> None:
     """Append one recording with a single write, so that concurrent writers do not interleave."""
+    limits = recording.request.limits
     plain = {
         "format": FORMAT,
         "backend": recording.backend,
         "enforcer": recording.enforcer,
         "policy": None if recording.policy is None else json.loads(recording.policy.to_json()),
         "versions": dict(recording.versions or {}),
-        "request": _request_to_plain(recording.request),
+        "request": plain_request(recording.request) | {"limits": None if limits is None else asdict(limits)},
         "outcome": dict(recording.outcome),
     }
     line = json.dumps(plain, ensure_ascii=True, default=str).encode() + b"\n"
@@ -145,21 +147,6 @@ def _recording(line: bytes, where: str) -> Recording:
         raise InvalidRequest(f"is not a recording ({type(error).__name__})", field=where) from None
 
 
-def _request_to_plain(request: ExecRequest) -> dict[str, Any]:
-    return {
-        "language": str(request.language),
-        "code": _to_plain(request.code),
-        "timeout": request.timeout,
-        "stdin": None if request.stdin is None else _to_plain(request.stdin),
-        "memory_limit_mb": request.memory_limit_mb,
-        "env": dict(request.env),
-        "limits": None if request.limits is None else asdict(request.limits),
-        "args": list(request.args),
-        "files": {path: _to_plain(content) for path, content in request.files.items()},
-        "fetch_files": list(request.fetch_files),
-    }
-
-
 def _request_from_plain(plain: Mapping[str, Any]) -> ExecRequest:
     return ExecRequest(
         plain["language"],
@@ -173,10 +160,6 @@ def _request_from_plain(plain: Mapping[str, Any]) -> ExecRequest:
         files={path: _from_plain(content) for path, content in plain["files"].items()},
         fetch_files=tuple(plain["fetch_files"]),
     )
-
-
-def _to_plain(content: str | bytes) -> str | dict[str, str]:
-    return content if isinstance(content, str) else {"base64": b64encode(content).decode()}
 
 
 def _from_plain(content: Any) -> str | bytes:
