@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
-from warmcell.interfaces.serve.requests import check_mcp_message
+from warmcell.interfaces.serve.requests import check_mcp_message, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -148,12 +148,7 @@ class _BoundedMessages:
         except HttpError as error:
             await error_response(error)(scope, receive, send)
             return
-        first = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive_again() -> Any:
-            return first.pop() if first else await receive()
-
-        await self._app(scope, receive_again, send)
+        await self._app(scope, replay(body, receive), send)
 
 
 async def _read_body(receive: Any) -> bytes:
