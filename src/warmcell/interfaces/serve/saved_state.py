@@ -42,7 +42,7 @@ from warmcell.interfaces.serve.state_homes import (
 )
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
-from warmcell.sandbox.local.pip_packages import copy_packages
+from warmcell.sandbox.local.pip_packages import copy_packages, is_directory
 from warmcell.sessions.image import SessionImage
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory
@@ -297,11 +297,6 @@ def remove_unused(entry: os.DirEntry[str]) -> None:
             _log.warning("%s is neither a file nor a directory, and stays", entry.path)
     except OSError as error:
         _log.warning("cannot remove %s: %s", entry.path, error)
-
-
-def is_directory(path: str) -> bool:
-    """Links are not followed."""
-    return os.path.isdir(path) and not os.path.islink(path)
 
 
 @contextmanager

@@ -79,12 +79,12 @@ def copy_packages(source: str, target: str, *, is_shared: bool = False) -> None:
 
 def _keep_commands(before: Packages | None, packages: Packages) -> None:
     """pip replaced `bin` as a whole: adds the commands of earlier packages again. The cage has ended by now."""
-    if before is None or not _is_directory(os.path.join(before.path, "bin")):
+    if before is None or not is_directory(os.path.join(before.path, "bin")):
         return
     target = os.path.join(packages.path, "bin")
     if not os.path.lexists(target):
         os.mkdir(target)
-    for entry in os.scandir(os.path.join(before.path, "bin")) if _is_directory(target) else ():
+    for entry in os.scandir(os.path.join(before.path, "bin")) if is_directory(target) else ():
         path = os.path.join(target, entry.name)
         if entry.is_file(follow_symlinks=False) and not os.path.lexists(path):
             os.link(entry.path, path, follow_symlinks=False)
@@ -295,7 +295,7 @@ def prune_cache(cache: str) -> None:
                 os.unlink(path)
 
 
-def _is_directory(path: str) -> bool:
+def is_directory(path: str) -> bool:
     """Not through a link, which the cage may have left."""
     return os.path.isdir(path) and not os.path.islink(path)
 

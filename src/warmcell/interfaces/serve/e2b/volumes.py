@@ -18,11 +18,12 @@ from warmcell.core.light import on_error
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.e2b.volume_space import MountedSpace, VolumeSpace
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.saved_state import VOLUMES, is_directory, remove_unused
+from warmcell.interfaces.serve.saved_state import VOLUMES, remove_unused
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.lifetime.threads import in_thread
+from warmcell.sandbox.local.pip_packages import is_directory
 from warmcell.workspace.mount_points import MountPoint
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -37,7 +38,7 @@ from warmcell.interfaces.serve.v1.models import (
     number_in_query,
     query,
 )
-from warmcell.sandbox.processes import AsyncProcess, ProcessInfo, PtySize
+from warmcell.sandbox.processes import AsyncProcess, PtySize
 
 _PID = re.compile(r"[1-9][0-9]{0,9}")
 _POSITION = re.compile(r"(?P<stdout>[0-9]{1,18})-(?P<stderr>[0-9]{1,18})")
@@ -83,14 +84,14 @@ class NoSuchProcess(InvalidRequest):
 
 async def every(request: Request, tenant: Tenant) -> Response:
     """The running processes and the last hundred that ended."""
-    return json_response([_to_dict(info) for info in await get_entry(request, tenant).sandbox.processes()])
+    return json_response([asdict(info) for info in await get_entry(request, tenant).sandbox.processes()])
 
 
 async def spawn(request: Request, tenant: Tenant) -> Response:
     """Starts a program in the background."""
     entry, body = get_entry(request, tenant), await read_model(request, SpawnBody)
     process = await get_service(request).start_process(tenant, lambda: start_process(entry, body))
-    return json_response(_to_dict(process.info), 201)
+    return json_response(asdict(process.info), 201)
 
 
 async def start_process(entry: SandboxEntry, body: SpawnBody) -> AsyncProcess:
@@ -102,7 +103,7 @@ async def start_process(entry: SandboxEntry, body: SpawnBody) -> AsyncProcess:
 
 async def one(request: Request, tenant: Tenant) -> Response:
     """One process."""
-    return json_response(_to_dict((await get_process(request, tenant)).info))
+    return json_response(asdict((await get_process(request, tenant)).info))
 
 
 async def kill(request: Request, tenant: Tenant) -> None:
@@ -187,11 +188,6 @@ async def get_process(request: Any, tenant: Tenant) -> AsyncProcess:
         return await entry.sandbox.attach(int(pid))
     except InvalidRequest:
         raise NoSuchProcess from None
-
-
-def _to_dict(info: ProcessInfo) -> dict[str, Any]:
-    names = ("pid", "command", "cwd", "is_running", "exit_code")
-    return {name: getattr(info, name) for name in names}
 
 
 def routes() -> list[Any]:
