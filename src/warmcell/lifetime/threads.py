@@ -50,6 +50,25 @@ async def in_thread(
         raise
 
 
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and return when all have ended; a cancellation of the caller is raised only then."""
+    import asyncio
+
+    for task in tasks:
+        task.cancel()
+    interrupted: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            interrupted = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved, or asyncio logs that it never was
+    if interrupted is not None:
+        raise interrupted
+
+
 def running_loop() -> asyncio.AbstractEventLoop:
     """The running event loop. Raises an error that says what to do if it is not asyncio's."""
     import asyncio

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from warmcell.backends.ray.direct_connection import Carrier, NodeSocket
 from warmcell.backends.ray.node_service import SANDBOXES, TAKE_SECONDS
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, NodeLost, SandboxError
+from warmcell.lifetime.threads import cancel_and_wait
 
 if TYPE_CHECKING:
     from warmcell.backends.ray.placement import NodeFacts, NodeInfo
@@ -104,8 +105,7 @@ class NodeLink:
         try:
             await self._await_answer(number, call)
         finally:
-            carrying.cancel()
-            await asyncio.gather(carrying, return_exceptions=True)
+            await cancel_and_wait(carrying)
 
     async def socket_path(self, server: str = SANDBOXES) -> str:
         """A Unix socket of this host behind which is a server of the node. It exists as long as the link."""

@@ -71,8 +71,11 @@ class Needs:
 
 
 class Candidate(Protocol):
-    info: NodeInfo
-    facts: NodeFacts
+    @property
+    def info(self) -> NodeInfo: ...
+    @property
+    def facts(self) -> NodeFacts: ...
+
     running: int
     sandboxes: int
     #: How long a run of a batch takes there; None before the first has finished.

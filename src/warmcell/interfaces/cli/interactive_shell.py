@@ -19,6 +19,7 @@ from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import MEMORY, OUR_FAILURE, UsageError
 from warmcell.interfaces.cli.messages import say_error
 from warmcell.interfaces.cli.review_changes import Review, is_wanted, review
+from warmcell.lifetime.threads import cancel_and_wait
 
 if TYPE_CHECKING:
     from warmcell.sandbox.asynchronous import AsyncSandbox
@@ -141,9 +142,7 @@ async def _carry(process: AsyncProcess, stop: asyncio.Future[int]) -> None:
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)
         keyboard.close()
-        for task in (typing, showing):
-            task.cancel()
-        await asyncio.gather(typing, showing, return_exceptions=True)
+        await cancel_and_wait(typing, showing)
     if stop.done():
         raise _Stopped(stop.result())
     showing.result()

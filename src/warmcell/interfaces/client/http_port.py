@@ -11,6 +11,7 @@ from typing import Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.client.connection import Connection, import_websockets
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sessions.ports import LOOPBACK
 from warmcell.sessions.web_guard import REFUSAL, is_allowed
 
@@ -55,9 +56,7 @@ class HttpPort:
     async def aclose(self) -> None:
         if self._server is not None:
             self._server.close()
-        for link in tuple(self._links):
-            link.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
+        await cancel_and_wait(*self._links)
         self._on_closed(self)
 
 
@@ -73,9 +72,7 @@ async def _forward(connect: Callable[[], Any], reader: asyncio.StreamReader, wri
                     if task.done():
                         task.result()
             finally:
-                sending.cancel()
-                receiving.cancel()
-                await asyncio.gather(sending, receiving, return_exceptions=True)
+                await cancel_and_wait(sending, receiving)
     except _Refused:
         writer.write(REFUSAL.encode())
     except (OSError, client.exceptions.WebSocketException):

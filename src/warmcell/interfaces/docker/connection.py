@@ -28,8 +28,8 @@ from warmcell.interfaces.docker.messages import (
     error_response,
     refusal_of,
 )
-from warmcell.interfaces.docker.output_log import cancel_tasks
 from warmcell.interfaces.serve.http_protocol import ChunkLimit, ConnectionShares
+from warmcell.lifetime.threads import cancel_and_wait
 
 _log = logging.getLogger("warmcell.docker")
 _MAX_HEAD = 32 << 10
@@ -188,14 +188,14 @@ class Connection:
         try:
             await asyncio.wait({handling, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not handling.done() and watching.result():
-                await cancel_tasks(handling)
+                await cancel_and_wait(handling)
                 raise ClientGone
             return await asyncio.shield(handling)
         except asyncio.CancelledError:
-            await cancel_tasks(handling)
+            await cancel_and_wait(handling)
             raise
         finally:
-            await cancel_tasks(watching)
+            await cancel_and_wait(watching)
 
     async def _wait_for_close(self) -> bool:
         """True when the client has closed; False when it sent something, which is kept for later."""
@@ -276,7 +276,7 @@ class Connection:
             _log.warning("a response was cut short: %s", error)
             raise ClientGone from None
         finally:
-            await cancel_tasks(working, watching)
+            await cancel_and_wait(working, watching)
 
     async def _hand_over(self, request: Request, hijack: Hijack) -> None:
         kind = ("content-type", hijack.content_type)

@@ -25,7 +25,8 @@ from warmcell.interfaces.docker.messages import (
     json_line,
     json_response,
 )
-from warmcell.interfaces.docker.output_log import LogQuery, cancel_tasks, content_type, copy_streams, encode
+from warmcell.interfaces.docker.output_log import LogQuery, content_type, copy_streams, encode
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.process import LocalProcess
 
@@ -260,7 +261,7 @@ async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess
         await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return starting.result() if starting.done() else None
     finally:
-        await cancel_tasks(starting, leaving)
+        await cancel_and_wait(starting, leaving)
 
 
 async def _usage(container: Container) -> dict[str, Any]:

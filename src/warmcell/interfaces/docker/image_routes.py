@@ -32,8 +32,7 @@ from warmcell.interfaces.docker.messages import (
     json_response,
     refusal_of,
 )
-from warmcell.interfaces.docker.output_log import cancel_tasks
-from warmcell.lifetime.threads import in_thread
+from warmcell.lifetime.threads import cancel_and_wait, in_thread
 
 #: The largest archive of an image that is taken.
 _MAX_ARCHIVE = 64 << 30
@@ -355,7 +354,7 @@ class ProgressStream(Generic[P]):
 
     async def _abandon(self, working: asyncio.Future[T]) -> None:
         self._stop()
-        await cancel_tasks(working)
+        await cancel_and_wait(working)
 
 
 def _last_messages(working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]) -> list[dict[str, Any]]:

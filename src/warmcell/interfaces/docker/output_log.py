@@ -16,6 +16,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.docker.messages import RawStream, memory_of
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sandbox.local.process import LocalProcess
 
 #: What is kept for each container.
@@ -127,15 +128,6 @@ def encode(stream: str, data: bytes, has_tty: bool) -> bytes:
     return data if has_tty else struct.pack(">BxxxL", _STREAM_NUMBERS[stream], len(data)) + data
 
 
-async def cancel_tasks(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it
-
-
 async def copy_streams(
     raw: RawStream,
     output: AsyncIterator[OutputEvent],
@@ -161,7 +153,7 @@ async def copy_streams(
         if watching.done():
             await asyncio.wait({feeding}, timeout=_LAST_INPUT_SECONDS)
     finally:
-        await cancel_tasks(*tasks)
+        await cancel_and_wait(*tasks)
 
 
 async def _feed(raw: RawStream, process: LocalProcess, is_input: bool, closes_input: bool) -> None:

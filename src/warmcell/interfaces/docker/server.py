@@ -21,6 +21,7 @@ from warmcell.interfaces.docker.image_routes import ImageRoutes
 from warmcell.interfaces.docker.messages import NEWEST, OLDEST, Answer, DockerError, Request, Response, Route
 from warmcell.interfaces.docker.system_routes import SystemRoutes
 from warmcell.interfaces.serve.http_protocol import ConnectionShares
+from warmcell.lifetime.threads import cancel_and_wait
 
 _VERSION = re.compile(r"/v(\d{1,3})\.(\d{1,3})(/.*)")
 #: Requests that are refused: method and path, and the reason, which clients show. The first match counts.
@@ -136,10 +137,7 @@ class DockerServer:
         """Responses about containers that have just ended are still sent."""
         if self._connections:
             await asyncio.wait(set(self._connections.values()), timeout=_LAST_SECONDS)
-        for task in self._connections.values():
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(set(self._connections.values()))
+        await cancel_and_wait(*self._connections.values())
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task, router = asyncio.current_task(), self._router

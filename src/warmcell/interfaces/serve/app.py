@@ -20,7 +20,7 @@ from warmcell.interfaces.serve.e2b.snapshots import snapshots_of
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.listener import reload_on_change
 from warmcell.interfaces.serve.middleware import OriginGuard, ProxyHeaders, RequestLog, SecurityHeaders
-from warmcell.interfaces.serve.requests import BodyMemory, cancel_and_wait
+from warmcell.interfaces.serve.requests import BodyMemory
 from warmcell.interfaces.serve.routing import AppRouter, AuthRoute, render_404, render_405, route
 from warmcell.interfaces.serve.saved_sandboxes import restore_sandboxes, save_all
 from warmcell.interfaces.serve.service import Service
@@ -29,7 +29,7 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.interfaces.serve.usage import UsageLedger, measure_regularly
 from warmcell.interfaces.serve.v1 import files, openapi, processes, runs, sandboxes, sessions, terminals
 from warmcell.interfaces.serve.v1.activity import ActivityRoute, HistoryRoute
-from warmcell.lifetime.threads import in_thread
+from warmcell.lifetime.threads import cancel_and_wait, in_thread
 from warmcell.observe.metrics import METRICS_HEADERS, Metrics
 
 

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.event_streams import KEEPALIVE, Emit, format_event, with_keepalives
-from warmcell.interfaces.serve.requests import ENDED_BY_OPERATOR, cancel_and_wait
+from warmcell.interfaces.serve.requests import ENDED_BY_OPERATOR
 from warmcell.interfaces.serve.responses import HttpError, error_to_dict, parse_whole_number
 from warmcell.interfaces.serve.v1.models import query
+from warmcell.lifetime.threads import cancel_and_wait
 
 #: Of one job. Older events are dropped; readers get their number.
 MAX_LOG_BYTES = 4 * MIB

@@ -17,8 +17,9 @@ from starlette.responses import Response
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
-from warmcell.interfaces.serve.requests import OWNER, cancel_and_wait, while_connected
+from warmcell.interfaces.serve.requests import OWNER, while_connected
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_to_dict, shutting_down
+from warmcell.lifetime.threads import cancel_and_wait
 
 #: A comment is sent after so many seconds without an event.
 KEEPALIVE_SECONDS = 15.0

@@ -16,7 +16,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError
-from warmcell.lifetime.threads import in_thread
+from warmcell.lifetime.threads import cancel_and_wait, in_thread
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -213,23 +213,6 @@ async def while_allowed(
     finally:
         revocable.discard(task)
         await cancel_and_wait(task)
-
-
-async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel the tasks and return when all have ended; a cancellation of the caller is raised only then."""
-    for task in tasks:
-        task.cancel()
-    interrupted: asyncio.CancelledError | None = None
-    while pending := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(pending)
-        except asyncio.CancelledError as error:
-            interrupted = error
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved, or asyncio logs that it never was
-    if interrupted is not None:
-        raise interrupted
 
 
 async def check_mcp_message(body: bytes) -> bytes:

@@ -19,10 +19,11 @@ from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.authentication import SUBPROTOCOL, authenticate
 from warmcell.interfaces.serve.event_streams import with_keepalives
 from warmcell.interfaces.serve.middleware import annotate_events, id_of
-from warmcell.interfaces.serve.requests import OWNER, cancel_and_wait, while_allowed
+from warmcell.interfaces.serve.requests import OWNER, while_allowed
 from warmcell.interfaces.serve.responses import HttpError, error_response, error_to_dict
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.threads import cancel_and_wait
 
 _log = logging.getLogger("warmcell.serve")
 #: The largest message that a client may send.

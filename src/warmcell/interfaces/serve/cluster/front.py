@@ -47,7 +47,7 @@ from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.front.relay import relay
 from warmcell.interfaces.serve.listener import reload_on_change, serve_on
 from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
-from warmcell.interfaces.serve.requests import OWNER, BodyMemory, Receive, cancel_and_wait, read_body, replay
+from warmcell.interfaces.serve.requests import OWNER, BodyMemory, Receive, read_body, replay
 from warmcell.interfaces.serve.responses import (
     ClientDisconnected,
     HttpError,
@@ -63,6 +63,7 @@ from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.observe.metrics import METRICS_HEADERS
 from warmcell.policy.model import SandboxPolicy
 

@@ -19,6 +19,7 @@ from warmcell.interfaces.serve.cluster.placement import SUFFIX_DIGITS, choose_ho
 from warmcell.interfaces.serve.front.relay import Peer
 from warmcell.interfaces.serve.sandbox_registry import SandboxLost, SandboxNotFound
 from warmcell.lifetime.portal import portal
+from warmcell.lifetime.threads import cancel_and_wait
 
 _log = logging.getLogger("warmcell.serve")
 _LOOK_SECONDS = 0.5
@@ -42,17 +43,9 @@ class NodePeer(Peer):
     def info(self) -> NodeInfo:
         return self.link.info
 
-    @info.setter
-    def info(self, _: NodeInfo) -> None:
-        raise AttributeError("belongs to the link")
-
     @property
     def facts(self) -> NodeFacts:
         return self.link.facts
-
-    @facts.setter
-    def facts(self, _: NodeFacts) -> None:
-        raise AttributeError("belongs to the link")
 
     @property
     def loss(self) -> SandboxError | None:
@@ -210,9 +203,7 @@ class ClusterNodes:
             task.add_done_callback(partial(self._finish_opening, peer.link))
 
     async def close(self) -> None:
-        for task in tuple(self._opening.values()):
-            task.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await cancel_and_wait(*self._opening.values())
         await self.backend.aclose()
 
 

@@ -41,14 +41,13 @@ from warmcell.interfaces.serve.e2b.template_records import (
     TemplateRecords,
     Uploads,
 )
-from warmcell.interfaces.serve.requests import cancel_and_wait
 from warmcell.interfaces.serve.responses import HttpError, public_message
 from warmcell.interfaces.serve.run_places import TEMPLATE_HOST, ImageChoice
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import Tenant
-from warmcell.lifetime.threads import in_thread
+from warmcell.lifetime.threads import cancel_and_wait, in_thread
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.processes import AsyncProcess
 from warmcell.workspace.remove import remove_directory

@@ -18,8 +18,9 @@ from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
 from warmcell.interfaces.serve.event_streams import StreamTurns
 from warmcell.interfaces.serve.middleware import CLIENT, PART, SCHEME, scheme_of
-from warmcell.interfaces.serve.requests import Receive, cancel_and_wait
+from warmcell.interfaces.serve.requests import Receive
 from warmcell.interfaces.serve.responses import ClientDisconnected, error_to_dict
+from warmcell.lifetime.threads import cancel_and_wait
 
 #: Hop-by-hop headers, which are not forwarded.
 _HOP_BY_HOP = frozenset(

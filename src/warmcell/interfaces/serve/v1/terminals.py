@@ -18,7 +18,7 @@ from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.serve.requests import cancel_and_wait, parse_model
+from warmcell.interfaces.serve.requests import parse_model
 from warmcell.interfaces.serve.responses import HttpError, error_to_dict, outcome_to_dict
 from warmcell.interfaces.serve.sandbox_registry import write_to_process
 from warmcell.interfaces.serve.server_limits import check_timeout
@@ -38,6 +38,7 @@ from warmcell.interfaces.serve.websockets import (
     websocket_route,
 )
 from warmcell.languages.registry import canonical
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
