@@ -39,7 +39,7 @@ def grant_owner(descriptor: int) -> None:
 
 
 def is_own_directory(path: str) -> bool:
-    """Whether it is a directory of this user, not a link, that nobody else can write to."""
+    """Whether it is a directory, not a link, of this user, to which no other user can write."""
     try:
         status = os.lstat(path)
     except OSError:
