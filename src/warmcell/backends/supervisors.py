@@ -19,6 +19,7 @@ from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import on_error
 from warmcell.core.output_events import Outcome
+from warmcell.core.request_checks import check_whole
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.threads import in_thread
 
@@ -38,9 +39,7 @@ def choose_processes(processes: object, work: object, processors: int | None = N
         if processors < _FEWEST_PROCESSORS or not isinstance(work, Sized) or events.listeners:
             return 1
         return max(1, min(processors // _PROCESSORS_EACH, len(work) // _FEWEST_RUNS))
-    if isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= _MOST:
-        raise InvalidRequest(f"must be a whole number from 1 to {_MOST}", field="processes")
-    return processes
+    return check_whole("processes", processes, 1, _MOST)
 
 
 def supervisors_for(backend: object, processes: object, work: object) -> Supervisors | None:

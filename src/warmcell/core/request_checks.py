@@ -47,6 +47,12 @@ def check_positive_int(name: str, value: object, largest: int) -> None:
         raise InvalidRequest(f"must be between 1 and {largest}", field=name)
 
 
+def check_whole(name: str, value: object, smallest: int, largest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
+        raise InvalidRequest(f"must be a whole number from {smallest} to {largest}", field=name)
+    return value
+
+
 def check_positive_number(name: str, value: object, largest: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):  # `int | float` would be built at every call
         raise InvalidRequest(f"must be a number of seconds, not {type(value).__name__}", field=name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
+from warmcell.core.request_checks import check_whole
 from warmcell.core.types import EffectiveLimits, Limits, check_text, check_timeout
 
 _FEWEST_AT_ONCE = 16
@@ -46,11 +47,11 @@ class ProcessConfig:
         if isinstance(self.preload, str):
             raise InvalidRequest("must be a list of module names, not one text", field="preload")
         object.__setattr__(self, "preload", tuple(check_text("preload", item) for item in self.preload))
-        _check_number("pool_size", self.pool_size, 0, 256)
-        _check_number("pool_min", self.pool_min, 0, 256)
-        _check_number("gpu_concurrency", self.gpu_concurrency, 1, 256)
+        check_whole("pool_size", self.pool_size, 0, 256)
+        check_whole("pool_min", self.pool_min, 0, 256)
+        check_whole("gpu_concurrency", self.gpu_concurrency, 1, 256)
         if self.max_concurrency is not None:
-            _check_number("max_concurrency", self.max_concurrency, 1, 1 << 16)
+            check_whole("max_concurrency", self.max_concurrency, 1, 1 << 16)
         for name in ("queue_timeout", "build_timeout"):
             object.__setattr__(self, name, check_timeout(getattr(self, name), name))
         if not isinstance(self.build_limits, Limits):
@@ -68,8 +69,3 @@ class ProcessConfig:
         """
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.max_concurrency or _FEWEST_AT_ONCE + _PER_PROCESSOR * processors
-
-
-def _check_number(name: str, value: object, smallest: int, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
-        raise InvalidRequest(f"must be a whole number from {smallest} to {largest}", field=name)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.request_checks import check_whole
 from warmcell.core.types import BackendCapabilities, Connection, EffectiveLimits, ExecResult
 from warmcell.workspace.mount_points import WORK
 
@@ -35,9 +35,8 @@ class PtySize:
     rows: int
 
     def __post_init__(self) -> None:
-        for name, value in (("cols", self.cols), ("rows", self.rows)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_TERMINAL_SIDE:
-                raise InvalidRequest(f"must be a whole number from 1 to {_MAX_TERMINAL_SIDE}", field=name)
+        check_whole("cols", self.cols, 1, _MAX_TERMINAL_SIDE)
+        check_whole("rows", self.rows, 1, _MAX_TERMINAL_SIDE)
 
 
 @dataclass(frozen=True, slots=True)

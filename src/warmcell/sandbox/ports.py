@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from warmcell.core.errors import ExecutionFailed, InvalidRequest
+from warmcell.core.errors import ExecutionFailed
 from warmcell.core.light import Closing, on_error
+from warmcell.core.request_checks import check_whole
 from warmcell.sandbox.interface import PortDriver
 from warmcell.sandbox.signatures import blocking
 from warmcell.sessions.ports import LOOPBACK
@@ -16,9 +17,7 @@ _LOOK_SECONDS = 0.05
 
 
 def check_port(field: str, value: object, smallest: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= 65_535:
-        raise InvalidRequest(f"must be a whole number from {smallest} to 65535", field=field)
-    return value
+    return check_whole(field, value, smallest, 65_535)
 
 
 class AsyncExposedPort:

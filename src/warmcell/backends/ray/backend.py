@@ -22,6 +22,7 @@ from warmcell.backends.supervisors import supervisors_for
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded, NodeLost
 from warmcell.core.records import replace
+from warmcell.core.request_checks import check_whole
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
@@ -72,9 +73,8 @@ class RayBackend(BackendBase):
         snapshot_url: str | None = None,
         snapshot_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 100:
-            raise InvalidRequest("must be a whole number from 0 to 100", field="retries")
-        self.config, self.policy, self.retries = config or ProcessConfig(), policy or DEFAULT_POLICY, retries
+        self.config, self.policy = config or ProcessConfig(), policy or DEFAULT_POLICY
+        self.retries = check_whole("retries", retries, 0, 100)
         self.snapshot_url, self.snapshot_options = _check_url(snapshot_url), dict(snapshot_options or {})
         make_backend = partial(get_backend, "process", config=config, policy=policy)
         self._cluster = Cluster(RayNodes(address), make_backend, self.config.queue_timeout)

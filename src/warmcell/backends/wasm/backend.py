@@ -18,6 +18,7 @@ from warmcell.backends.wasm.run_request import Preopen, RunRequest, check_fuel, 
 from warmcell.backends.wasm.supervisor import DEFAULT_MOST_WORKERS, QUEUE_SECONDS, Supervisor
 from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.output_events import StreamEvent
+from warmcell.core.request_checks import check_whole
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import (
     BackendCapabilities,
@@ -71,8 +72,7 @@ class WasmBackend(BackendBase):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         check_fuel(fuel)
-        if isinstance(max_workers, bool) or not isinstance(max_workers, int) or not 1 <= max_workers <= MOST_WORKERS:
-            raise InvalidRequest(f"must be an integer from 1 to {MOST_WORKERS}", field="max_workers")
+        check_whole("max_workers", max_workers, 1, MOST_WORKERS)
         options: dict[str, Any] = {"fuel": fuel, "limits": limits, "max_workers": max_workers, "cache_dir": cache_dir}
         #: How another process makes such a backend.
         self.recipe = partial(WasmBackend, queue_timeout=queue_timeout, **options)

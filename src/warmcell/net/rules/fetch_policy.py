@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.core.request_checks import check_whole
 from warmcell.core.types import MIB, FrozenMapping, check_timeout
 from warmcell.net.credentials import SecretRef
 from warmcell.net.rules.hosts import parse_entry, parse_injection
@@ -68,8 +69,8 @@ class FetchPolicy:
             methods = _texts("allowed_methods", self.allowed_methods)
             put(self, "allowed_methods", tuple(method.upper() for method in methods))
         put(self, "request_timeout", check_timeout(self.request_timeout, "request_timeout"))
-        _whole("max_redirects", self.max_redirects, 0, 50)
-        _whole("max_body_bytes", self.max_body_bytes, 0, 1 << 31)
+        check_whole("max_redirects", self.max_redirects, 0, 50)
+        check_whole("max_body_bytes", self.max_body_bytes, 0, 1 << 31)
         self._check_ports()
         self._check_rate()
         put(self, "rules", tuple(self.rules or ()))
@@ -80,7 +81,7 @@ class FetchPolicy:
             return
         object.__setattr__(self, "allowed_ports", tuple(self.allowed_ports))
         for port in self.allowed_ports:
-            _whole("allowed_ports", port, 1, 65535)
+            check_whole("allowed_ports", port, 1, 65535)
 
     def _check_rate(self) -> None:
         if isinstance(self.rate_limit, int) and not isinstance(self.rate_limit, bool):
@@ -96,11 +97,6 @@ def _texts(name: str, value: Iterable[str] | None) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in items):
         raise InvalidRequest("must be a list of texts", field=name)
     return items
-
-
-def _whole(name: str, value: object, smallest: int, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
-        raise InvalidRequest(f"must be a whole number from {smallest} to {largest}, not {value!r}", field=name)
 
 
 def _check_inject(inject: Mapping[str, Mapping[str, SecretRef]]) -> Mapping[str, Mapping[str, SecretRef]]:
