@@ -28,6 +28,8 @@ _CLOSE = {"Connection": "close"}
 #: Keys in a request's scope: the tenant's id, how many bytes of its body are in memory, and a set of tasks that are
 #: cancelled when the token is revoked.
 OWNER, BUFFERED, REVOCABLE = "warmcell.owner", "warmcell.body", "warmcell.revocable"
+#: Another: tells whether the token still exists and has the scope of the route.
+HAS_RIGHT = "warmcell.has-right"
 #: Another: registers a future that is cancelled when an operator ends the request.
 ENDABLE = "warmcell.endable"
 #: The message of that cancellation, and of the error that its client gets.
@@ -35,8 +37,9 @@ ENDED_BY_OPERATOR = "an operator of the server ended it"
 #: Of MCP requests other than tool calls. The SDK keeps what a client says about itself as long as its session, as
 #: objects that take 25 times as much memory as their text.
 MAX_PLAIN_BYTES = 64 * 1024
-#: In a tool call that is larger: long texts, not many values, which the SDK would take seconds to check.
-MAX_VALUES = 10_000
+#: In a JSON body: long texts, not many values. Parsing and validation hold up the event loop for microseconds for each
+#: value, and an invalid one takes a kilobyte of memory.
+MAX_VALUES = 20_000
 
 
 class OpenRequests:
@@ -125,6 +128,9 @@ async def read_body(request: Request, limit: int | None = None) -> bytes:
         raise ClientDisconnected from None
     except TimeoutError:
         raise HttpError(408, f"the body did not arrive within {BODY_SECONDS:g} s", headers=_CLOSE) from None
+    # A client may send the end of its body long after the head with the token.
+    if HAS_RIGHT in request.scope and not request.scope[HAS_RIGHT]():
+        raise HttpError(401, "the token was revoked", headers=_CLOSE)
     return b"".join(parts)
 
 
@@ -151,7 +157,30 @@ async def read_model(request: Request, kind: type[M], limit: int | None = None) 
     return parse_model(await read_body(request, limit), kind)
 
 
+def has_many_values(body: bytes) -> bool:
+    """Whether a JSON text may have more than `MAX_VALUES`. Strings are skipped by fast operations on the whole text."""
+    if _count_separators(body) < MAX_VALUES:
+        return False
+    text = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    # A NUL: UTF-16, in which a quote may be half of another character. A value has up to two strings, with its name.
+    if b"\0" in body or text.count(b'"') > 4 * MAX_VALUES:
+        return True
+    return _count_separators(b"".join(text.split(b'"')[::2])) >= MAX_VALUES
+
+
+def _count_separators(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
+def check_values(body: bytes) -> bytes:
+    """Return the body. Raises `HttpError` 413 if it may have too many values."""
+    if has_many_values(body):
+        raise HttpError(413, f"a JSON body has at most {MAX_VALUES} values")
+    return body
+
+
 def parse_model(body: bytes, kind: type[M]) -> M:
+    check_values(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -224,18 +253,9 @@ async def check_mcp_message(body: bytes) -> bytes:
 
 def _check_large(body: bytes) -> bytes:
     try:
-        message = json.loads(body)
+        message = json.loads(check_values(body))
     except (ValueError, RecursionError):
         raise HttpError(400, "the body is not valid JSON") from None
     if not isinstance(message, dict) or message.get("method") != "tools/call":
         raise HttpError(413, f"a request other than tools/call has at most {MAX_PLAIN_BYTES} bytes")
-    waiting: list[Any] = [message]
-    count = 0
-    while waiting:
-        found = waiting.pop()
-        items = list(found.values()) if isinstance(found, dict) else found
-        count += len(items)
-        if count > MAX_VALUES:
-            raise HttpError(413, f"a tool call has at most {MAX_VALUES} values")
-        waiting += [item for item in items if isinstance(item, dict | list)]
     return json.dumps(message).encode()  # of two members of one name, the SDK sees the one that was checked

@@ -19,7 +19,7 @@ from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.authentication import SUBPROTOCOL, authenticate
 from warmcell.interfaces.serve.event_streams import with_keepalives
 from warmcell.interfaces.serve.middleware import annotate_events, id_of
-from warmcell.interfaces.serve.requests import OWNER, while_allowed
+from warmcell.interfaces.serve.requests import OWNER, has_many_values, while_allowed
 from warmcell.interfaces.serve.responses import HttpError, error_response, error_to_dict
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -105,7 +105,7 @@ async def receive_messages(socket: WebSocket) -> AsyncIterator[bytes | str]:
 def parse_command(text: str, kinds: Mapping[str, type[BaseModel]]) -> tuple[str, Any]:
     """Parse a JSON message into its type and its fields."""
     try:
-        plain = json.loads(text)
+        plain = None if has_many_values(text.encode()) else json.loads(text)
         kind = plain.pop("type")
         return kind, kinds[kind].model_validate(plain)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError):

@@ -72,7 +72,7 @@ LONG = "x" * MAX_PLAIN_BYTES
         ([{"method": "tools/call", "params": LONG}], 413),
         (LONG, 413),
         (b'{"method": "tools/call", "method": "initialize", "params": "%s"}' % LONG.encode(), 413),
-        (b"[" * 100_000, 400),
+        (b"[" * 100_000, 413),
         (b"\xff" * 100_000, 400),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from warmcell.backends.ray.placement import Candidate, Needs
 from warmcell.core.errors import SandboxError
+from warmcell.interfaces.serve.requests import has_many_values
 from warmcell.interfaces.serve.v1.runs import BACKGROUND_RUNS
 from warmcell.languages.registry import canonical
 
@@ -93,7 +94,7 @@ def classify(
 def needs_of(body: bytes, *, is_sandbox: bool = False) -> Needs:
     """What a run or a sandbox needs of its node. The node reports what is wrong with the body."""
     try:
-        asked = json.loads(body)
+        asked = None if has_many_values(body) else json.loads(body)
         has_gpus = asked.get("gpus") is not None
     except (ValueError, RecursionError, AttributeError):
         return Needs("", is_sandbox=is_sandbox)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.interfaces.serve.event_streams import StreamTurns
-from warmcell.interfaces.serve.requests import OWNER
+from warmcell.interfaces.serve.requests import MAX_VALUES, OWNER, has_many_values
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
 
 CONNECT = "application/connect+json"
@@ -98,6 +98,8 @@ def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
 
 
 def parse_message(text: bytes) -> dict[str, Any]:
+    if has_many_values(text):
+        raise RpcError("resource_exhausted", f"a message has at most {MAX_VALUES} values")
     try:
         found = json.loads(text or b"{}")
     except (ValueError, RecursionError):

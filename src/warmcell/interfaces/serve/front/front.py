@@ -58,9 +58,10 @@ from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, reload_on_change, serve_on
 from warmcell.interfaces.serve.middleware import RELAYED, REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import SANDBOXES
-from warmcell.interfaces.serve.requests import Receive, replay
+from warmcell.interfaces.serve.requests import Receive, has_many_values, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
+from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import hash_token
@@ -301,10 +302,10 @@ class Spread:
     async def _choose_by_body(self, request: Request) -> tuple[Worker, Receive]:
         if not self._is_allowed(request):  # the worker refuses it, without reading its body
             return self._home(request), request.receive
-        body, has_more = await read_ahead(request.receive, self._settings.max_body)
+        body, has_more = await read_ahead(request.receive, min(self._settings.max_body, MAX_CREATION_BYTES))
         receive = replay(body, request.receive, has_more=has_more)
         try:
-            asked = None if has_more else json.loads(body)
+            asked = None if has_more or has_many_values(body) else json.loads(body)
         except (ValueError, RecursionError):
             asked = None
         if not isinstance(asked, dict):  # which every worker refuses
