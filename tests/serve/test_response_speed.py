@@ -6,10 +6,9 @@ import asyncio
 import gc
 import os
 import socket
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from starlette.responses import Response
@@ -115,7 +114,9 @@ class _App:
         class service:  # noqa: N801
             is_draining = False
             tenant = staticmethod(lambda token: None)
-            revocable: ClassVar[Any] = defaultdict(set)
+            reloads = 0
+            revocable = staticmethod(lambda tenant, scope: set())
+            has_right = staticmethod(lambda tenant, scope: True)
             open_requests = OpenRequests()
 
 

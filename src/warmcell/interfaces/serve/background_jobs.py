@@ -83,6 +83,11 @@ class BackgroundJob:
     def is_running(self) -> bool:
         return not self.task.done()
 
+    def end_with(self, revocable: set[asyncio.Future[Any]]) -> None:
+        """End when the token loses its right."""
+        revocable.add(self.task)
+        self.task.add_done_callback(revocable.discard)
+
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "created": self.created, "is_running": self.is_running, **self._about}
 

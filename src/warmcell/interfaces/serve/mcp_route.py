@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from warmcell.core.errors import ProvisionFailed, SandboxError
 from warmcell.interfaces.serve.authentication import authenticate
 from warmcell.interfaces.serve.middleware import annotate_events
-from warmcell.interfaces.serve.requests import OWNER, check_mcp_message, read_body, replay, while_allowed
+from warmcell.interfaces.serve.requests import HAS_RIGHT, OWNER, check_mcp_message, read_body, replay, while_allowed
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT
 from warmcell.interfaces.serve.service import Service
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 600.0
 _TENANT = "warmcell.tenant"
+_SCOPE = "sandbox"
 _SESSION = "mcp-session-id"
 
 
@@ -69,8 +71,8 @@ class McpApp:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         try:
-            tenant = authenticate(request, "sandbox")
-            scope[OWNER] = tenant.id
+            tenant = authenticate(request, _SCOPE)
+            scope[OWNER], scope[HAS_RIGHT] = tenant.id, partial(self._service.has_right, tenant, _SCOPE)
             if scope["method"] == "POST":
                 # Read before the SDK is called: it logs a client that leaves as an error.
                 body = await check_mcp_message(await read_body(request, self._service.settings.max_body))
@@ -96,7 +98,7 @@ class McpApp:
             await send(message)
 
         try:
-            await while_allowed(self._service.revocable[tenant.id], manager.asgi_app(scope, receive, send_counted))
+            await while_allowed(self._service.revocable(tenant, _SCOPE), manager.asgi_app(scope, receive, send_counted))
         except HttpError:
             return  # the token was revoked: the connection is cut
         finally:

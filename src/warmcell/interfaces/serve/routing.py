@@ -18,7 +18,7 @@ from warmcell.core.light import on_error
 from warmcell.interfaces.serve.authentication import ANONYMOUS, authenticate
 from warmcell.interfaces.serve.middleware import FAULT, annotate_events, id_of
 from warmcell.interfaces.serve.quotas import CountedResponse
-from warmcell.interfaces.serve.requests import BUFFERED, ENDABLE, OWNER, REVOCABLE
+from warmcell.interfaces.serve.requests import BUFFERED, ENDABLE, HAS_RIGHT, OWNER, REVOCABLE
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -100,10 +100,14 @@ def route(
                 tenant = owning
                 service.rates.take(tenant)
             request.scope[OWNER] = tenant.id
-            request.scope[REVOCABLE] = service.revocable[tenant.id]
+            reloads, request.scope[REVOCABLE] = service.reloads, service.revocable(tenant, scope)
+            request.scope[HAS_RIGHT] = partial(service.has_right, tenant, scope)
             request.scope[ENDABLE] = partial(service.open_requests.add, tenant.id, id_of(request.scope))
             annotate_events(request, tenant)
-            return await _call_counted(request, tenant, handler, ends_something)
+            response = await _call_counted(request, tenant, handler, ends_something)
+            if service.reloads != reloads:  # what it made may be a revoked token's
+                service.run_in_background(service.end_revoked())
+            return response
         except (HttpError, ClientDisconnected, SandboxError) as error:
             request.scope[FAULT] = getattr(error, "fault", None)
             return render_error(error)

@@ -40,6 +40,10 @@ from warmcell.workspace.private_directory import PrivateDirectory
 _log = logging.getLogger("warmcell.serve")
 
 
+#: A tenant's id, the hash of its token, and a scope; None for what a secret of a sandbox allows.
+Right = tuple[str, str, str | None]
+
+
 class RunPlace(TypedDict):
     """What a request names of this host: arguments of `run_slot` and `make_sandbox`."""
 
@@ -91,8 +95,9 @@ class Service:
         connections = connections_within_limit(settings.max_connections)
         # A worker also has connections to other workers, which relay requests to it.
         self.resources = HostResources(connections if worker is None else 2 * connections, settings.state)
-        #: By tenant: tasks that are cancelled when its token is revoked.
-        self.revocable: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
+        #: By right: tasks that are cancelled when it is lost.
+        self._revocable: defaultdict[Right, set[asyncio.Future[Any]]] = defaultdict(set)
+        self.reloads = 0
         self.open_requests = OpenRequests()
         self.is_worker = worker is not None
         #: State of protocols beside sandboxes.
@@ -270,14 +275,14 @@ class Service:
             _log.error("reload failed, keeping the previous state: %s", error)
             return
         self._tenants = tenants
+        self.reloads += 1
         if policy != self.policy:
             old, self.policy = self.backend, policy
             self.policy_version = self.sandboxes.policy_version = self.policy_version + 1
             self.backend = self._make_backend()
             for retired in (old, *self._take_others()):
                 self.run_in_background(self._retire(retired))
-        if not self.settings.is_open:
-            self.run_in_background(self._end_revoked({tenant.id for tenant in tenants}))
+        self.run_in_background(self.end_revoked())
         _log.warning("reloaded")
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -286,11 +291,42 @@ class Service:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _end_revoked(self, tenants: set[str]) -> None:
-        """End the requests of revoked tokens, and remove their sandboxes: those have secrets that would still work."""
-        for task in [task for tenant, tasks in self.revocable.items() if tenant not in tenants for task in tasks]:
-            task.cancel()
-        revoked = [entry for entry in self.sandboxes.all() if entry.tenant_id not in tenants]
+    def revocable(self, tenant: Tenant, scope: str | None) -> set[asyncio.Future[Any]]:
+        """Tasks to cancel when the token is revoked or loses the scope."""
+        return self._revocable[tenant.id, tenant.sha256, scope]
+
+    def has_right(self, tenant: Tenant, scope: str | None) -> bool:
+        """Whether a token that was accepted before still exists and has the scope."""
+        return self._is_present((tenant.id, tenant.sha256, scope))
+
+    def _is_present(self, right: Right) -> bool:
+        identity, sha256, scope = right
+        if self.settings.is_open or not identity:  # no token was needed
+            return True
+        tenant = self._find_present(identity)
+        # Without a scope it is the secret of a sandbox, not the token.
+        return tenant is not None and (scope is None or (scope in tenant.scopes and sha256 == tenant.sha256))
+
+    def _find_present(self, identity: str) -> Tenant | None:
+        return next((tenant for tenant in self._tenants if tenant.id == identity), None)
+
+    def _may_have(self, entry: SandboxEntry) -> bool:
+        scopes = ("sandbox", "gpu") if entry.has_gpu else ("sandbox",)
+        tenant = self._find_present(entry.tenant_id)
+        return tenant is not None and set(scopes) <= set(tenant.scopes)
+
+    async def end_revoked(self) -> None:
+        """End the requests of revoked tokens, and remove their sandboxes: those have secrets that would still work.
+        The same for what needs a scope that a token has lost.
+        """
+        if self.settings.is_open:
+            return
+        for right, tasks in list(self._revocable.items()):
+            if not self._is_present(right):
+                for task in list(tasks):
+                    task.cancel()
+        tenants = {tenant.id for tenant in self._tenants}
+        revoked = [entry for entry in self.sandboxes.all() if not self._may_have(entry)]
         await asyncio.gather(*(self.sandboxes.remove(entry) for entry in revoked), return_exceptions=True)
         for forget in self.on_revoked:
             await forget(tenants)

@@ -54,7 +54,7 @@ def websocket_route(path: str, handler: Handler, scope: str) -> WebSocketRoute:
                 raise HttpError(429, message, headers={"Retry-After": "5"})
             try:
                 register = partial(service.open_requests.add, tenant.id, id_of(socket.scope))
-                await while_allowed(service.revocable[tenant.id], handler(socket, tenant), register)
+                await while_allowed(service.revocable(tenant, scope), handler(socket, tenant), register)
             finally:
                 quota.release(tenant.id)
         except WebSocketDisconnect:

@@ -218,6 +218,7 @@ class RunsByTenant:
         work = partial(_run, self._service, tenant, asked, place)
         job = jobs.start(work, {"language": str(asked.language)})
         job.task.add_done_callback(lambda task: task.get_loop().call_later(KEEP_SECONDS, jobs.forget, job))
+        job.end_with(self._service.revocable(tenant, "run"))
         self._service.open_requests.add(tenant.id, request, job.task)
         return job
 

@@ -172,8 +172,7 @@ async def start_cell(request: Request, tenant: Tenant) -> Response:
     """Starts a cell that continues when the client disconnects."""
     found, service, body = await find_session(request, tenant), get_service(request), await read_cell(request)
     job = found.cells.start(partial(_run_and_log, service, tenant, found, body), {})
-    service.revocable[tenant.id].add(job.task)
-    job.task.add_done_callback(service.revocable[tenant.id].discard)
+    job.end_with(service.revocable(tenant, "sandbox"))
     service.open_requests.add(tenant.id, id_of(request.scope), job.task)
     return json_response(job.to_dict(), 201)
 
