@@ -77,6 +77,13 @@ def test_what_is_wrong_is_named(server: Server, change: dict[str, object], named
     assert named in error_of(post(server, "/v1/run", json.dumps(PLAIN | change).encode()))["message"]
 
 
+@pytest.mark.attack("S3-24")
+def test_a_path_that_no_file_has_is_not_compared_with_routes(server: Server) -> None:
+    """60 kB of one took 60 ms, without a token."""
+    assert server.client.get(f"/v1/sandboxes/{'x' * 60_000}").status_code == 414
+    assert server.client.get(f"/v1/sandboxes/x/files/{'%C3%A9' * 2000}").status_code == 404
+
+
 def test_large_bodies_are_not_read(server: Server) -> None:
     sent = 0
 

@@ -107,6 +107,30 @@ def test_usage_is_per_tenant_and_survives_a_restart(start_server: Start, tmp_pat
             assert server.client.get("/v1/usage").status_code == 401
 
 
+@pytest.mark.attack("S3-18")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_figures_are_kept_for_sandboxes_that_exist(start_server: Start, tmp_path: Path, workers: str) -> None:
+    """A client that calls anything a sandbox made rows of 60 kB without end, in memory and in answers."""
+    tokens = tmp_path / "tokens.json"
+    one, two = make_token(tokens, "one"), make_token(tokens, "two")
+    with start_server("--tokens", str(tokens), "--workers", workers) as server:
+        client = server.client
+        foreign = client.post("/v1/sandboxes", json={}, headers=key(two)).json()["id"]
+        own = client.post("/v1/sandboxes", json={}, headers=key(one)).json()["id"]
+        for sandbox in (foreign, "x" * 4000, "another"):
+            assert client.get(f"/v1/sandboxes/{sandbox}", headers=key(one)).status_code == 404
+            named = key(one) | {"e2b-sandbox-id": sandbox}
+            assert client.post("/v1/run", json=RUN, headers=named).status_code == 200
+        assert client.get(f"/v1/sandboxes/{own}", headers=key(one)).status_code == 200
+
+        def known() -> list[str]:
+            rows = client.get("/v1/usage", headers=key(one)).json()["usage"]
+            return sorted(row["sandbox"] for row in rows if row["requests"] or row["runs"])
+
+        until(lambda: own in known())
+        assert known() == ["", own]
+
+
 def test_waiting_is_what_the_client_waits(start_server: Start, tmp_path: Path) -> None:
     """With one slot, three clients wait for a second each: all figures say so."""
     tokens = tmp_path / "tokens.json"

@@ -28,6 +28,7 @@ from warmcell.interfaces.serve.e2b.spares import Spares, spares_of
 from warmcell.interfaces.serve.http_protocol import MAX_COALESCED, CoalescingTransport
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.routing import AppRouter, route
+from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.sandbox.local.process import LoopFollower
@@ -117,6 +118,7 @@ class _App:
             reloads = 0
             revocable = staticmethod(lambda tenant, scope: set())
             has_right = staticmethod(lambda tenant, scope: True)
+            sandboxes = SandboxRegistry()
             open_requests = OpenRequests()
 
 

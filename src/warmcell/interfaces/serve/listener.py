@@ -29,6 +29,8 @@ _log = logging.getLogger("warmcell.serve")
 #: Of a process that hangs in its shutdown, whatever its event loop does.
 _EXIT_STATUS = 70
 _CLOSE = {"Connection": "close"}
+#: A file's, which the kernel limits to 4,096 bytes, and what is before it.
+MAX_PATH = 4096 + 512
 #: Connections that the kernel keeps for us, and how many are accepted at once. Those before them come first: a client
 #: that has left is noticed before the next are accepted.
 _BACKLOG, _MOST_AT_ONCE = 1024, 32
@@ -43,7 +45,7 @@ class ConnectionLimit:
     """Reject with Retry-After when over the connection limit; uvicorn's own limit does not send that header.
 
     Also rejects a body with two lengths (Transfer-Encoding and Content-Length): a proxy may have used the other one,
-    and would take part of this body for the next request.
+    and would take part of this body for the next request. And paths that no file has: a hundred routes are compared.
     """
 
     def __init__(self, app: Any, limit: int) -> None:
@@ -60,6 +62,8 @@ class ConnectionLimit:
     def _find_problem(self, scope: Any) -> HttpError | None:
         if len(self.connections) > self._limit:
             return HttpError(503, "too many connections", headers=_CLOSE)
+        if len(scope["path"]) > MAX_PATH:
+            return HttpError(414, f"the path has more than {MAX_PATH} characters", headers=_CLOSE)
         names = {name for name, _ in scope["headers"]}
         if b"transfer-encoding" in names and b"content-length" in names:
             return HttpError(400, "both Transfer-Encoding and Content-Length are set", headers=_CLOSE)

@@ -27,6 +27,8 @@ RELAYED = "warmcell.relayed"
 REPORTED_ELSEWHERE = "warmcell.reported"
 #: Another: whose fault an error is.
 FAULT = "warmcell.fault"
+#: Another: the id of the tenant's sandbox that the request names.
+SANDBOX = "warmcell.sandbox"
 HEADER = b"x-request-id"
 #: A client's own id is kept if it is as harmless as ours.
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -219,9 +221,15 @@ class RequestLog:
 
 
 def annotate_events(request: Any, tenant: Tenant) -> None:
-    """Add the tenant and the sandbox to all events of this request's task, which ends with the response."""
-    sandbox = request.path_params.get("id") or request.headers.get("e2b-sandbox-id", "")[:64] or None
-    events.annotate(tenant=tenant.id or None, sandbox=sandbox).__enter__()
+    """Add the tenant and its sandbox to all events of this request's task, which ends with the response.
+
+    What a client only calls a sandbox is left out: usage figures are kept for each.
+    """
+    identity = request.path_params.get("id") or request.headers.get("e2b-sandbox-id")
+    entry = None if identity is None else request.app.state.service.sandboxes.find_any(identity)
+    if entry is not None and entry.tenant_id == tenant.id:
+        request.scope[SANDBOX] = entry.id
+    events.annotate(tenant=tenant.id or None, sandbox=request.scope.get(SANDBOX)).__enter__()
 
 
 def _set_id(scope: Any) -> bytes:
@@ -242,13 +250,9 @@ def id_of(scope: Any) -> str:
 def describe_request(scope: Any, status: int, duration: float) -> dict[str, Any]:
     """The route is its template, not the path: the number of different values stays small."""
     route = getattr(scope.get("route"), "path", None)
-    sandbox = scope.get("path_params", {}).get("id")
-    if sandbox is None:
-        values = (value for name, value in scope["headers"] if name == b"e2b-sandbox-id")
-        sandbox = next((value.decode("latin-1")[:64] for value in values), None)
     return {
         "tenant": scope.get(OWNER) or None,
-        "sandbox": sandbox,
+        "sandbox": scope.get(SANDBOX),
         "method": scope.get("method", "WEBSOCKET"),
         "route": route or "other",
         "status": status,
