@@ -31,6 +31,11 @@ ATTACKS = {
     "worktree": "cp -r .git fake; printf '[core]\\n\\tfsmonitor = ./evil\\n' >> fake/config;"
     " for tree in .git/worktrees/*; do echo $PWD/fake > $tree/commondir; done; cp evil ../tree; cp evil tree",
     "below": "printf '[core]\\n\\tfsmonitor = ../../evil\\n' >> libs/below/.git/config; cp evil libs/below/.git/hooks/pre-commit",
+    "worktree's configuration": "printf '[core]\\n\\tfsmonitor = ../evil\\n' > .git/worktrees/tree/config.worktree; cp evil tree",
+    "configuration of this worktree": "printf '[core]\\n\\tfsmonitor = ./evil\\n' > .git/config.worktree",
+    "hooks elsewhere": "cp evil tools/hooks/pre-commit; mv tools t; cp -r t tools; cp evil tools/hooks/pre-commit",
+    "included": "printf '[core]\\n\\tfsmonitor = ./evil\\n' > tools/shared.ini",
+    "target of a hook": "cp evil tools/post-index-change.sh",
     "submodule": "printf '[core]\\n\\tfsmonitor = ../evil\\n' >> .git/modules/part/config",
     "submodule swap": "mv .git/modules m; cp -r m .git/modules; git -C .git/modules/part config core.fsmonitor ../evil",
 }
@@ -49,7 +54,14 @@ def repository(tmp_path: Path) -> Path:
     (made / "file").write_text("one\n")
     git(made, "add", "file")
     git(made, "commit", "-q", "-m", "first")
+    git(made, "config", "extensions.worktreeConfig", "true")
     git(made, "worktree", "add", "-q", str(made / "tree"))
+    (made / "tools" / "hooks").mkdir(parents=True)
+    (made / "tools" / "post-index-change.sh").write_text("#!/bin/sh\n")
+    (made / "tools" / "post-index-change.sh").chmod(0o755)
+    (made / "tools" / "hooks" / "post-index-change").symlink_to("../post-index-change.sh")
+    (made / "tools" / "shared.ini").write_text("[core]\n\thooksPath = tools/hooks ; of all of us\n")
+    git(made, "config", "include.path", "../tools/shared.ini")
     git(made, "init", "-q", str(made / "libs" / "below"))
     part = made / ".git" / "modules" / "part"
     part.mkdir(parents=True)
@@ -78,6 +90,7 @@ def test_git_of_the_host_runs_nothing_of_a_guest(repository: Path, attack: str, 
 def run_host_tools(repository: Path) -> None:
     """There may be no repository left."""
     for place in (repository, repository / "tree", repository / "libs" / "below"):
+        (place / "file").touch()
         git(place, "status", check=False)
         git(place, "commit", "-q", "--allow-empty", "-m", "host", check=False)
 
@@ -152,8 +165,8 @@ def test_submodules_below_directories_and_too_many_of_them(repository: Path) -> 
     assert (
         paths
         == [
-            *("libs/zlib/hooks", "libs/zlib/commondir"),
-            *("part/config", "part/hooks", "part/commondir"),
+            *("libs/zlib/config.worktree", "libs/zlib/hooks", "libs/zlib/commondir"),
+            *("part/config", "part/config.worktree", "part/hooks", "part/commondir"),
         ]
         and not (modules / "libs" / "hooks").exists()
     )
@@ -182,6 +195,57 @@ def test_a_directory_that_cannot_be_listed(repository: Path) -> None:
     with Sandbox(repository) as sandbox:
         assert sandbox.sh("git status --short && ! touch .git/modules/x").ok
     (modules / "closed").chmod(0o700)
+
+
+def test_links_in_a_repository_make_it_read_only(repository: Path) -> None:
+    """Nothing can be mounted over a link, and a guest could replace it."""
+    (repository / ".git" / "hooks").rename(repository / "shared")
+    (repository / ".git" / "hooks").symlink_to("../shared")
+    with Sandbox(repository) as sandbox:
+        sandbox.sh("rm .git/hooks; mkdir .git/hooks; touch .git/hooks/pre-commit shared/pre-commit")
+    assert (repository / ".git" / "hooks").is_symlink()
+    assert not (repository / "shared" / "pre-commit").exists()
+
+
+def test_a_worktree_obeys_the_configuration_of_its_repository(repository: Path) -> None:
+    (repository / "tree" / "tools" / "hooks").mkdir(parents=True)
+    with Sandbox(repository / "tree", work_path="host") as sandbox:
+        sandbox.sh(
+            "printf '#!/bin/sh\\necho ran >> canary\\n' > tools/hooks/pre-commit; chmod +x tools/hooks/pre-commit"
+        )
+    run_host_tools(repository)
+    assert not list(repository.rglob("canary"))
+
+
+def test_the_plan_of_a_rebase_is_flagged(repository: Path) -> None:
+    """It may say `exec`; git in the sandbox must be able to write it."""
+    (repository / ".git" / "rebase-merge").mkdir()
+    with Sandbox(repository) as sandbox:
+        sandbox.sh("echo exec ./evil > .git/rebase-merge/git-rebase-todo")
+        assert ".git/rebase-merge/git-rebase-todo" in {change.path for change in sandbox.diff() if change.is_flagged}
+    with Sandbox(repository, work_path="host", changes="ask") as sandbox:
+        sandbox.sh("echo exec ./evil2 > .git/rebase-merge/git-rebase-todo")
+        assert sandbox.commit().skipped == (".git/rebase-merge/git-rebase-todo",)
+
+
+@pytest.mark.parametrize("value", ["x/\nhooksPath = " * 50_000, "x/" * 400_000], ids=["many", "long"])
+def test_long_configuration_costs_little(repository: Path, value: str) -> None:
+    (repository / ".git" / "config").write_text(f"[core]\nhooksPath = {value}\n")
+    with Sandbox(repository) as sandbox:
+        assert sandbox.sh("true").ok
+
+
+def test_what_git_is_told_to_run_is_flagged_in_changes(repository: Path) -> None:
+    (repository / ".git" / "hooks" / "pre-commit").symlink_to("../../tools/check")
+    with Sandbox(repository, work_path="host", changes="ask") as sandbox:
+        sandbox.sh(
+            "echo 1 > tools/check; echo 1 > tools/hooks/pre-push; echo 1 > tools/shared.ini; echo 1 > tools/other"
+        )
+        report = sandbox.commit()
+        assert report.committed == ("tools/other",)
+        assert set(report.skipped) == {"tools/check", "tools/hooks/pre-push", "tools/shared.ini"}
+        sandbox.sh("rm -r tools; ln -s libs tools")
+        assert "tools" in sandbox.commit().skipped
 
 
 def test_writable_mounts_are_protected_too(repository: Path) -> None:

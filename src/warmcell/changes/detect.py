@@ -22,6 +22,7 @@ from warmcell.core.errors import PathTraversal
 from warmcell.core.light import Closing
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
+from warmcell.workspace.protected_paths import find_named
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import Descent, kind_of, open_file_at
 
@@ -78,6 +79,7 @@ class Detector:
     def __init__(self, upper: UpperDirectory, lower: Lower, bases: Bases, start_ns: int, path: str) -> None:
         self._upper, self._lower, self._bases = upper, lower, bases
         self._start_ns, self._path = start_ns, path
+        self._named = {tuple(named[len(path) + 1 :].split("/")) for named in find_named(path, path)}
 
     def detect(self) -> list[Detected]:
         found: list[Detected] = []
@@ -168,10 +170,12 @@ class Detector:
                 os.close(fd)
         kind = kind_of(below.st_mode)
         size = below.st_size if kind == "file" else 0
-        return Detected(_change(parts, "deleted", kind, size, flag_reason(parts)), parts, "deleted", below.st_mode)
+        reason = flag_reason(parts) or self._flag_named(parts)
+        return Detected(_change(parts, "deleted", kind, size, reason), parts, "deleted", below.st_mode)
 
     def _describe(self, entry: Found, kind: ChangeKind) -> Detected:
         reason = flag_reason(entry.parts, is_link=entry.kind == "symlink", has_name=self._has_name)
+        reason = reason or self._flag_named(entry.parts)
         target = read_link(entry) if entry.kind == "symlink" else ""
         if target and reason is None and self._leads_out(entry.parts, target):
             reason = LEADS_OUT
@@ -180,6 +184,11 @@ class Detector:
         change = _change(entry.parts, kind, shown, size, reason)
         was_below = bool(entry.copied_ns)
         return Detected(change, entry.parts, entry.kind, entry.state.st_mode, was_below=was_below, target=target)
+
+    def _flag_named(self, parts: Parts) -> str | None:
+        """A directory above what is named counts too: a link may have taken its place."""
+        is_named = any(parts[: len(named)] == named or named[: len(parts)] == parts for named in self._named)
+        return _NAMED_BY_GIT if is_named else None
 
     def _has_name(self, parts: Parts) -> bool:
         """Whether the host or the guest has something there."""
@@ -264,6 +273,7 @@ def close(*descriptors: int | None) -> None:
 _IGNORED = dict.fromkeys((*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF))
 _TABLE = os.path.join(os.path.dirname(__file__), "flags.toml")
 
+_NAMED_BY_GIT = "git on the host runs this, or reads it, because its configuration or a link in its directory names it"
 _GIT_BY_CONTENT = "git on the host takes this directory for a repository, and runs what its configuration names"
 _GIT_CONFIGURATION = ("config", "config.worktree", "commondir")
 LEADS_OUT = "it is a link that leads out of the directory, and tools of the host would follow it"

@@ -6,10 +6,14 @@ A guest that could write them would have its code run outside of the cage, by th
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
+
+from warmcell.core.errors import InvalidRequest
+from warmcell.workspace.untrusted_files import open_regular
 
 _GIT = ("config", "config.worktree", "hooks", "commondir")
 _WORKTREE = ("config.worktree", "commondir")
@@ -26,7 +30,7 @@ PROTECTED: tuple[tuple[str, ...], ...] = (
 )
 
 
-_GIT_FLAGS = frozenset({*_GIT, "modules", "worktrees"})
+_GIT_FLAGS = frozenset({*_GIT, "modules", "worktrees", "rebase-merge"})
 
 
 def flag_reason(path: str) -> str | None:
@@ -45,8 +49,8 @@ def flag_reason(path: str) -> str | None:
 
 def find_protected(directory: str) -> Iterator[str]:
     """The protected paths that exist. The cage also keeps the directories above each from being renamed."""
-    for repository in (directory, *islice(_find_repositories(directory), _MAX_REPOSITORIES)):
-        yield from _find_in_repository(repository, directory)
+    repositories = (directory, *islice(_find_repositories(directory), _MAX_REPOSITORIES))
+    yield from dict.fromkeys(path for place in repositories for path in _find_in_repository(place, directory))
 
 
 def _find_repositories(top: str) -> Iterator[str]:
@@ -77,16 +81,19 @@ def _find_in_repository(directory: str, top: str) -> Iterator[str]:
         yield git
     elif _kind(git) == stat.S_IFDIR:
         yield from _git_directory(git)
-    for name in _TOP:
-        if _kind(path := os.path.join(directory, name)) in (stat.S_IFREG, stat.S_IFDIR):
+    for path in (*(os.path.join(directory, name) for name in _TOP), *find_named(directory, top)):
+        if _kind(path) in (stat.S_IFREG, stat.S_IFDIR):
             yield path
 
 
 def _git_directory(git: str) -> Iterator[str]:
     """A repository, its worktrees and its submodules."""
     modules = os.path.join(git, "modules")
-    _create_missing(git)
+    if any(_kind(os.path.join(git, name)) == stat.S_IFLNK for name in (*_GIT, "modules", "worktrees")):
+        yield git  # nothing can be mounted over a link
+        return
     worktrees = _list_directories(os.path.join(git, "worktrees"))
+    _create_missing(git, worktrees[:_MAX_SUBMODULES])
     for place, names in ((git, _GIT), *((worktree, _WORKTREE) for worktree in worktrees[:_MAX_SUBMODULES])):
         for name in names:
             if _kind(path := os.path.join(place, name)) in (stat.S_IFREG, stat.S_IFDIR):
@@ -103,11 +110,15 @@ def _git_directory(git: str) -> Iterator[str]:
             yield from _git_directory(submodule)
 
 
-def _create_missing(git: str) -> None:
+def _create_missing(git: str, worktrees: list[str]) -> None:
     """Only what exists can be made read-only, so what a guest could create is created before it.
 
     `commondir` says where git finds the configuration; "." is the repository itself, as without the file.
+    `config.worktree` is read where `extensions.worktreeConfig` is set, and need not exist.
     """
+    for place in (git, *worktrees):
+        with suppress(OSError), open(os.path.join(place, "config.worktree"), "x"):
+            pass
     with suppress(OSError):  # nor can a guest, which has our rights at most
         os.mkdir(os.path.join(git, "hooks"))
     with suppress(OSError), open(os.path.join(git, "commondir"), "x") as file:
@@ -122,6 +133,60 @@ def _find_submodules(directory: str, depth: int) -> Iterator[str]:
             yield path
         else:
             yield from _find_submodules(path, depth - 1)
+
+
+_MAX_CONFIG_BYTES, _MAX_PATH_BYTES, _MAX_FILES, _MAX_HOOKS = 1 << 20, 4096, 10, 100
+_SECTION = re.compile(r"\s*\[\s*([A-Za-z0-9-]+)[^\]]*\]")
+
+
+def find_named(directory: str, top: str) -> list[str]:
+    """Paths in `top` that the configuration of the repository in `directory` names, whether they exist or not.
+
+    Hooks (`core.hooksPath`), included configuration, and what links in place of hooks and configuration lead to.
+    """
+    git = os.path.join(directory, ".git")
+    if (pointer := _read_text(git)).startswith("gitdir:"):
+        git = os.path.join(directory, pointer.removeprefix("gitdir:").strip())
+    common = os.path.join(git, _read_text(os.path.join(git, "commondir")).strip() or ".")
+    hooks = [os.path.join(common, "hooks")]
+    files = [os.path.join(common, "config"), os.path.join(git, "config.worktree")]
+    for file in files:  # grows by what is included
+        for section, key, value in _read_settings(os.path.realpath(file)):
+            if section == "core" and key == "hookspath" and len(hooks) < _MAX_FILES:
+                hooks.append(os.path.join(directory, value))
+            elif section in ("include", "includeif") and key == "path" and len(files) < _MAX_FILES:
+                files.append(os.path.join(os.path.dirname(os.path.realpath(file)), value))
+    named = [*hooks, *files]
+    for place in hooks:
+        with suppress(OSError), os.scandir(place) as entries:
+            named += [entry.path for entry in islice(entries, _MAX_HOOKS) if entry.is_symlink()]
+    inside = os.path.realpath(top)
+    real = dict.fromkeys(os.path.realpath(path) for path in named)
+    own = os.path.realpath(os.path.join(directory, ".git"))  # has paths of its own above
+    below = [path for path in real if path.startswith(f"{inside}/") and not path.startswith(f"{own}/")]
+    return [top + path[len(inside) :] for path in below]
+
+
+def _read_settings(path: str) -> Iterator[tuple[str, str, str]]:
+    """Section, key and value of each line, section and key in lower case."""
+    section = ""
+    for line in _read_text(path, _MAX_CONFIG_BYTES).splitlines():
+        if found := _SECTION.match(line):
+            section, line = found[1].lower(), line[found.end() :]
+        key, _, value = line.partition("=")
+        value = value.strip()
+        quoted = value[1:].partition('"')[0] if value.startswith('"') else value.split("#")[0].split(";")[0].strip()
+        if 0 < len(quoted) <= _MAX_PATH_BYTES:
+            yield section, key.strip().lower(), os.path.expanduser(quoted)
+
+
+def _read_text(path: str, size: int = _MAX_PATH_BYTES) -> str:
+    """Of a regular file; "" if there is none that can be read."""
+    try:
+        with open(open_regular(path, "path"), "rb") as file:
+            return os.fsdecode(file.read(size)).replace("\0", "")
+    except (OSError, InvalidRequest):
+        return ""
 
 
 def _path_from(top: str, path: str) -> Iterator[str]:
