@@ -62,6 +62,20 @@ def _make_repository(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("into", ["vendor/second", "vendor", "file.txt/second"])
+def test_a_repository_does_not_lead_the_next_one_out(store: WorkspaceStore, tmp_path: Path, into: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    first, second = _make_repository(tmp_path / "first"), _make_repository(tmp_path / "second")
+    (first / "vendor").symlink_to(outside)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com", "-C", str(first)]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "link"], check=True)
+    with pytest.raises(ProvisionFailed, match=into.split("/")[0]):
+        store.provision(Manifest(git=[GitRepo(str(first)), GitRepo(str(second), None, into)]))
+    assert not list(outside.iterdir()) and store.list() == []
+
+
 def test_a_manifest_from_toml(tmp_path: Path) -> None:
     path = tmp_path / "workspace.toml"
     path.write_text(

@@ -116,6 +116,9 @@ def provision(manifest: Manifest, directory: str) -> None:
     """Puts the files of a manifest into a new directory. Raises `ProvisionFailed` naming what could not be made."""
     with Root(directory) as root:
         for repository in manifest.git:
+            if parts := split_relative(repository.into):
+                with _naming(repository.into):  # git would follow a link that an earlier repository brought
+                    make_dir(root, parts, parents=True)
             _clone(repository, directory)
         for path in manifest.directories:
             with _naming(path):
