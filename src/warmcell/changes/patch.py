@@ -8,16 +8,20 @@ import stat
 from warmcell.changes import content, text
 from warmcell.changes.detect import Detected, Lower, close, open_upper
 from warmcell.changes.upper import UpperDirectory
+from warmcell.core.types import MIB
 
+#: All texts of one patch, before and after. It is built in memory, where holes in a guest's files take space.
+MOST_BYTES = 64 * MIB
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 
 
 class PatchWriter:
     def __init__(self, upper: UpperDirectory, lower: Lower) -> None:
         self._upper, self._lower = upper, lower
+        self._effort, self._left = text.Effort(), MOST_BYTES
 
     def write(self, items: list[Detected]) -> bytes:
-        """Text only, byte for byte; binary and special files, and directories, are named without their content."""
+        """Text only, byte for byte, up to a limit; all else is named without its content."""
         return b"".join(map(self._one, items))
 
     def _one(self, item: Detected) -> bytes:
@@ -33,11 +37,13 @@ class PatchWriter:
         if item.change.kind == "mode":
             return _lines(head)
         before, after = self._before(item, state), self._after(item)
-        if before is None or after is None or not (text.is_text(before) and text.is_text(after)):
+        self._left -= len(before or b"") + len(after or b"")
+        is_text = before is not None and after is not None and text.is_text(before) and text.is_text(after)
+        if before is None or after is None or not is_text or self._left < 0:
             return _lines([*head, f"Binary files {quote('a/' + old)} and {quote('b/' + item.change.path)} differ"])
         names = ["/dev/null" if state is None else quote("a/" + old)]
         names.append("/dev/null" if item.kind == "deleted" else quote("b/" + item.change.path))
-        hunks = text.write_hunks(before, after)
+        hunks = text.write_hunks(before, after, self._effort)
         return _lines(head) if not hunks else _lines([*head, f"--- {names[0]}", f"+++ {names[1]}"]) + hunks
 
     def _modes(self, item: Detected, state: os.stat_result | None) -> list[str]:

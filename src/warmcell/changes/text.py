@@ -1,7 +1,7 @@
 """Line differences and three-way merges. Pure module.
 
-A guest chooses the texts, so the work is bounded: where two texts differ in too many lines, everything between their
-common beginning and end counts as one difference.
+A guest chooses the texts and their number, so the work is bounded: where two texts differ in too many lines, or all
+texts together in far too many, everything between their common beginning and end counts as one difference.
 """
 
 from __future__ import annotations
@@ -12,9 +12,22 @@ from typing import NamedTuple
 
 #: The most differing lines that are looked for; time and memory grow with its square.
 _MOST_EDITS = 600
+_MOST_STEPS = 5_000_000
 #: Larger files are not compared by lines.
 MOST_TEXT_BYTES = 1 << 20
 _CONTEXT = 3
+
+
+class Effort:
+    """What is left of the steps for all texts of one caller."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_STEPS
+
+    def spend(self, steps: int) -> bool:
+        """False if that is too much."""
+        self._left -= steps
+        return self._left >= 0
 
 
 class Block(NamedTuple):
@@ -35,24 +48,26 @@ def split_lines(data: bytes) -> list[bytes]:
     return BytesIO(data).readlines()
 
 
-def common_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[Block]:
+def common_blocks(a: Sequence[bytes], b: Sequence[bytes], effort: Effort) -> list[Block]:
     """The lines that two texts have in common, in order; the last block is empty and at both ends."""
     start, end = 0, 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
         start += 1
     while end < min(len(a), len(b)) - start and a[-1 - end] == b[-1 - end]:
         end += 1
-    inner = _longest_path(a[start : len(a) - end], b[start : len(b) - end])
+    inner = _longest_path(a[start : len(a) - end], b[start : len(b) - end], effort)
     blocks = [Block(0, 0, start), *(Block(x + start, y + start, size) for x, y, size in inner)]
     blocks += [Block(len(a) - end, len(b) - end, end), Block(len(a), len(b), 0)]
     return [block for block in blocks[:-1] if block.size] + blocks[-1:]
 
 
-def _longest_path(a: Sequence[bytes], b: Sequence[bytes]) -> list[Block]:
+def _longest_path(a: Sequence[bytes], b: Sequence[bytes], effort: Effort) -> list[Block]:
     """Myers' algorithm: the furthest point on each diagonal, for a growing number of edits."""
     furthest = {1: 0}
     history: list[dict[int, int]] = []
-    for edits in range(min(len(a) + len(b), _MOST_EDITS) + 1):
+    for edits in range(min(len(a) + len(b), _MOST_EDITS) + 1 if a and b else 0):
+        if not effort.spend(edits + 1):
+            break
         history.append(dict(furthest))
         for k in range(-edits, edits + 1, 2):
             is_down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
@@ -84,7 +99,10 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
     if not all(map(is_text, (base, ours, theirs))):
         return None
     lines, mine, other = split_lines(base), split_lines(ours), split_lines(theirs)
-    edits = sorted([*_edits(lines, mine), *_edits(lines, other)], key=lambda edit: (edit.start, edit.end))
+    effort = Effort()
+    edits = sorted(
+        [*_edits(lines, mine, effort), *_edits(lines, other, effort)], key=lambda edit: (edit.start, edit.end)
+    )
     merged: list[bytes] = []
     at = 0
     last: _Edit | None = None
@@ -106,15 +124,15 @@ class _Edit(NamedTuple):
     lines: tuple[bytes, ...]
 
 
-def _edits(base: list[bytes], changed: list[bytes]) -> Iterator[_Edit]:
-    for gap in _gaps(common_blocks(base, changed)):
+def _edits(base: list[bytes], changed: list[bytes], effort: Effort) -> Iterator[_Edit]:
+    for gap in _gaps(common_blocks(base, changed, effort)):
         yield _Edit(gap.a, gap.a_end, tuple(changed[gap.b : gap.b_end]))
 
 
-def write_hunks(before: bytes, after: bytes) -> bytes:
+def write_hunks(before: bytes, after: bytes, effort: Effort) -> bytes:
     """The hunks of a unified diff, without a header."""
     a, b = split_lines(before), split_lines(after)
-    return b"".join(_hunk(a, b, group) for group in _groups(_gaps(common_blocks(a, b))))
+    return b"".join(_hunk(a, b, group) for group in _groups(_gaps(common_blocks(a, b, effort))))
 
 
 class _Gap(NamedTuple):
