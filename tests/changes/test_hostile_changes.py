@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from tests.changes.tree import read_tree
 
 from warmcell import Limits, Sandbox
-from warmcell.changes import apply
+from warmcell.changes import apply, text
 from warmcell.changes.detect import Lower
+from warmcell.changes.layer import ChangeLayer
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 
@@ -311,3 +313,62 @@ def test_entries_that_come_and_go_while_changes_are_listed(
     found = sandbox.changes()
     assert [change.path for change in found if change.kind == "added"] == ["file"], found
     assert "file" in sandbox.commit().committed
+
+
+@pytest.mark.attack("S2-35")
+def test_many_new_files_of_many_lines_cost_no_search(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took 0.3 s: 700 bytes of a guest."""
+    sandbox.run("for n in range(40): open(f'new{n}', 'w').write('\\n' * 700)")
+    spent: list[int] = []
+    monkeypatch.setattr(text.Effort, "spend", lambda self, steps: not spent.append(steps))
+    patch = sandbox.changes_patch()
+    assert patch.count("+++ b/new") == 40 and patch.count("\n+\n") + patch.count("@@\n+") > 40
+    assert sum(spent) < 1000
+
+
+@pytest.mark.attack("S2-35")
+def test_all_texts_of_a_patch_share_their_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = b"".join(b"%d\n" % number for number in range(100))
+    after = b"".join(b"%d\n" % (number if number % 9 else -number - 1) for number in range(100))
+    monkeypatch.setattr(text, "_MOST_STEPS", 500)
+    effort = text.Effort()
+    first, second = (text.write_hunks(before, after, effort) for _ in range(2))
+    assert b" 46\n" in first and b" 46\n" not in second
+    assert second.count(b"\n-") == second.count(b"\n+") == 100
+
+
+@pytest.mark.attack("S3-09")
+def test_holes_do_not_make_a_patch_large(sandbox: Sandbox) -> None:
+    sandbox.run("for n in range(80):\n with open(f'f{n:02}', 'w') as f: f.write('x\\n' * 4000); f.truncate(2**20)")
+    patch = sandbox.changes_patch()
+    assert len(patch) < 66 << 20
+    assert "Binary files a/f79 and b/f79 differ" in patch and "+++ b/f00" in patch
+
+
+@pytest.mark.attack("S2-35")
+def test_naming_every_change_is_linear(tmp_path: Path) -> None:
+    """4,000 files of a guest took 40 s."""
+    (tmp_path / "project").mkdir()
+    layer = ChangeLayer(str(tmp_path / "project"), "/work", may_mount=False)
+    try:
+        few, many = (_count_calls(layer, names) for names in (100, 800))
+    finally:
+        layer.close()
+    assert many < 16 * few
+
+
+def _count_calls(layer: ChangeLayer, files: int) -> int:
+    for number in range(files):
+        Path(layer.copy_path, f"{number}").write_text("x")
+    paths, calls = [change.path for change in layer.changes()], 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        layer.commit(paths, paths, dry_run=True, merged=layer.lower)
+    finally:
+        sys.setprofile(None)
+    return calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from warmcell.changes import apply, content, text
@@ -71,12 +71,12 @@ class Committer:
         self.merged_texts: dict[Parts, bytes] = {}
 
     def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
-        outcome, steps = _Outcome(), []
+        outcome, steps, allowed = _Outcome(), [], frozenset(allow_flagged)
         if not dry_run:
             apply.recover(self._directory)  # a commit of this program that an error or Ctrl-C broke off
         with Lower(self._root) as lower:
             for item in items:
-                if item.change.is_flagged and not is_named(item, allow_flagged):
+                if item.change.is_flagged and not naming(item, allowed):
                     outcome.skipped.append(item.change.path)
                     continue
                 try:
@@ -297,10 +297,11 @@ class Committer:
                 os.close(fd)
 
 
-def is_named(item: Detected, paths: Sequence[str]) -> bool:
-    """Whether one of the paths is that of the change, or a directory above it."""
+def naming(item: Detected, paths: Set[str]) -> Set[str]:
+    """Those of the paths that are the change's, or a directory's above it."""
     own = [item.change.path] + ([item.change.old_path] if item.change.old_path else [])
-    return any(path == one or one.startswith(path.rstrip("/") + "/") for path in paths for one in own)
+    above = [path[:at] for path in own for at, char in enumerate(path) if char == "/"]
+    return paths & {*own, *above, *(f"{path}/" for path in above)}
 
 
 def _all_operations(steps: Iterable[Step]) -> tuple[Operation, ...]:

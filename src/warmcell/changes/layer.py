@@ -15,7 +15,7 @@ from warmcell.cage.linux.kernel_files import is_root_of_host
 from warmcell.cage.overlay_server import UPPER, WORK
 from warmcell.changes.apply import recover
 from warmcell.changes.base import Bases
-from warmcell.changes.commit import Committer, is_named
+from warmcell.changes.commit import Committer, naming
 from warmcell.changes.detect import Detected, Detector, Lower
 from warmcell.changes.model import Change, CommitReport
 from warmcell.changes.overlay import Overlay, OverlayUnavailable
@@ -200,11 +200,11 @@ class ChangeLayer:
         found = self._detect()
         if paths is None:
             return found
-        wanted = [_relative(path, self._home) for path in paths]
-        for path in wanted:
-            if not any(is_named(item, [path]) for item in found):
-                raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists what there is")
-        return [item for item in found if is_named(item, wanted)]
+        wanted = frozenset(_relative(path, self._home) for path in paths)
+        named = [(item, naming(item, wanted)) for item in found]
+        for path in sorted(wanted.difference(*(names for _, names in named))):
+            raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists what there is")
+        return [item for item, names in named if names]
 
     def close(self) -> None:
         """Idempotent."""
