@@ -228,7 +228,9 @@ def test_the_plan_of_a_rebase_is_flagged(repository: Path) -> None:
         assert sandbox.commit().skipped == (".git/rebase-merge/git-rebase-todo",)
 
 
-@pytest.mark.parametrize("value", ["x/\nhooksPath = " * 50_000, "x/" * 400_000], ids=["many", "long"])
+@pytest.mark.parametrize(
+    "value", ["x/\nhooksPath = " * 50_000, "x/" * 400_000, "x\n[" + "a" * 900_000], ids=["many", "long", "section"]
+)
 def test_long_configuration_costs_little(repository: Path, value: str) -> None:
     (repository / ".git" / "config").write_text(f"[core]\nhooksPath = {value}\n")
     with Sandbox(repository) as sandbox:

@@ -6,7 +6,6 @@ A guest that could write them would have its code run outside of the cage, by th
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -136,7 +135,6 @@ def _find_submodules(directory: str, depth: int) -> Iterator[str]:
 
 
 _MAX_CONFIG_BYTES, _MAX_PATH_BYTES, _MAX_FILES, _MAX_HOOKS = 1 << 20, 4096, 10, 100
-_SECTION = re.compile(r"\s*\[\s*([A-Za-z0-9-]+)[^\]]*\]")
 
 
 def find_named(directory: str, top: str) -> list[str]:
@@ -171,8 +169,9 @@ def _read_settings(path: str) -> Iterator[tuple[str, str, str]]:
     """Section, key and value of each line, section and key in lower case."""
     section = ""
     for line in _read_text(path, _MAX_CONFIG_BYTES).splitlines():
-        if found := _SECTION.match(line):
-            section, line = found[1].lower(), line[found.end() :]
+        if line.lstrip().startswith("["):
+            head, _, line = line.partition("]")
+            section = head.strip(" \t[").split('"')[0].strip().lower()
         key, _, value = line.partition("=")
         value = value.strip()
         quoted = value[1:].partition('"')[0] if value.startswith('"') else value.split("#")[0].split(";")[0].strip()
