@@ -118,6 +118,7 @@ def test_instructions(text: str, step: Step) -> None:
         "SHELL /bin/sh",
         "HEALTHCHECK CMD",
         "HEALTHCHECK --interval=soon CMD a",
+        pytest.param("HEALTHCHECK --interval=" + "9" * 400 + "s CMD a", id="long duration"),
         "ONBUILD RUN a",
         "UNKNOWN a",
         "USER ${v:?}x ${q:?no}",

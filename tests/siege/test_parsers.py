@@ -32,7 +32,10 @@ from warmcell.cage.cell import read_note
 from warmcell.cage.wire import PacketTruncated
 from warmcell.core.errors import EnforcerFailed, SandboxError, SnapshotNotFound
 from warmcell.guest.wasm.protocol import ProtocolViolation, encode_frame
+from warmcell.images import registry
 from warmcell.images.blobs import decode_json
+from warmcell.images.build.dockerfile import Instruction
+from warmcell.images.build.instructions import _nanoseconds
 from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.manifests import (
@@ -227,6 +230,11 @@ def _image_documents(data: bytes) -> None:
     choose(parse_index(document), "amd64")
 
 
+def _duration(data: bytes) -> None:
+    with suppress(SandboxError):
+        _nanoseconds(data.decode("latin-1"), Instruction("HEALTHCHECK", "", 1, ""))
+
+
 def _image_sample(count: int = 3) -> bytes:
     digest = "sha256:" + "0" * 64
     config = {"mediaType": OCI_CONFIG, "digest": digest, "size": 2, "Env": ["A=b"], "Cmd": ["sh"], "Labels": {"a": "b"}}
@@ -284,6 +292,13 @@ PARSERS = {
     "tar.gz": Parser(read_archive, (SandboxError,), lambda count: gzip.compress(_tar(count)), 2400),
     "image layer": Parser(_layer, (SandboxError, WhiteoutsUnsupported), _layer_sample, 120, examples=100),
     "image documents": Parser(_image_documents, (SandboxError,), _image_sample, 120),
+    "challenge of a registry": Parser(
+        lambda data: registry._PARAMETER.findall(data.decode("latin-1")),
+        (),
+        lambda count: b"Bearer " + b"a" * count,
+        4000,
+    ),
+    "duration in a Dockerfile": Parser(_duration, (), lambda count: b"1h" + b"0" * count, 4000),
     "zip": Parser(read_archive, (SandboxError,), _zip, 2400),
     "patch": Parser(lambda data: parse_patch(data.decode("utf-8", "replace")), (SandboxError,), _patch, 8000),
     "plan": Parser(

@@ -44,7 +44,8 @@ _SHORTEST_SLICE = 64 * 1024
 _REQUEST_SECONDS = 120.0
 _TRIES = 4
 _MOST_REDIRECTS = 5
-_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+#: Only at the beginning of a word: a registry could send one of 64 KiB, and the time would grow with its square.
+_PARAMETER = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
 #: Second labels below a country that many organisations share: `a.co.uk` and `b.co.uk` are different domains.
 _SHARED_LABELS = frozenset("ac co com edu go gob gouv gov mil ne net or org".split())
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")

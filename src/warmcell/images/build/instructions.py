@@ -10,6 +10,7 @@ from warmcell.images.build.dockerfile import Heredoc, Instruction, expand, hered
 from warmcell.images.build.steps import Configure, Copy, Env, Run, Step, User, Workdir
 
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
+_LONGEST_DURATION = 100
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _HEALTH = {flag: flag.title().replace("-", "") for flag in ("interval", "timeout", "start-period", "start-interval")}
@@ -170,9 +171,9 @@ class Interpreter:
 
 
 def _nanoseconds(text: str, instruction: Instruction) -> int:
-    parts = _DURATION.findall(text)
+    parts = _DURATION.findall(text[:_LONGEST_DURATION])  # a long run of digits would take the square of its length
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise instruction.error(f"{text!r} is not a duration such as 30s")
+        raise instruction.error(f"{text[:_LONGEST_DURATION]!r} is not a duration such as 30s")
     return sum(round(float(number) * _NANOSECONDS[unit]) for number, unit in parts)
 
 
