@@ -70,7 +70,7 @@ def test_a_restart_outlives_the_end_of_its_cage(monkeypatch: pytest.MonkeyPatch)
     def start_late(cage: LiveCage, *arguments: Any, **options: Any) -> Any:
         cages.append(cage)
         if len(cages) == 1:
-            cage.end_soon("the live cage went over its limit of memory")
+            cage.end_soon("the live cage exceeded its memory limit")
             cage.ended.result(60)
         return start(cage, *arguments, **options)
 

@@ -53,7 +53,7 @@ def get_backend(name: str, /, **options: Any) -> SandboxBackend:
     backend = factory(**options)
     if not isinstance(backend, SandboxBackend):
         raise BackendUnavailable(
-            f"{name!r} gave a {type(backend).__name__}, which is not a backend",
+            f"{name!r} returned a {type(backend).__name__}, which is not a backend",
             hint="implement warmcell.SandboxBackend: name, capabilities(), execute(), aclose()",
         )
     return backend
@@ -69,8 +69,8 @@ def _check_options(name: str, factory: Callable[..., Any], options: dict[str, An
         signature(factory).bind(**options)
     except TypeError:
         wanted = ", ".join(f"{option}=..." for option in options)
-        hint = "use another backend, or leave out what asks for it"
-        raise BackendUnavailable(f"the backend {name!r} cannot be made with {wanted}", hint=hint) from None
+        hint = "use another backend, or leave it out"
+        raise BackendUnavailable(f"the backend {name!r} does not accept {wanted}", hint=hint) from None
 
 
 def _load(name: str) -> Callable[..., Any]:

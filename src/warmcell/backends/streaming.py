@@ -45,7 +45,7 @@ def refuse_descriptor(backend: str, stdin: int) -> None:
         raise InvalidRequest(
             f"the {backend} backend does not accept a descriptor: its guests get all of their input at the start",
             field="stdin",
-            hint="give it as ExecRequest(stdin=...), or use ProcessBackend, which passes it on as it comes",
+            hint="give it as ExecRequest(stdin=...), or use ProcessBackend, which passes input on as it arrives",
         )
 
 

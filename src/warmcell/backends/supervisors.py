@@ -49,7 +49,7 @@ def supervisors_for(backend: object, processes: object, work: object) -> Supervi
     if chosen == 1 or (recipe is None and processes is None):
         return None
     if recipe is None:
-        reason = "this backend has an audit, changed rules or an implementation that only this process has"
+        reason = "this backend has an audit, updated rules or an implementation that exists in this process only"
         raise InvalidRequest(reason, field="processes", hint="processes=1")
     return Supervisors(recipe, chosen, getattr(backend, "idle_supervisors", None))
 
@@ -65,7 +65,7 @@ class Supervisors:
             self._recipe = frame(recipe)
         except Exception as error:
             raise InvalidRequest(
-                f"this backend cannot be made again in another process: {error}", field="processes", hint="processes=1"
+                f"this backend cannot be recreated in another process: {error}", field="processes", hint="processes=1"
             ) from None
         self._processes = processes
         self._idle = idle

@@ -141,7 +141,7 @@ def problems(facts: Facts, expected: Expected) -> List[str]:
     """All deviations. The guest starts only if the list is empty. Pure."""
     found = _privilege_problems(facts, expected)
     if facts.descriptors != expected.descriptors:
-        found.append(f"{len(facts.descriptors)} descriptors instead of {len(expected.descriptors)}, or others")
+        found.append(f"{len(facts.descriptors)} descriptors instead of {len(expected.descriptors)}, or different ones")
     if expected.plan.isolation == "namespaces":
         found += _namespace_problems(facts, expected) + _mount_problems(facts, expected.plan)
     return found
@@ -171,7 +171,7 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
     ]
     # An undumpable process belongs to the namespace's root. Where that is the guest, the owner proves nothing.
     if facts.init_owner == expected.host_id and expected.plan.uid != 0:
-        found.append("init can be looked into")
+        found.append("init is dumpable")
     for name, text, inside in (
         ("user", facts.uid_map, expected.plan.uid),
         ("group", facts.gid_map, expected.plan.gid),

@@ -118,7 +118,7 @@ def sync_directory(path: str) -> None:
 #: With more files than this, one sync of the file system takes less time than a sync of each.
 FEW_FILES = 16
 CHANGED = "changed on the host meanwhile"
-TAKEN = "something of that name was made on the host meanwhile"
+TAKEN = "a file of that name was created on the host meanwhile"
 
 
 class Refused(Exception):

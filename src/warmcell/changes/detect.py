@@ -274,7 +274,7 @@ _IGNORED = dict.fromkeys((*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range
 _TABLE = os.path.join(os.path.dirname(__file__), "flags.toml")
 
 _NAMED_BY_GIT = "git on the host runs this, or reads it, because its configuration or a link in its directory names it"
-_GIT_BY_CONTENT = "git on the host takes this directory for a repository, and runs what its configuration names"
+_GIT_BY_CONTENT = "git on the host treats this directory as a repository, and runs what its configuration names"
 _GIT_CONFIGURATION = ("config", "config.worktree", "commondir")
 LEADS_OUT = "it is a link that leads out of the directory, and tools of the host would follow it"
 

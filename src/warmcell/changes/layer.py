@@ -203,7 +203,7 @@ class ChangeLayer:
         wanted = frozenset(_relative(path, self._home) for path in paths)
         named = [(item, naming(item, wanted)) for item in found]
         for path in sorted(wanted.difference(*(names for _, names in named))):
-            raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists what there is")
+            raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists all changes")
         return [item for item, names in named if names]
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def _expand(
                 if is_last and not is_strict:
                     return
                 if is_last and data.strip(b"\0"):
-                    raise zlib.error("there is something else after the compressed data")
+                    raise zlib.error("trailing data after the compressed data")
                 if is_last:
                     break
                 inner = make()

@@ -119,7 +119,7 @@ class BackendBusy(SandboxError):
     code = "sandbox.backend_busy"
     retryable = True
 
-    def __init__(self, waited: float, *, hint: str | None = "run less at once, or raise queue_timeout") -> None:
+    def __init__(self, waited: float, *, hint: str | None = "run fewer at once, or raise queue_timeout") -> None:
         super().__init__(f"the backend was busy: no slot became free within {waited:g} s", hint=hint)
         self.waited = waited
 

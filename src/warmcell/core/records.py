@@ -151,7 +151,7 @@ else:
             from inspect import Parameter, Signature
 
             if "__record_fields__" not in owner.__dict__:
-                raise AttributeError("a class that extends a record is called in its own way")
+                raise AttributeError("a subclass of a record has a signature of its own")
             parameters = []
             for name, item in owner.__record_fields__.items():
                 default = Parameter.empty if item.default is _NEEDED else item.default

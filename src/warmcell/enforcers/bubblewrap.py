@@ -239,7 +239,7 @@ def probe(identity: FileStamp, wrap: Wrap) -> None:
             canary.chmod(0o600)
             report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))
     except OSError as error:
-        hint = "set TMPDIR to a directory with room that may be written to"
+        hint = "set TMPDIR to a writable directory with free space"
         raise EnforcerUnavailable(NAME, f"its probe could not write a file: {error.strerror}", hint=hint) from None
     problems = find_problems(report, host_namespaces())
     if problems:
@@ -279,7 +279,7 @@ def remedy(said: str) -> str:
     if any(phrase in said for phrase in _NO_NAMESPACES):
         from warmcell.enforcers.probe import measure
 
-        return measure().remedy("user_namespaces") or "allow this program user namespaces"
+        return measure().remedy("user_namespaces") or "allow user namespaces for this program"
     return "run `warmcell doctor` for what this host can enforce"
 
 

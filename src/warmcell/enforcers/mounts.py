@@ -30,7 +30,9 @@ def resolve_mounts(
         mount = _resolve(allowed, links)
         known = mounts.get(mount.target, mount)
         if known.source != mount.source:
-            raise PolicyViolation(f"{mount.target!r} is allowed twice, differently", hint="keep one of the two")
+            raise PolicyViolation(
+                f"{mount.target!r} is allowed twice, with different modes", hint="keep one of the two"
+            )
         mounts[mount.target] = known if known.writable else mount  # the wider of two rules for one path wins
     for mount in mounts.values():
         _check_mount_point(mount, [*system, *mounts.values()])
@@ -64,7 +66,7 @@ def _check_owner(anchor: Mount, wide: Mount) -> None:
     mine, other = os.stat(anchor.source), os.stat(wide.source)
     if (mine.st_uid, mine.st_gid) != (other.st_uid, other.st_gid):
         raise PolicyViolation(
-            f"{anchor.target!r} holds a path that is only to be read, and has another owner than {wide.target!r}",
+            f"{anchor.target!r} contains a read-only path and does not have the owner of {wide.target!r}",
             hint="give both the same owner and group, or allow the whole of it read-only",
         )
 

@@ -13,7 +13,7 @@ from warmcell.enforcers.host import has_foreign_proc
 from warmcell.lifetime.descriptors import full_group
 
 #: What works without namespaces.
-ELSEWHERE = "WasmBackend needs none of it"
+ELSEWHERE = "WasmBackend works without it"
 
 
 class Reason(NamedTuple):
@@ -65,7 +65,7 @@ def guests_would_be_root() -> Reason:
     if kernel_files.read("/proc/self/uid_map").split() == ["0", "0", _ALL_IDS]:
         return Reason(
             "this is root without the capabilities of root, and guests would be root to the files of the host",
-            f"run it as an ordinary user, or give it back what it lacks (CAP_SYS_ADMIN, CAP_SETUID, ...); {ELSEWHERE}",
+            f"run it as an ordinary user, or add the capabilities CAP_SYS_ADMIN, CAP_SETUID, ...; {ELSEWHERE}",
         )
     return Reason(
         "this is the host's root in a user namespace, and guests would be root to the files of the host",
@@ -126,8 +126,8 @@ def _resources(refusal: CageError) -> Reason | None:
         group = full_group()
         if group is not None:
             what = f"the cgroup {group[0]} has as many processes as its pids.max of {group[1]} allows"
-            return Reason(what, "raise it (systemd: TasksMax=, containers: --pids-limit), or run less")
-        return Reason("too many processes for this user", "raise the limit (`ulimit -u`), or run less")
+            return Reason(what, "raise it (systemd: TasksMax=, containers: --pids-limit), or run fewer at once")
+        return Reason("too many processes for this user", "raise the limit (`ulimit -u`), or run fewer at once")
     if refusal.errno == errno.ENOMEM:
         return Reason("out of memory", "free some, or raise the limit (`ulimit -v`)")
     return None

@@ -76,7 +76,7 @@ def _check_contract(enforcer: object) -> SandboxEnforcer:
             hint="name, probe(), wrap_command(), configure_command()",
         )
     if enforcer.name in ENFORCERS and type(enforcer) is not type(_load(enforcer.name)):
-        raise InvalidRequest(f"{enforcer.name!r} is one of ours; give yours a name of its own", field="enforcer")
+        raise InvalidRequest(f"{enforcer.name!r} is a built-in name; choose another name", field="enforcer")
     return enforcer
 
 
@@ -89,7 +89,7 @@ def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:
             return enforcer
         except EnforcerUnavailable as error:
             reasons.append(error)
-    said = "; ".join(error.message for error in reasons) or f"there is none for {sys.platform}"
+    said = "; ".join(error.message for error in reasons) or f"no enforcer supports {sys.platform}"
     remedies = dict.fromkeys(error.hint for error in reasons if error.hint)  # several may have the same
     hint = "; or ".join(remedies) or "use WasmBackend, which works everywhere"
     raise EnforcerUnavailable("auto", f"no enforcer works on this host: {said}", hint=hint)

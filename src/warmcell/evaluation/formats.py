@@ -191,7 +191,7 @@ def unpack(packed: str, name: str) -> str:
             raise
         raise FieldError(f"{name} is neither JSON nor packed JSON: {error}") from None
     if len(found) != 1:
-        raise FieldError(f"{name} holds something other than one text")
+        raise FieldError(f"{name} must hold one text")
     return found[0]
 
 

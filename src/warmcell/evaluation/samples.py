@@ -149,7 +149,7 @@ class Ledger:
         query = "SELECT digest FROM verdict WHERE task = ? AND number = ?"
         found = self.database.execute(query, (task, number)).fetchone()
         if found is not None and found[0] != digest:
-            message = f"the verdict on sample {number} of task {task!r} is of another program or other tests"
+            message = f"the verdict on sample {number} of task {task!r} belongs to another program or other tests"
             raise InvalidRequest(message, field="out", hint="tasks or samples have changed: give another file")
         return found is not None
 

@@ -58,7 +58,7 @@ class _Metered:
 
     def read(self, size: int) -> bytes:
         if self._taken > _MOST_WITHOUT_CONTENT + 2 * self.produced:
-            raise ImageInvalid("a layer is damaged: its zstd stream has next to no content")
+            raise ImageInvalid("a layer is damaged: its zstd stream is nearly empty")
         data = self._stream.read(size)
         self._taken += len(data)
         return data

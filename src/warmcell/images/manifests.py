@@ -75,7 +75,7 @@ def parse_manifest(document: Any) -> Manifest:
         raise ImageInvalid("the manifest's schema version is not 2", hint="save the image again with a newer tool")
     config = parse_descriptor(fields.get("config"))
     if config.media_type not in _CONFIGS:
-        raise ImageInvalid(f"the manifest is not that of an image: its configuration is {config.media_type!r}")
+        raise ImageInvalid(f"the manifest does not describe an image: its configuration is {config.media_type!r}")
     layers = tuple(parse_descriptor(item) for item in require_list(fields.get("layers"), "the list of layers"))
     check_layer_count(layers)
     for layer in layers:

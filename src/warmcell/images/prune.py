@@ -60,7 +60,7 @@ def _remove_blobs(blobs: BlobStore, used: Iterable[str]) -> int:
     return freed
 
 
-_HINT = "make room there; `warmcell image prune` removes what no image needs"
+_HINT = "free space there; `warmcell image prune` removes unused layers"
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def _compile_library(go: GoToolchain, place: str) -> str:
     """Builds in a temporary directory and renames it: another process may do the same, and the first to finish wins."""
     import shutil
 
-    report_slow_step("compiling the standard library of Go: once for this user, about a minute")
+    report_slow_step("compiling Go's standard library (once per user, about a minute)")
     home = os.path.dirname(place)
     try:
         make_cache(home)

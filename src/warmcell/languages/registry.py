@@ -189,7 +189,7 @@ def _load(entry: EntryPoint) -> tuple[LanguageRow, LanguageRuntime]:
     runtime = brought() if callable(brought) else brought
     if not isinstance(runtime, LanguageRuntime):
         raise BackendUnavailable(
-            f"{name!r} gave a {type(runtime).__name__}, which is not a language runtime",
+            f"{name!r} returned a {type(runtime).__name__}, which is not a language runtime",
             hint="implement warmcell.languages.row.LanguageRuntime (name, prepare), or give a LanguageRow",
         )
     words = [map(str, getattr(runtime, key, ())) for key in ("aliases", "suffixes")]

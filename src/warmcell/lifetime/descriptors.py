@@ -187,13 +187,13 @@ def _full_group() -> tuple[str, str, str] | None:
     if group is None:
         return None
     what = f"the cgroup {group[0]} has as many processes and threads as its pids.max of {group[1]} allows"
-    return what, "", "raise it (systemd: TasksMax=, containers: --pids-limit), or run less at once"
+    return what, "", "raise it (systemd: TasksMax=, containers: --pids-limit), or run fewer at once"
 
 
 _MORE_DESCRIPTORS = (
     "too many open descriptors in this process",
     "RLIMIT_NOFILE",
-    "raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run less at once",
+    "raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run fewer at once",
 )
 #: What ran out, which limit bounds it, and what to do.
 _EXHAUSTED = {
@@ -203,16 +203,16 @@ _EXHAUSTED = {
     errno.EAGAIN: (
         "too many processes and threads for this user",
         "RLIMIT_NPROC",
-        "raise it (`ulimit -u`, or pids.max of the cgroup), or run less at once",
+        "raise it (`ulimit -u`, or pids.max of the cgroup), or run fewer at once",
     ),
     errno.ENOMEM: ("out of memory", "RLIMIT_AS", "free some, or raise `ulimit -v`"),
     errno.EFBIG: ("the limit on file size is too small", "RLIMIT_FSIZE", "raise it (`ulimit -f unlimited`)"),
 }
 _HINTS = {
-    errno.ENOSPC: "make room there, or set TMPDIR to a directory with room",
-    errno.EDQUOT: "make room there, or set TMPDIR to a directory with room",
-    errno.EROFS: "set TMPDIR to a directory that may be written to",
-    errno.ENOENT: "set TMPDIR to a directory that is there and may be written to",
+    errno.ENOSPC: "free space there, or set TMPDIR to a directory with free space",
+    errno.EDQUOT: "free space there, or set TMPDIR to a directory with free space",
+    errno.EROFS: "set TMPDIR to a writable directory",
+    errno.ENOENT: "set TMPDIR to a writable directory that exists",
 }
 
 

@@ -106,7 +106,7 @@ def start_daemon(target: Callable[..., object], *args: object, name: str = "warm
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
         thread.start()
     except RuntimeError as error:
-        hint = "raise the limit on processes (`ulimit -u`), or run less at once"
+        hint = "raise the limit on processes (`ulimit -u`), or run fewer at once"
         raise subinterpreter_refusal(error) or ExecutionFailed(
             f"could not start a thread: {error}", hint=hint
         ) from None
@@ -118,7 +118,7 @@ def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:
     if "subinterpreter" not in str(error).replace("(sub)", "sub"):
         return None
     return _refusal(
-        f"this is a subinterpreter, and some things are refused to it: {error}",
+        f"this is a subinterpreter, which cannot do this: {error}",
         hint="run() and execute_blocking with enforcer 'native' work there; use the rest in the main interpreter",
     )
 

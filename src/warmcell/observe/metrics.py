@@ -70,19 +70,19 @@ class Metrics(Closing):
         seconds = partial(histogram, buckets=_SECONDS)
         self._runs = counter("warmcell_runs", "Runs that ended.", ["backend", "language", "outcome", "fault"])
         self._seconds = seconds("warmcell_run_seconds", "How long guests ran.", ["backend", "language"])
-        self._queued = seconds("warmcell_queue_seconds", "How long runs waited for their turn.", ["backend"])
+        self._queued = seconds("warmcell_queue_seconds", "How long runs waited in the queue.", ["backend"])
         self._cpu = counter("warmcell_run_cpu_seconds", "Processor time of guests.", ["backend"])
-        about = "The most memory that a run held."
+        about = "Peak memory of runs."
         self._memory = histogram("warmcell_run_peak_memory_bytes", about, ["backend"], buckets=_BYTES)
-        self._waiting = gauge("warmcell_runs_waiting", "Runs that wait for their turn.")
-        self._running = gauge("warmcell_runs_running", "Runs that are under way.")
-        self._denials = counter("warmcell_denials", "What guests were refused.", ["kind"])
+        self._waiting = gauge("warmcell_runs_waiting", "Runs waiting in the queue.")
+        self._running = gauge("warmcell_runs_running", "Runs in progress.")
+        self._denials = counter("warmcell_denials", "Operations refused to guests.", ["kind"])
         self._network = counter("warmcell_network_decisions", "Ways out.", ["via", "decision"])
         self._carried = counter("warmcell_proxy_bytes", "Bytes between guests and their proxy.", ["direction"])
-        self._cells = counter("warmcell_cells", "Cages that runs were given.", ["was_ready"])
+        self._cells = counter("warmcell_cells", "Cages assigned to runs.", ["was_ready"])
         self._sandboxes = gauge("warmcell_sandboxes", "Sandboxes that exist.")
-        self._live_cages = gauge("warmcell_live_cages", "Live cages that exist.")
-        self._processes = gauge("warmcell_live_processes", "Processes that run in live cages.")
+        self._live_cages = gauge("warmcell_live_cages", "Live cages.")
+        self._processes = gauge("warmcell_live_processes", "Processes running in live cages.")
         self._sessions = gauge("warmcell_sessions", "Sessions that exist.")
         self._session_cells = counter("warmcell_session_cells", "Cells that ended.", ["outcome"])
         self._requests = counter("warmcell_http_requests", "HTTP responses.", ["method", "route", "status"])
@@ -148,7 +148,7 @@ class TenantMetrics:
         self._runs = counter("warmcell_tenant_runs", "Runs by tenant.", ["tenant", "outcome"])
         about = "Processor time of runs, processes and cells, by tenant."
         self._cpu = counter("warmcell_tenant_cpu_seconds", about, ["tenant"])
-        about = "Runs that wait, by tenant."
+        about = "Runs waiting in the queue, by tenant."
         self._waiting = client.Gauge("warmcell_tenant_runs_waiting", about, ["tenant"], registry=registry)
 
     def count(self, event: Event) -> None:

@@ -33,7 +33,9 @@ class Tracing(Closing):
         meter = metrics.get_meter(_SCOPE, meter_provider=meters)
         self._seconds = meter.create_histogram("warmcell.run.duration", "s", "How long guests ran.")
         self._queued = meter.create_histogram("warmcell.run.queue.duration", "s", "How long runs waited.")
-        self._active = meter.create_up_down_counter("warmcell.run.active", "{run}", "Runs asked for and not ended.")
+        self._active = meter.create_up_down_counter(
+            "warmcell.run.active", "{run}", "Runs requested and not yet finished."
+        )
         self._spans: dict[str, Span] = {}
         self._stop = listen(self._on_event)
 

@@ -48,7 +48,9 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
         found.append(_limit("disk", f"more than {limits.disk_mb} MB", "diskMb", "disk_mb"))
     if end.verdict == "descriptors":
         what = "more than a guest's share of pipes, watched descriptors or descriptors in flight"
-        found.append(Denial("descriptors", what, "shared quotas", "no policy allows more: other guests need theirs"))
+        found.append(
+            Denial("descriptors", what, "shared quotas", "no policy can raise it: all guests share the host's quota")
+        )
     if kernel.process_refusals or "processes" in end.limits_met:
         found.append(_limit("processes", f"more than {limits.processes} processes", "processes", "processes"))
     return found
@@ -69,10 +71,10 @@ def _denial(kind: str, what: str) -> Denial:
         hint = "allow it with allow_domain(name, ports); allowed names are reached through the proxy in HTTPS_PROXY"
         return Denial(kind, what, "networkRules", hint)
     if kind == "process":
-        hint = "a policy allows new processes only if it says so: allow_process_spawn()"
+        hint = "allow new processes with allow_process_spawn() in the policy"
         return Denial(kind, what, "allowProcessSpawn", hint)
     if what in _OF_TRACERS:
-        return Denial(kind, what, "allowTracing", "a policy allows debuggers only if it says so: allow_tracing()")
+        return Denial(kind, what, "allowTracing", "allow debuggers with allow_tracing() in the policy")
     if kind == "path":
         return _denial_of_path(what)
     return Denial(kind, what, "system calls", "no policy allows this call; the program must do without it")

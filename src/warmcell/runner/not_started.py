@@ -30,9 +30,11 @@ def command_refusal(command: str, failure: NotStarted) -> SandboxError:
     if failure.errno in _NOT_THERE:
         return CommandNotFound(command)
     if failure.errno == errno.EACCES:
-        return CommandNotFound(command, "is not executable: permission denied", hint="chmod +x, or name what reads it")
+        return CommandNotFound(
+            command, "is not executable: permission denied", hint="chmod +x, or name its interpreter"
+        )
     if failure.errno == errno.ENOEXEC:
-        hint = "begin it with a line such as #!/bin/sh, or name what reads it"
+        hint = "begin it with a line such as #!/bin/sh, or name its interpreter"
         return CommandNotFound(command, "is not executable: the kernel does not know its format", hint=hint)
     if failure.errno == errno.E2BIG:
         return InvalidRequest("argument list too long", field="args", hint="use stdin or a file")

@@ -156,10 +156,10 @@ def judge(
             raise _not_started(end.start_failure, terms)
         end = _as_cannot_execute(end)
     if end.verdict == "gpu unreadable":
-        reason = "the driver does not report the memory of GPUs, so that gpu_memory_mb cannot be enforced"
+        reason = "the driver does not report GPU memory, so gpu_memory_mb cannot be enforced"
         raise ExecutionFailed(reason, hint="leave Limits(gpu_memory_mb=...) out; `warmcell doctor` tries it")
     if end.cut_short == "never began" and not end.is_own_end:
-        raise ExecutionFailed("the guest had its job and never started: this host is overloaded")
+        raise ExecutionFailed("the guest received its job but did not start: this host is overloaded")
     if end.cut_short == "starved" and not end.is_own_end and not is_memory:
         raise ExecutionFailed(f"the guest had no processor for most of {end.duration:.0f} s: this host is overloaded")
     is_over_cpu = end.is_over_cpu
@@ -167,7 +167,9 @@ def judge(
     if end.status is None and not (was_cut_short or is_memory or end.is_over_output):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
     if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
-        raise ExecutionFailed("the guest was killed because memory around Warmcell ran out, not its own limit")
+        raise ExecutionFailed(
+            "the guest was killed within its own limit, because the memory of the host or container ran out"
+        )
     result = _result(end, terms, kernel, denials, connections, is_over_cpu)
     if is_memory:
         raise MemoryExceeded(terms.memory_mb, result)

@@ -187,7 +187,7 @@ class LiveProcess:
 
     def _end_cage_if_running(self) -> None:
         if self.outcome is None:
-            self.program.end_cage(f"a program that was killed went on for {KILL_SECONDS:g} s")
+            self.program.end_cage(f"a killed program kept running for {KILL_SECONDS:g} s")
 
     def _end(self) -> None:
         """Reads the rest of its output and completes the process."""

@@ -240,8 +240,8 @@ class SessionProtocol:
             self._pipes.drain(self._appender(None, cell))
         self._pipes.release(MarkedStream.rest, self._appender(None, cell), is_last=True)
         if self._wanted_end is None and cell.is_killed:
-            after = f"it was to end after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
-            reason = f"{after}a cell that was interrupted went on for {cell.grace:g} s and was killed"
+            after = f"it timed out after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
+            reason = f"{after}the interrupted cell kept running for {cell.grace:g} s and was killed"
         with self._lock:
             self._ended = self._wanted_end or SessionEnded(reason)
         so_far = replace(cell.record.so_far(cell.duration), denials=self._worker.denials_since(cell.began))

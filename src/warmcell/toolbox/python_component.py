@@ -122,7 +122,7 @@ def _build_once(name: str, kept: SignedDirectory, report: Progress) -> None:
     try:
         with _lock(Path(kept.path) / "build.lock", report):
             if not kept.has(name):  # another process may have built it while we waited
-                report("building the Python component: once for this user, about half a minute")
+                report("building the Python component (once per user, about half a minute)")
                 for folder in Path(kept.path).glob("build-*"):  # of builds that were killed: we hold the lock
                     shutil.rmtree(folder, ignore_errors=True)
                 _build(name, kept)

@@ -145,7 +145,7 @@ async def test_a_program_does_not_believe_another_server(answer: Callable[[bytes
 
     async with await asyncio.start_server(pretend, LOOPBACK, 0) as server:
         address = (LOOPBACK, server.sockets[0].getsockname()[1])
-        with pytest.raises(ConnectionError, match="does not know the key"):
+        with pytest.raises(ConnectionError, match="does not have the key"):
             await connect(Offer(address, b"k" * 32))
 
 

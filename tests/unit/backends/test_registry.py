@@ -70,7 +70,7 @@ def test_a_plugin_that_is_not_a_backend_is_refused(plugins: dict[str, str]) -> N
 
 
 def test_options_that_a_factory_does_not_take_are_reported(plugins: dict[str, str]) -> None:
-    with pytest.raises(BackendUnavailable, match=r"'fake' cannot be made with policy="):
+    with pytest.raises(BackendUnavailable, match=r"'fake' does not accept policy="):
         registry.get_backend("fake", policy=None)
 
 

@@ -312,5 +312,5 @@ async def test_webassembly_has_them_too() -> None:
 def test_what_only_this_process_has_is_refused_or_kept_here() -> None:
     with ProcessBackend(audit=lambda line: None) as backend:
         assert backend.recipe is None
-        with pytest.raises(errors.InvalidRequest, match="only this process"):
+        with pytest.raises(errors.InvalidRequest, match="this process only"):
             backend.run_many([], processes=2)

@@ -62,7 +62,7 @@ def test_locks_that_are_not_there(name: str, value: str) -> None:
 
 
 def test_an_init_that_is_not_shielded() -> None:
-    assert "init can be looked into" in _problems(_GOOD._replace(init_owner=70))
+    assert "init is dumpable" in _problems(_GOOD._replace(init_owner=70))
 
 
 @pytest.mark.parametrize("descriptors", [[*_DESCRIPTORS, (8, 6)], _DESCRIPTORS[:3], [*_DESCRIPTORS[:3], (8, 255)], []])

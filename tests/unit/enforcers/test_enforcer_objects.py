@@ -107,7 +107,7 @@ def test_a_name_of_ours_is_taken() -> None:
     class Impostor(Wrapper):
         name = "native"
 
-    with pytest.raises(InvalidRequest, match="one of ours"):
+    with pytest.raises(InvalidRequest, match="built-in name"):
         ProcessBackend.with_sandbox(None, Impostor())
 
 

@@ -70,7 +70,7 @@ def test_none_that_works_names_every_reason_and_remedy(enforcers: dict[str, str]
 
 def test_a_system_without_any_fails_closed(enforcers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.sys, "platform", "plan9")  # type: ignore[attr-defined]
-    with pytest.raises(EnforcerUnavailable, match="none for plan9") as caught:
+    with pytest.raises(EnforcerUnavailable, match="no enforcer supports plan9") as caught:
         get_enforcer()
     assert caught.value.hint and "WasmBackend" in caught.value.hint
 

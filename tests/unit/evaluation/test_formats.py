@@ -120,6 +120,6 @@ class Bomb:
 
 def test_a_pickle_is_never_loaded() -> None:
     packed = base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()
-    with pytest.raises(InvalidRequest, match="something other than one text"):
+    with pytest.raises(InvalidRequest, match="must hold one text"):
         read_task({"question_id": 1, "public_test_cases": "[]", "private_test_cases": packed}, "here")
     assert unpack(PACKED, "x") == json.dumps(STDIN)

@@ -162,7 +162,7 @@ def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
         ({"status": None, "cut_short": "cancelled"}, {}, "ended before it could report"),
         ({"status": None, "cut_short": "never began"}, {}, "never started"),
         ({"status": KILL, "cut_short": "never began"}, {}, "never started"),
-        ({"status": KILL}, {"outside_kills": 1}, "memory around Warmcell ran out"),
+        ({"status": KILL}, {"outside_kills": 1}, "memory of the host or container ran out"),
         ({"start_failure": "2 no such file"}, {}, "could not start the program: no such file$"),
     ],
 )

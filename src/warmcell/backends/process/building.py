@@ -156,7 +156,7 @@ def _check_output(path: str) -> None:
     """Requires a regular file without other hard links: what is run is then what is stored."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size > _LARGEST:
-        raise ExecutionFailed("the compiler's output is not a program of at most 256 MiB")
+        raise ExecutionFailed("the compiler wrote no regular file, or one larger than 256 MiB")
     os.chmod(path, 0o755)
 
 

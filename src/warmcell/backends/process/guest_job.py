@@ -154,7 +154,7 @@ def _configured_env(enforcer: SandboxEnforcer, wrapped: WrappedCommand, policy: 
         raise EnforcerUnavailable(
             enforcer.name,
             f"it needs {what}= of `subprocess`, which the process backend does not use",
-            hint="put what it needs into the command line that wrap_command returns",
+            hint="have wrap_command return a command line that works without it",
         )
     env = options.get("env")
     return dict(env if isinstance(env, Mapping) else wrapped.env)

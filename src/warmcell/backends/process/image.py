@@ -74,7 +74,7 @@ class OpenImage:
         """Source text as a command line of the image's own interpreter."""
         names = _PROGRAMS.get(Language(language)) if language in list(Language) else None
         if names is None:
-            hint = f"use one of {', '.join(_PROGRAMS)}; a command can start what the image has installed"
+            hint = f"use one of {', '.join(_PROGRAMS)}; a command can start any program of the image"
             raise InvalidRequest(f"{language} programs do not run in an image", field="language", hint=hint)
         return _PREPARE[Language(language)](self.find_program_of(Language(language)), code)
 

@@ -231,9 +231,9 @@ class Launcher:
     def _refuse_taken_work_directory(self) -> None:
         if any(is_within(path.target, self._work_path) for path in self.resolver.policy.allowed_paths):
             raise InvalidRequest(
-                "the policy shows a directory of its own at the work directory",
+                "the policy already shows a directory at the work directory",
                 field="files",
-                hint="put them into that directory, or show it at another place",
+                hint="put the files into that directory, or show it at another path",
             )
 
     def build(self, launch: Launch, cleanup: ExitStack) -> Launch | ExecResult:

@@ -44,7 +44,7 @@ _START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
 #: How long the end of a cage may take, and of that the manager's report, which an overloaded host may delay.
 _END_SECONDS, _REPORT_MS = 60.0, 45_000
 _MOST_LAST_WORDS = 4096
-_FORGED = "its agent sent an impossible message"
+_FORGED = "its agent sent an invalid message"
 _NO_ANSWER = "its agent did not answer for {:g} s"
 
 
@@ -254,7 +254,7 @@ class LiveCage:
         try:
             return self._channel.ask(op, descriptors, on_answer, **fields)
         except FrameTooLong as error:
-            raise InvalidRequest(f"too much for one message: {error}", field="env or args") from None
+            raise InvalidRequest(f"too large for one message: {error}", field="env or args") from None
 
     def _await(self, answer: Future[Message], seconds: float = _GRACE_SECONDS) -> Message:
         """The answer. An agent that does not give one in time is ended with its cage."""

@@ -113,7 +113,7 @@ def check(effective: EffectivePolicy) -> None:
     if effective.isolation != "namespaces":
         raise EnforcerUnavailable(
             effective.enforced.enforcer or "process",
-            "it has no live cages: nothing would hold what outlives a call together",
+            "it has no live cages: programs cannot outlive a call",
             hint="use the native enforcer (enforcer='auto' or 'native'), or exec, sh and run without live=True",
         )
     if not effective.allow_spawn:

@@ -105,14 +105,14 @@ class PolicyResolver:
             _gpu_driver() if self.policy.gpus is not None else None,
         )
         if any(path.overlay_devices for path in paths) and effective.isolation != "namespaces":
-            raise self._refusal("it cannot show guests a directory whose changes are kept apart")
+            raise self._refusal("it cannot keep the changes to a directory apart")
         if self._image is not None:
             effective = self._with_image(effective, self._image)
         return effective if self._work_path == WORK_DIR else replace(effective, work=self._work_path)
 
     def _with_image(self, effective: EffectivePolicy, image: ImageRoot) -> EffectivePolicy:
         if effective.isolation != "namespaces":
-            raise self._refusal("it cannot give guests an image for their root")
+            raise self._refusal("it cannot use an image as the root file system")
         if kernel_version() < _OLDEST_FOR_IMAGES:
             reason = "the writable layer of an image needs user attributes on tmpfs, which this kernel does not have"
             raise self._refusal(reason, hint="use Linux 6.6 or newer, or run without an image")

@@ -64,7 +64,7 @@ class CagedWorker:
         except SandboxError as error:
             return error.message
         except NoAnswer:
-            return "it closed its side of the conversation"
+            return "it closed its connection"
 
     def limit_error(self, result: ExecResult) -> SandboxError | None:
         return self._program.limit_error(result) if self._program.ended.done() else None
@@ -156,7 +156,7 @@ def _describe_exit(ending: ProgramExit, language: str) -> str:
     if os.WIFSIGNALED(ending.status):
         number = os.WTERMSIG(ending.status)
         name = signal.strsignal(number) or "unknown"
-        hint = ", as happens over the limit of memory" if number == signal.SIGKILL else ""
+        hint = ", which often means that the memory limit was exceeded" if number == signal.SIGKILL else ""
         return f"its interpreter was killed by signal {number} ({name}){hint}"
     cause = _EXIT_CAUSES.get(language, "")
     return f"its interpreter exited with status {os.waitstatus_to_exitcode(ending.status)}{cause}"

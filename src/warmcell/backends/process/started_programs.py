@@ -27,7 +27,7 @@ _LONGEST_QUOTE = 300
 _MOST_PEAK, _MOST_SECONDS = 1 << 62, 1e12
 #: The reason of a cage that ended because it was idle, or that the host found over its limit of memory.
 IDLE = "it was idle for longer than idle_timeout"
-OVER_MEMORY = "the live cage went over its limit of memory"
+OVER_MEMORY = "the live cage exceeded its memory limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ def cage_end_from(report: dict[str, Any], reason: str, last_words: str) -> CageE
         return CageEnd(reason, "memory" if reason == OVER_MEMORY else "")
     verdict = report.get("verdict", "")
     if verdict == "gpu unreadable":
-        return CageEnd("the driver does not report the memory of GPUs, so that gpu_memory_mb cannot be enforced")
+        return CageEnd("the driver does not report GPU memory, so gpu_memory_mb cannot be enforced")
     if verdict and verdict != "blind":  # a guest that exits while the watcher looks at it has exceeded no limit
-        return CageEnd(f"the live cage went over its limit of {verdict}", verdict)
+        return CageEnd(f"the live cage exceeded its {verdict} limit", verdict)
     status = report.get("exit")
     if status is not None and os.WIFSIGNALED(status):
         return CageEnd(f"its agent was killed by signal {os.WTERMSIG(status)}")

@@ -70,7 +70,7 @@ class Connection:
         self._writer.write(hmac.digest(key, own + challenge + theirs, "sha256"))
         wanted = hmac.digest(key, other + theirs + challenge, "sha256")
         if not hmac.compare_digest(await self._read(len(wanted)), wanted):
-            raise ConnectionError("the other end does not know the key")
+            raise ConnectionError("the peer does not have the key")
 
     def close(self) -> None:
         self._writer.close()

@@ -86,7 +86,7 @@ class RayNodes:
     def list(self) -> list[NodeInfo]:
         """The nodes that are alive."""
         if not self._ray.is_initialized():
-            raise ConnectionError("the program has left Ray")
+            raise ConnectionError("this program has disconnected from Ray")
         draining = self._draining()
         return [_info(node, node["NodeID"] in draining) for node in self._ray.nodes() if node["Alive"]]
 
@@ -182,7 +182,7 @@ class RayTransport:
 
     async def _call(self, method: Any, *values: Any) -> Any:
         if not self._ray.is_initialized():  # the call would start a cluster of its own
-            raise ConnectionError("the program has left Ray")
+            raise ConnectionError("this program has disconnected from Ray")
         try:
             return await method.remote(*values)
         except Exception as error:  # Ray raises RayError, and plain ones for actors that it does not know

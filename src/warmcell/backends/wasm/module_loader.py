@@ -225,7 +225,7 @@ class ModuleLoader:
         self._compiling.acquire(run, OWN_COMPILE_SECONDS)
         try:
             if not self._adopt(lease, load):
-                report_slow_step("compiling a module of the toolbox: once for this user, some ten seconds")
+                report_slow_step("compiling a toolbox module (once per user, about ten seconds)")
                 self._compile(lease, load, data)
         finally:
             self._compiling.release()

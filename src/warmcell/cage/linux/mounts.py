@@ -121,7 +121,7 @@ def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
     try:
         status = os.fstat(source)
         if bind.identity and f"{status.st_dev}:{status.st_ino}" != bind.identity:
-            raise CageError("open allowed path", 0, f"{bind.source} is not what it was when the policy was made")
+            raise CageError("open allowed path", 0, f"{bind.source} was replaced after the policy was made")
         with step("clone mount tree", bind.source):
             tree = copy_tree(source)
         with step("restrict mount tree", bind.source):

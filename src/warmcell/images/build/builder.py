@@ -275,7 +275,9 @@ class Builder:
             store.layers.add([source], Budget(store.limits))
         except WhiteoutsUnsupported:
             hint = "keep the store on another file system: ext4, xfs, btrfs or tmpfs"
-            raise BackendUnavailable("the file system of the image store cannot have whiteouts", hint=hint) from None
+            raise BackendUnavailable(
+                "the file system of the image store does not support whiteouts", hint=hint
+            ) from None
         return BuiltLayer(digest, Descriptor(OCI_LAYER, digest, blob.size), created)
 
     def _tree(self, state: BuildState) -> Tree:

@@ -59,7 +59,7 @@ def _serve_http(arguments: Namespace) -> int:
         raise UsageError("--state-key needs --state")
     state_key = None if arguments.state is None else read_key(arguments.state_key)
     if arguments.plain_volumes and state_key is None:
-        raise UsageError("--plain-volumes is for a server with --state and a key: others have volumes anyway")
+        raise UsageError("--plain-volumes needs --state and a key: other servers have volumes anyway")
     settings = Settings(
         **{name: getattr(arguments, name) for name in _SAME_SETTINGS},
         port=options.port(arguments.port),

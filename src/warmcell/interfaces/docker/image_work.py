@@ -41,7 +41,7 @@ class ImageWork:
             raise DockerError(503, f"{reason}; try again when some have ended") from None
         if self._is_closed:
             self._slots.release()
-            raise DockerError(503, "the server is ending")
+            raise DockerError(503, "the server is shutting down")
         return ImageJob(self)
 
     def close(self) -> None:

@@ -207,7 +207,7 @@ async def _restore(
     try:
         save_sandbox(service, entry)
     except SandboxError as error:
-        _log.error("cannot write the record of sandbox %s, the former one stays: %s", entry.id, error)
+        _log.error("cannot write the record of sandbox %s, keeping the previous one: %s", entry.id, error)
     await in_thread(home.drop_former_versions)
     return sessions.images()
 
@@ -254,7 +254,7 @@ async def save_all(service: Service) -> None:
             try:
                 save_sandbox(service, entry, lost=_describe_loss(entry))
             except SandboxError as error:
-                _log.error("cannot write the record of sandbox %s, the former one stays: %s", entry.id, error)
+                _log.error("cannot write the record of sandbox %s, keeping the previous one: %s", entry.id, error)
         state.is_closing = True
         state.sync_files()
 
@@ -270,7 +270,7 @@ async def _save_at_stop(service: Service, entry: SandboxEntry) -> None:
                 await entry.sandbox.pause_programs()
         await save_now(service, entry, lost)
     except SandboxError as error:
-        _log.error("cannot save sandbox %s, what was saved before stays: %s", entry.id, error)
+        _log.error("cannot save sandbox %s, keeping what was saved before: %s", entry.id, error)
 
 
 def _describe_loss(entry: SandboxEntry) -> str:

@@ -307,7 +307,7 @@ def explain_failure(doing: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise
-        hint = "the operator has to make room on the disk of `--state`; try again later"
+        hint = "the operator must free space on the disk of `--state`; try again later"
         raise ExecutionFailed(f"could not {doing}: {error.strerror}", hint=hint) from error
 
 

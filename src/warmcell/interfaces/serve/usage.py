@@ -181,7 +181,7 @@ class UsageLedger:
         self._stop()
         self._is_closed.set()
         self._thread.join()
-        with suppress(sqlite3.Error):  # the server is ending, and what cannot be written now is lost
+        with suppress(sqlite3.Error):  # the server is shutting down, and what cannot be written now is lost
             self._write()
             self.set_stored({})
         self._database.close()

@@ -33,7 +33,7 @@ def read_update(update: object) -> Narrowing:
         return Narrowing() if update.allow_network else Narrowing(compile_rules(update.network_rules).allow)
     if isinstance(update, FetchPolicy):
         if update.inject or update.rate_limit is not None:
-            hint = "they stay as the sandbox was made with; leave them out"
+            hint = "they are fixed when the sandbox is made; leave them out"
             raise InvalidRequest("credentials and rate limits cannot be updated", field="network", hint=hint)
         book = compile_rules(update)
         return Narrowing(book.allow, book.deny)

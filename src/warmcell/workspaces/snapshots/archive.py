@@ -126,7 +126,7 @@ class SnapshotArchive:
                     writer.append(digest, self.codec.seal(data, digest))
                 except OSError as error:  # not about the file that is read
                     reason = f"could not write to the store: {error.strerror}"
-                    raise ExecutionFailed(reason, hint="make room on its disk") from error
+                    raise ExecutionFailed(reason, hint="free space on its disk") from error
             return digest
 
         return add
@@ -272,7 +272,7 @@ class SnapshotArchive:
             numbers = (float(plain["created"]), int(plain["files"]), int(plain["bytes"]), int(plain["stored"]))
             document, root = dict(plain["document"]), from_plain(plain["root"])
         except (ValueError, KeyError, TypeError):
-            raise damage_error(f"snapshots/{identity}", "its record has an unknown form") from None
+            raise damage_error(f"snapshots/{identity}", "its record has an unknown format") from None
         return SnapshotRecord(SnapshotId(identity, skipped), *numbers, document, root)
 
 

@@ -60,7 +60,7 @@ def _translate(error: sqlite3.Error, path: str) -> SandboxError:
         return ExecutionFailed(f"the catalogue {path!r} is in use by other programs for too long")
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
         return ExecutionFailed(
-            f"cannot write to the catalogue {path!r}: the disk is full", hint="make room on the disk"
+            f"cannot write to the catalogue {path!r}: the disk is full", hint="free space on the disk"
         )
     if any(os.path.exists(place) and not os.access(place, os.W_OK) for place in (path, os.path.dirname(path))):
         return not_permitted(path)

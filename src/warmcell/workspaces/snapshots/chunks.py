@@ -127,7 +127,7 @@ def _unpack(body: bytes, digest: str) -> bytes:
     if kind == _RAW and len(content) <= MAX_CHUNK:
         return content
     if kind != _DEFLATED:
-        raise damage_error(digest, "its form is unknown")
+        raise damage_error(digest, "its format is unknown")
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(content, MAX_CHUNK)

@@ -253,7 +253,7 @@ class TreeWriter:
                 continue
             data = self._read_chunk(block)
             if len(data) != min(BLOCK, entry.size - offset):
-                raise damage_error(block, "it has another size than its file says")
+                raise damage_error(block, "its size does not match its file")
             for start, end in find_data(data):
                 with self._root.charge(parts, max(0, space_for(end - start) - room)):
                     os.lseek(fd, offset + start, os.SEEK_SET)

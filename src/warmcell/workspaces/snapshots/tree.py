@@ -87,7 +87,7 @@ def read_piece(data: bytes) -> Iterator[Entry]:
 
 def from_plain(plain: Any) -> Entry:
     if not isinstance(plain, list) or len(plain) != 7 or not isinstance(plain[0], str) or plain[0] not in _KINDS:
-        raise _invalid("an entry has an unknown form")
+        raise _invalid("an entry has an unknown format")
     _, name, mode, mtime_ns, size, blocks, target = plain
     if not _is_text(name) or not _is_text(target):
         raise _invalid("a name is not text")

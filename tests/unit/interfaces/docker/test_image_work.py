@@ -167,4 +167,4 @@ async def test_a_server_that_ends_refuses_those_that_wait(daemon: Daemon, monkey
     await until_async(lambda: daemon.waiting == 1)
     await daemon.engine.close()
     ending.set()
-    assert await waiting.answer() == (503, "the server is ending")
+    assert await waiting.answer() == (503, "the server is shutting down")

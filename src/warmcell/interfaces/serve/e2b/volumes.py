@@ -182,7 +182,7 @@ async def find_room(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) 
         async with volume.changing:
             room = max(1, tenant.disk_mb) - await in_thread(volume.mounted_space.measure) // MIB
         if is_new and room < 1:
-            raise HttpError(413, f"the volume '{volume.name}' has the {tenant.disk_mb} MB of this token; remove files")
+            raise HttpError(413, f"the volume '{volume.name}' uses all {tenant.disk_mb} MB of this token; remove files")
         rooms.append(max(1, room))
     return min(rooms, default=None)
 
