@@ -67,7 +67,7 @@ def test_who_ended_by_itself_at_the_last_moment_was_not_ended_by_us(why: str) ->
 
 
 def test_a_guest_that_never_got_to_run_is_our_failure() -> None:
-    with pytest.raises(ExecutionFailed, match="never started") as raised:
+    with pytest.raises(ExecutionFailed, match="did not start") as raised:
         judge(end(status=int(signal.SIGKILL), cut_short="never began"), TERMS, KernelUsage(), [])
     assert raised.value.fault == "host"
 
@@ -100,7 +100,7 @@ def test_memory_is_an_error_with_what_there_was(facts: dict[str, object], kernel
 
 
 def test_a_kill_for_memory_that_was_not_the_guests_is_not_its_fault() -> None:
-    with pytest.raises(ExecutionFailed, match="not its own limit"):
+    with pytest.raises(ExecutionFailed, match="within its own limit"):
         judge(end(status=int(signal.SIGKILL)), TERMS, KernelUsage(outside_kills=1), [])
     assert judge(end(status=0), TERMS, KernelUsage(outside_kills=1), []).ok, "a child of it died, and it coped"
 

@@ -160,8 +160,8 @@ def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
     [
         ({"status": None}, {}, "ended before it could report"),
         ({"status": None, "cut_short": "cancelled"}, {}, "ended before it could report"),
-        ({"status": None, "cut_short": "never began"}, {}, "never started"),
-        ({"status": KILL, "cut_short": "never began"}, {}, "never started"),
+        ({"status": None, "cut_short": "never began"}, {}, "did not start"),
+        ({"status": KILL, "cut_short": "never began"}, {}, "did not start"),
         ({"status": KILL}, {"outside_kills": 1}, "memory of the host or container ran out"),
         ({"start_failure": "2 no such file"}, {}, "could not start the program: no such file$"),
     ],
