@@ -94,10 +94,10 @@ def shell_worker(**options: object) -> BareWorker:
 
 
 def node_worker(language: str = "javascript", **options: object) -> BareWorker:
-    from warmcell.backends.process.session_worker import _how
+    from warmcell.backends.process.session_worker import _start_options
     from warmcell.languages.config import ProcessConfig
 
-    words = _how(language, ProcessConfig())["argv"]
+    words = _start_options(language, ProcessConfig())["argv"]
     argv = [os.path.join(LIVE, "node_session.cjs") if word.endswith(".cjs") else word for word in words]
     boot = f"import os; os.dup2(%d, 3); os.execv({argv[0]!r}, {argv!r})"
     return BareWorker(lambda control: [sys.executable, "-c", boot % control], **options)

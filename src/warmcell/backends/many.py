@@ -127,11 +127,11 @@ async def attempt(execute: Execute, index: int, request: ExecRequest) -> Outcome
                 return Outcome(index, error=error)
         except Exception as error:
             failures += 1
-            if failures > 1 or not _is_worth_another(error):
+            if failures > 1 or not _is_retryable(error):
                 return Outcome(index, error=_as_sandbox_error(error))
 
 
-def _is_worth_another(error: Exception) -> bool:
+def _is_retryable(error: Exception) -> bool:
     if isinstance(error, NodeLost):
         return False  # its backend has repeated it as often as the caller allows
     return not isinstance(error, SandboxError) or (error.fault == "host" and error.retryable)

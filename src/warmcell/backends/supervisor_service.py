@@ -119,7 +119,7 @@ class _Service:
                 with self._programs.use(program, run) as built:
                     answer = partial(self._send, number, built.carry_out(request, run))
         except BaseException as error:
-            answer = partial(self._send, number, None, RunCancelled() if run.is_cancelled else _as_ours(error))
+            answer = partial(self._send, number, None, RunCancelled() if run.is_cancelled else _as_sandbox_error(error))
         del self._runs[number]
         return answer
 
@@ -127,12 +127,12 @@ class _Service:
         try:
             message = frame((number, result, error))
         except Exception as problem:  # a program that gets no answer would wait without end
-            message = frame((number, None, _as_ours(problem)))
+            message = frame((number, None, _as_sandbox_error(problem)))
         with self._sending, suppress(OSError):  # the program has disconnected
             self._connection.sendall(message)
 
 
-def _as_ours(error: BaseException) -> Exception:
+def _as_sandbox_error(error: BaseException) -> Exception:
     if isinstance(error, SandboxError):
         return error.with_traceback(None)
     return BackendUnavailable(f"a supervisor process failed: {type(error).__name__}: {error}")

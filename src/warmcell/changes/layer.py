@@ -87,7 +87,7 @@ class ChangeLayer:
             parent.copy_to(place)
         path = os.path.join(place, UPPER)
         self._bases = Bases(os.path.join(place, _BASES))
-        about = _about(place)
+        about = _read_about(place)
         is_copy = bool(about.get("is_copy")) or (parent is not None and parent.overlay is None)
         if not is_copy and self._may_mount:
             with suppress(OverlayUnavailable):  # a copy takes longer and does the same
@@ -254,7 +254,7 @@ def _identity(root: Root) -> list[int]:
     return [state.st_dev, state.st_ino]
 
 
-def _about(place: str) -> dict[str, object]:
+def _read_about(place: str) -> dict[str, object]:
     try:
         with open(os.path.join(place, _ABOUT)) as file:
             about = json.load(file)
@@ -272,7 +272,7 @@ def resume_layer(lower: Root) -> HeldDirectory | None:
     """The kept changes of that directory, now held by us."""
     for name in _names():
         place = os.path.join(state_place(), name)
-        if os.path.exists(os.path.join(place, _KEPT)) and _about(place).get("identity") == _identity(lower):
+        if os.path.exists(os.path.join(place, _KEPT)) and _read_about(place).get("identity") == _identity(lower):
             held = hold(place)
             if held is not None:
                 os.unlink(os.path.join(place, _KEPT))

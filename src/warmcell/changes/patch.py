@@ -22,9 +22,9 @@ class PatchWriter:
 
     def write(self, items: list[Detected]) -> bytes:
         """Text only, byte for byte, up to a limit; all else is named without its content."""
-        return b"".join(map(self._one, items))
+        return b"".join(map(self._format_change, items))
 
-    def _one(self, item: Detected) -> bytes:
+    def _format_change(self, item: Detected) -> bytes:
         state = self._lower.look(item.old_parts or item.parts) if item.change.kind != "added" else None
         old = item.change.old_path or item.change.path
         head = [f"diff --git {quote('a/' + old)} {quote('b/' + item.change.path)}"]

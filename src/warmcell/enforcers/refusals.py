@@ -34,7 +34,7 @@ def why_no_namespaces(refusal: CageError) -> Reason:
         or _security_module(refusal)
         or _privileges(refusal)
         or _mounts(refusal)
-        or _unseen_chroot(refusal)
+        or _guess_chroot(refusal)
         or _unknown(refusal)
     )
 
@@ -93,7 +93,7 @@ _INSTEAD_OF_CHROOT = (
 )
 
 
-def _unseen_chroot(refusal: CageError) -> Reason | None:
+def _guess_chroot(refusal: CageError) -> Reason | None:
     """A chroot whose root is a mount cannot be recognised, and the other reasons were ruled out."""
     if refusal.step != "create namespaces" or refusal.errno != errno.EPERM:
         return None

@@ -90,12 +90,12 @@ def _add_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str, dir_f
     try:
         with open(os.open(name, _OPEN, dir_fd=dir_fd), "rb") as file:
             entry.size = os.fstat(file.fileno()).st_size
-            archive.addfile(entry, Exactly(file.read, entry.size))
+            archive.addfile(entry, FixedSizeFile(file.read, entry.size))
     except OSError as error:
         raise _unreadable(entry.name, error) from None
 
 
-class Exactly(io.RawIOBase):
+class FixedSizeFile(io.RawIOBase):
     """A file that somebody may be writing to: exactly `size` bytes of it, then zeros."""
 
     def __init__(self, read: Callable[[int], bytes], size: int) -> None:
@@ -156,7 +156,7 @@ class LayerWriter:
     def add_file(self, path: str, attributes: Attributes, size: int, read: Callable[[int], bytes]) -> None:
         """Exactly `size` bytes; zeros in place of those that `read` lacks."""
         self._budget.count_bytes(size)
-        self._add(path, tarfile.REGTYPE, attributes, size=size, content=Exactly(read, size))
+        self._add(path, tarfile.REGTYPE, attributes, size=size, content=FixedSizeFile(read, size))
 
     def add_linked_file(
         self, path: str, attributes: Attributes, state: os.stat_result, open_file: Callable[[], int]
@@ -177,7 +177,7 @@ class LayerWriter:
         *,
         link: str = "",
         size: int = 0,
-        content: Exactly | None = None,
+        content: FixedSizeFile | None = None,
         is_whiteout: bool = False,
     ) -> None:
         self._budget.count_entry()

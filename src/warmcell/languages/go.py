@@ -101,12 +101,12 @@ def _toolchain(identity: FileStamp) -> GoToolchain:
 
 
 def _ask_go(program: str, *words: str, library: str = "") -> str:
-    prefix = _ending_with_us() if library else ()
+    prefix = _pdeathsig_prefix() if library else ()
     return ask([*prefix, *_settings(library or "/nonexistent"), program, *words], timeout=900)
 
 
 @cache
-def _ending_with_us() -> tuple[str, ...]:
+def _pdeathsig_prefix() -> tuple[str, ...]:
     """A prefix for commands that take long: if this process is killed, so is the command."""
     setpriv = find_program("setpriv")
     return (setpriv, "--pdeathsig", "KILL", "--") if setpriv and _knows_pdeathsig(setpriv) else ()

@@ -45,13 +45,13 @@ class JavaRuntime:
         jdk = find_jdk()
         argv = (jdk.program, *SWITCHES, f"{CODE_DIR}/{MAIN_FILE}")
         files = {MAIN_FILE: code.encode()}
-        return ProgramSpec(argv, files, MAIN_FILE, jdk.runtime_paths, ahead=_ahead(jdk, files))
+        return ProgramSpec(argv, files, MAIN_FILE, jdk.runtime_paths, ahead=_make_built_spec(jdk, files))
 
     def version(self, config: ProcessConfig) -> str:
         return ask([find_jdk().program, "--version"])
 
 
-def _ahead(jdk: Jdk, files: Mapping[str, bytes]) -> ProgramSpec:
+def _make_built_spec(jdk: Jdk, files: Mapping[str, bytes]) -> ProgramSpec:
     builder = _builder()
     jar = f"{OUT_DIR}/{JAR}"
     compiling = (jdk.program, *SWITCHES, f"{CODE_DIR}/{BUILDER_FILE}", f"{CODE_DIR}/{MAIN_FILE}", jar)

@@ -78,7 +78,7 @@ def compile_plan(
         seccomp=True,
         allow_spawn=policy.allow_spawn,
         allow_tracing=policy.allow_tracing,
-        watch=_watch(policy, tuple(path.target for path in _growing(policy.paths))),
+        watch=_watch(policy, tuple(path.target for path in _find_counted_paths(policy.paths))),
         report_path=f"{CODE_DIR}/{REPORT_NAME}",
     )
 
@@ -89,7 +89,7 @@ def replace_sources(plan: LaunchPlan, before: EffectivePolicy, after: EffectiveP
         return None
     if [_layout_of(path) for path in before.paths] != [_layout_of(path) for path in after.paths]:
         return None
-    growing = [[path.target for path in _growing(policy.paths)] for policy in (before, after)]
+    growing = [[path.target for path in _find_counted_paths(policy.paths)] for policy in (before, after)]
     if growing[0] != growing[1]:
         return None
     named = {path.target: path for path in after.paths}
@@ -208,7 +208,7 @@ def _is_below(path: str, targets: Iterable[str]) -> bool:
     return any(is_within(path, target) for target in targets)
 
 
-def _growing(paths: tuple[ResolvedPath, ...]) -> list[ResolvedPath]:
+def _find_counted_paths(paths: tuple[ResolvedPath, ...]) -> list[ResolvedPath]:
     """The writable paths, each part of the host once: a path inside another is counted there."""
     writable = [path for path in paths if path.writable]
     return [path for path in writable if not any(_is_part_of(path, other) for other in writable)]
@@ -274,7 +274,7 @@ def compile_open_plan(
         landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
         seccomp=is_landlock,
         allow_spawn=policy.allow_spawn,
-        watch=_watch(policy, (home, *(path.source for path in _growing(policy.paths)))),
+        watch=_watch(policy, (home, *(path.source for path in _find_counted_paths(policy.paths)))),
         report_path=f"{home}{CODE_DIR}/{REPORT_NAME}",
     )
 

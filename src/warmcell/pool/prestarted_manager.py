@@ -80,9 +80,9 @@ class PrestartedManager:
         self._opened: list[int] = []
         try:
             # Pipes, not /dev/null: what a forked guest's sys.stdout caches about its descriptor must be true of a pipe.
-            stdin, stdout, stderr = (self._out_of_the_way(os.pipe2(os.O_CLOEXEC)) for _ in range(3))
+            stdin, stdout, stderr = (self._move_to_high_numbers(os.pipe2(os.O_CLOEXEC)) for _ in range(3))
             ours, theirs = make_pair(SOCK_SEQPACKET)
-            control = self._out_of_the_way((ours.detach(), theirs.detach()))
+            control = self._move_to_high_numbers((ours.detach(), theirs.detach()))
             children = (stdin[0], stdout[1], stderr[1], control[1])
             self.pid = spawn([interpreter, "-I", "-S", "-c", BOOT, CAGE_DIR], children)
         except OSError:
@@ -92,7 +92,7 @@ class PrestartedManager:
         self.control, self.complaints = control[0], stderr[0]
         self.others = (stdin[1], stdout[0])
 
-    def _out_of_the_way(self, pair: tuple[int, int]) -> list[int]:
+    def _move_to_high_numbers(self, pair: tuple[int, int]) -> list[int]:
         moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, LOWEST_OWN) for each in pair]
         self._opened += moved
         _close(pair)

@@ -191,7 +191,7 @@ class SharedZygotes:
 
     def join(self, key: ZygoteKey, prefix: tuple[str, ...]) -> ZygoteShare:
         """A share, to be left once. Shared with other backends of the same user, root and namespaces, if allowed."""
-        place = (key, prefix, _standing(key.interpreter)) if key.may_be_shared else object()
+        place = (key, prefix, _fingerprint_program(key.interpreter)) if key.may_be_shared else object()
         with self._lock:
             share = self._shares.get(place)
             if share is None:
@@ -211,7 +211,7 @@ class SharedZygotes:
         return True
 
 
-def _standing(interpreter: str) -> tuple[object, ...]:
+def _fingerprint_program(interpreter: str) -> tuple[object, ...]:
     """What a zygote inherits from the program that starts it. If the program changes any of it, it needs another
     zygote.
     """

@@ -342,7 +342,7 @@ class Cell:
         self._close_theirs()
         self.close_job()
         if self._is_ordered and self.pidfd < 0:
-            self._learn_who_it_is()
+            self._await_pid()
         if self.report is None and not self.await_end(0):
             self.ask_to_stop()
             if not self.await_end(2 * self.grace):
@@ -358,7 +358,7 @@ class Cell:
             finally:
                 self.dispose_of_group(self.group)
 
-    def _learn_who_it_is(self) -> None:
+    def _await_pid(self) -> None:
         """Cancelled while it was being made: it can be ended and waited for only when its pid is known."""
         poll = select.poll()
         poll.register(self.status, select.POLLIN)

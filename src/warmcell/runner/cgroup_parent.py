@@ -118,7 +118,7 @@ class GroupParent:
         for base in dict.fromkeys(self._bases.values()) if directories else ():
             _sweep(base)  # forks often exit without cleaning up
             if os.path.isdir(f"{base}/{_ASIDE}"):
-                _step_back(base)
+                _move_members_back(base)
 
     def _settle(self) -> dict[str, str]:
         for _ in range(_ATTEMPTS):
@@ -136,7 +136,7 @@ class GroupParent:
                 _sweep(os.path.dirname(path))
                 os.mkdir(path, 0o755)
                 self._hold(path)
-                if self.version == 2 and not _hand_down(path):
+                if self.version == 2 and not _delegate_controllers(path):
                     raise OSError(errno.ENOTSUP, "controllers cannot be delegated", path)
         except OSError:
             self._remove(directories)
@@ -195,10 +195,10 @@ def _in_version_2() -> GroupParent | None:
     own = os.path.dirname(own) if os.path.basename(own) == _ASIDE else own
     if not os.path.exists(f"{own}/cgroup.controllers"):  # not version 2, or hidden by a namespace
         return None
-    if not _holds_others(own) and _step_aside(own):
+    if not _holds_others(own) and _move_members_below(own):
         return GroupParent({"": own})
-    base = next((path for path in _upwards(own) if _hand_down(path)), None)
-    base = base or (own if _step_aside(own) else None)
+    base = next((path for path in _upwards(own) if _delegate_controllers(path)), None)
+    base = base or (own if _move_members_below(own) else None)
     return GroupParent({"": base}) if base else None
 
 
@@ -213,7 +213,7 @@ def _in_a_scope_of_systemd() -> GroupParent | None:
     if not os.path.exists(f"{ROOT}/cgroup.controllers"):
         return None
     scope = _start_scope()
-    if scope is None or not _step_aside(scope.path):
+    if scope is None or not _move_members_below(scope.path):
         return None
     return GroupParent({"": scope.path}, scope.zygote_prefix)
 
@@ -285,7 +285,7 @@ def _upwards(path: str) -> Iterator[str]:
         path = os.path.dirname(path)
 
 
-def _hand_down(path: str) -> bool:
+def _delegate_controllers(path: str) -> bool:
     """Delegates memory and pids, and cpu where it is available: a user's session often does not have it."""
     if not os.access(f"{path}/cgroup.procs", os.W_OK):  # a cell joins its group from here
         return False
@@ -310,7 +310,7 @@ def _holds_others(path: str) -> bool:
     return not os.path.exists(f"{path}/cgroup.type") or not set(members(path)) <= ours  # only the root has no type
 
 
-def _step_aside(path: str) -> bool:
+def _move_members_below(path: str) -> bool:
     """Moves all processes of the group into one below it, so that it can delegate; undone if it cannot."""
     if not os.access(path, os.W_OK) or not {"memory", "pids"} <= set(read(f"{path}/cgroup.controllers").split()):
         return False
@@ -318,16 +318,16 @@ def _step_aside(path: str) -> bool:
         os.makedirs(f"{path}/{_ASIDE}", exist_ok=True)
         for _ in range(_ATTEMPTS):  # they may fork in between
             _move(path, f"{path}/{_ASIDE}")
-            if _hand_down(path):
+            if _delegate_controllers(path):
                 return True
     except OSError as error:
         if is_exhaustion(error):
             raise
-    _step_back(path)
+    _move_members_back(path)
     return False
 
 
-def _step_back(path: str) -> None:
+def _move_members_back(path: str) -> None:
     """Fails while cells of another supervisor are there, which then does this when it exits."""
     with suppress(OSError):
         _write_control(path, "-cpu -memory -pids")

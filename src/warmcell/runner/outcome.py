@@ -35,7 +35,7 @@ class FilePages:
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class ResidentPeak:
     """What the kernel reports at the end of a guest whose peak of resident memory was over its limit, in bytes.
 
     The peak is an upper bound of what the guest took. It includes pages shared with the process that it was forked
@@ -82,7 +82,7 @@ class Exit:
     denials: list[list[str]] = field(default_factory=list)
     #: Limits that the kernel enforces by an error, and that the run met: "processes", "disk".
     limits_met: list[str] = field(default_factory=list)
-    resident: Resident | None = None
+    resident: ResidentPeak | None = None
     #: exec's errno, or 0 if exec was not reached; a blank; the program and the reason.
     start_failure: str = ""
     #: None if the guest had no GPU, or ended before the watcher looked.

@@ -13,7 +13,7 @@ from math import inf
 from warmcell.core.records import dataclass
 from warmcell.lifetime.run import Run
 from warmcell.runner.cell import Cell, CellLost
-from warmcell.runner.outcome import Exit, GpuUsage, Resident
+from warmcell.runner.outcome import Exit, GpuUsage, ResidentPeak
 from warmcell.runner.streams import Capture, Feed, pipe_capacity, unread_bytes
 
 TYPE_CHECKING = False
@@ -278,7 +278,7 @@ class Pump:
             denials=report.get("denials", []),
             limits_met=report.get("limits", []),
             gpu=GpuUsage(*report["gpu"]) if "gpu" in report else None,
-            resident=Resident(*report["resident"]) if "resident" in report else None,
+            resident=ResidentPeak(*report["resident"]) if "resident" in report else None,
             start_failure=self._cell.start_failure,
         )
 

@@ -127,14 +127,14 @@ class Interpreter:
         try:
             return self._runs.run_blocking(work)
         except BackendUnavailable as error:
-            raise self._over_or(error) from None
+            raise self._prefer_end_error(error) from None
 
     async def run(self, work: Callable[[Run], T]) -> T:
         self.check_open()
         try:
             return await self._runs.run(work)
         except BackendUnavailable as error:
-            raise self._over_or(error) from None
+            raise self._prefer_end_error(error) from None
 
     # ---- from other threads ----
 
@@ -174,7 +174,7 @@ class Interpreter:
         assert self._over is not None
         return copy(self._over)
 
-    def _over_or(self, error: SandboxError) -> SandboxError:
+    def _prefer_end_error(self, error: SandboxError) -> SandboxError:
         return error if self._over is None else self._error()
 
     def _mark_callbacks(self, work: Callable[[Run], T]) -> Callable[[Run], T]:

@@ -88,17 +88,17 @@ class Loop:
                 callback = self._callbacks.get(descriptor)
                 if callback is not None:
                     callback()
-            self._do_what_was_asked()
+            self._run_pending_calls()
             while self._later and self._later[0][0] <= time.monotonic():
                 heapq.heappop(self._later)[2]()
-        self._do_what_was_asked()  # accepted calls must not wait for ever
+        self._run_pending_calls()  # accepted calls must not wait for ever
         self._owned.close()
 
     def _pause_ms(self) -> int | None:
         # Whole milliseconds, rounded up: rounding down would spin.
         return int(max(0.0, self._later[0][0] - time.monotonic()) * 1000) + 1 if self._later else None
 
-    def _do_what_was_asked(self) -> None:
+    def _run_pending_calls(self) -> None:
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:

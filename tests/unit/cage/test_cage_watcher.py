@@ -181,7 +181,7 @@ def test_others_are_looked_at_while_much_is_measured(
         loop._due[number] = 0.0
     for _ in range(3):
         for number in (0, 1):
-            loop._attend(number)
+            loop._check_cell(number)
     assert len(looks) == 3 and set(loop._due) == {0, 1}
     for number in (0, 1):
         loop._forget(number)
@@ -199,7 +199,7 @@ def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch
         with subprocess.Popen(["sleep", seconds]) as process:
             loop._cells[number] = _cell(os.pidfd_open(process.pid), Watch(memory_bytes=1))
             loop._due[number] = 0.0
-            loop._attend(number)
+            loop._check_cell(number)
             assert (number in loop._cells) == is_watched_on
             process.kill()
     assert loop._due == {}

@@ -10,7 +10,7 @@ import pytest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import MIB, Denial, Enforced
 from warmcell.runner.not_started import NotStarted
-from warmcell.runner.outcome import Exit, FilePages, KernelUsage, Resident, Terms, cut_at_character, judge
+from warmcell.runner.outcome import Exit, FilePages, KernelUsage, ResidentPeak, Terms, cut_at_character, judge
 from warmcell.runner.streams import Capture
 
 TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
@@ -152,14 +152,14 @@ FILES = FilePages(usual=8 * MIB, new=2 * MIB)
     ("resident", "is_over"),
     [
         (None, False),
-        (Resident(80 * MIB, 0, -1), True),
-        (Resident(72 * MIB, 0, -1), False),  # all of the excess may be pages of files
-        (Resident(90 * MIB, 20 * MIB, -1), False),  # shared with the process that it was forked from
-        (Resident(80 * MIB, 0, 20 * MIB), False),
-        (Resident(80 * MIB, 0, 13 * MIB), True),
-        (Resident(80 * MIB, 0, 14 * MIB), False),
+        (ResidentPeak(80 * MIB, 0, -1), True),
+        (ResidentPeak(72 * MIB, 0, -1), False),  # all of the excess may be pages of files
+        (ResidentPeak(90 * MIB, 20 * MIB, -1), False),  # shared with the process that it was forked from
+        (ResidentPeak(80 * MIB, 0, 20 * MIB), False),
+        (ResidentPeak(80 * MIB, 0, 13 * MIB), True),
+        (ResidentPeak(80 * MIB, 0, 14 * MIB), False),
     ],
 )
-def test_a_peak_that_proves_too_much_memory_decides(resident: Resident | None, is_over: bool) -> None:
+def test_a_peak_that_proves_too_much_memory_decides(resident: ResidentPeak | None, is_over: bool) -> None:
     end = Exit(Capture(1), Capture(1), began=0.0, duration=0.0, status=0, resident=resident)
     assert end.is_over_memory(64 * MIB, FILES) == is_over

@@ -58,7 +58,9 @@ class PolicyResolver:
         try:
             self._paths = pin_paths(policy)
             if overlay is not None:
-                self._paths = tuple(_over(path, overlay) if path.target == work_path else path for path in self._paths)
+                self._paths = tuple(
+                    _replace_by_overlay(path, overlay) if path.target == work_path else path for path in self._paths
+                )
         except PolicyViolation as refused:
             self._paths = refused
             return
@@ -145,7 +147,7 @@ def _check_programs(config: ProcessConfig, paths: tuple[ResolvedPath, ...]) -> N
     check_out_of_reach(config, is_writable)
 
 
-def _over(path: ResolvedPath, overlay: Overlay) -> ResolvedPath:
+def _replace_by_overlay(path: ResolvedPath, overlay: Overlay) -> ResolvedPath:
     """The overlay was mounted from the pinned directory; its upper directory is where the disk limit applies."""
     return replace(path, source=overlay.upper, writable=True, identity="", overlay_devices=overlay.devices)
 

@@ -115,7 +115,7 @@ def start(
         if python is not None and language == "python":
             how: dict[str, Any] = {"argv": [python, *_PYTHON_SESSION]}
         else:
-            how = _how(language, config)
+            how = _start_options(language, config)
             if "argv" in how:
                 how["argv"][0] = cage.template.place_of(how["argv"][0])
         program = cage.start(**how, cwd=cwd, env=env, descriptors=given)
@@ -126,7 +126,7 @@ def start(
         return CagedWorker(program, owned, control, stdout, stderr, written, language)
 
 
-def _how(language: str, config: ProcessConfig) -> dict[str, Any]:
+def _start_options(language: str, config: ProcessConfig) -> dict[str, Any]:
     if language in _WORKERS:
         return {"worker": _WORKERS[language]}
     if language == "javascript":

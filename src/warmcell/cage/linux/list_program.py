@@ -113,9 +113,9 @@ class ListProgram:
             self._file = _move_up(file)
         finally:
             os.close(file)
-        self._list = self._becoming(kept)
+        self._list = self._prepare_exec(kept)
 
-    def _becoming(self, kept: Sequence[int]) -> PreparedCalls:
+    def _prepare_exec(self, kept: Sequence[int]) -> PreparedCalls:
         calls = CallList()
         calls.begin_step("fork guest")
         for descriptor in kept:

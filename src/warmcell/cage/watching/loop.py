@@ -109,7 +109,7 @@ class Loop:
                 self._prepare()
             # Looks come first: no number of messages may delay them.
             for number in due:
-                self._attend(number)
+                self._check_cell(number)
             for descriptor in ready.keys() & self._askers.keys():
                 self._read_request(descriptor)
             for descriptor in ready.keys() & self._waiting.keys():
@@ -192,7 +192,7 @@ class Loop:
         cell = self._cells[number]
         self._due[number] = time.monotonic() + (cell.begin() if cell.is_measured else 0.0)
 
-    def _attend(self, number: int) -> None:
+    def _check_cell(self, number: int) -> None:
         cell = self._cells[number]
         pause: Optional[float] = None
         try:

@@ -206,7 +206,7 @@ class Agent:
     # ---- other requests ----
 
     def _op_resize(self, request, given):
-        started = self._of(request["pid"])
+        started = self._find_program(request["pid"])
         if started.terminal < 0:
             raise OSError(errno.ENOTTY, "it has no terminal")
         starting.resize(started.terminal, *request["pty"])
@@ -218,7 +218,7 @@ class Agent:
         if request.get("tree"):
             self._kill_tree(pid, request["mark"])
             return {}
-        self._of(pid)
+        self._find_program(pid)
         try:
             os.killpg(pid, number)
         except ProcessLookupError:  # it has not called setsid yet
@@ -245,7 +245,7 @@ class Agent:
         attempt.begin(lambda answer: self._send({"id": request["id"], **answer}))
         return None
 
-    def _of(self, pid):
+    def _find_program(self, pid):
         if pid not in self._started:
             raise OSError(errno.ESRCH, "it has ended")
         return self._started[pid]

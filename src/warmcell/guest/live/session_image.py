@@ -105,7 +105,7 @@ def write(out, namespace, about, descriptors):
     """The whole session, or `CannotBranch`."""
     variables = {name: value for name, value in namespace.items() if name != "__builtins__"}
     modules = _states_of_modules()
-    pickle.dump({**about, **_surroundings()}, out, 5)
+    pickle.dump({**about, **_collect_surroundings()}, out, 5)
     for entry in session_files.entries(_PRIVATE):
         pickle.dump(entry, out, 5)
     pickle.dump(_END, out, 5)
@@ -118,7 +118,7 @@ def write(out, namespace, about, descriptors):
     _write_buffers(out, buffers)
 
 
-def _surroundings():
+def _collect_surroundings():
     random, numpy = sys.modules.get("random"), sys.modules.get("numpy.random")
     return {
         "cwd": os.getcwd(),
@@ -176,7 +176,7 @@ def read(source, namespace, reseed, keeps_files=False):
     """
     about = _load(source)
     _read_private_files(source, keeps_files)
-    _stand_there(about)
+    _restore_surroundings(about)
     modules, variables = pickle.load(source, buffers=_read_buffers(source.fileno()))  # noqa: S301  # as `_load`
     for name, state in modules.items():
         vars(sys.modules.get(name) or __import__(name, fromlist=["*"])).update(state)
@@ -205,7 +205,7 @@ def _load(source):
     return pickle.load(source)  # noqa: S301  # in the cage: it runs with the rights of its author
 
 
-def _stand_there(about):
+def _restore_surroundings(about):
     mark = os.environ.get(trees.MARK)  # by which the agent of the fork finds the processes of this session
     os.environ.clear()
     os.environ.update({**about["environ"], **({} if mark is None else {trees.MARK: mark})})

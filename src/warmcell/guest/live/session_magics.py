@@ -37,7 +37,7 @@ def python_for(source, filename, flags):
     if cell := _CELL.match(source):
         source = f"__magic__.cell{cell.groups()!r}"
     if source[:1].isspace():
-        source = _at_the_margin(source)
+        source = _dedent(source)
     lines = None
     while True:
         try:
@@ -49,7 +49,7 @@ def python_for(source, filename, flags):
             source = "\n".join(lines)
 
 
-def _at_the_margin(source):
+def _dedent(source):
     """Removes the indentation of the first line from all lines, as notebooks do. Line numbers stay the same."""
     lines = source.split("\n")
     first = next((line for line in lines if line.strip()), "")

@@ -169,7 +169,7 @@ class WarmcellSandboxClient(BaseSandboxClient[WarmcellSandboxOptions]):
         self, *, snapshot: Any = None, manifest: Manifest | None = None, options: WarmcellSandboxOptions | None = None
     ) -> SandboxSession:
         options = options or WarmcellSandboxOptions()
-        manifest = self._validate_manifest_for_create(_at_work(manifest or Manifest()))
+        manifest = self._validate_manifest_for_create(_move_root_to_work(manifest or Manifest()))
         session_id = uuid.uuid4()
         state = WarmcellSandboxState(
             session_id=session_id,
@@ -200,7 +200,7 @@ class WarmcellSandboxClient(BaseSandboxClient[WarmcellSandboxOptions]):
         return self._deserialize_session_state_payload(payload, WarmcellSandboxState)
 
 
-def _at_work(manifest: Manifest) -> Manifest:
+def _move_root_to_work(manifest: Manifest) -> Manifest:
     """Use /work unless the manifest's root is below /work or /tmp: the default root does not exist in a cage."""
     if Path(manifest.root).is_relative_to(WORK) or Path(manifest.root).is_relative_to("/tmp"):
         return manifest

@@ -65,11 +65,11 @@ class HostResources:
         place = writable_place()
         if place is None:
             return "the host has no writable directory for temporary files"
-        problem = _lack_of_room(place, "temporary files")
-        return problem if problem or self._state is None else _lack_of_room(self._state, "saved sandboxes")
+        problem = _describe_full_disk(place, "temporary files")
+        return problem if problem or self._state is None else _describe_full_disk(self._state, "saved sandboxes")
 
 
-def _lack_of_room(place: str, purpose: str) -> str | None:
+def _describe_full_disk(place: str, purpose: str) -> str | None:
     found = os.statvfs(place)
     if found.f_bavail * found.f_frsize < MIN_FREE_BYTES:
         return f"the host's disk for {purpose} is full"

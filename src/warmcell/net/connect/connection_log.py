@@ -152,13 +152,13 @@ class ConnectionLog:
     def cut(self, narrowing: Narrowing) -> None:
         """Ends what is open and no longer allowed, and returns once it is closed. Not for event loops."""
         with self._lock:
-            found = [item for item in self._open if not _stays(item, narrowing)]
+            found = [item for item in self._open if not _is_still_allowed(item, narrowing)]
         waits = [event for item in found if (event := _cut_on_its_loop(item)) is not None]
         for event in waits:
             event.wait(_CUT_SECONDS)
 
 
-def _stays(connection: OpenConnection, narrowing: Narrowing) -> bool:
+def _is_still_allowed(connection: OpenConnection, narrowing: Narrowing) -> bool:
     request = connection.request
     return narrowing.judge(request).allowed and all(
         narrowing.judge_address(address, request.port) is None for address in connection.addresses

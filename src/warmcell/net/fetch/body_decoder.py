@@ -158,14 +158,14 @@ class BodyDecoder:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         try:
-            yield from self._through(0, [data])
+            yield from self._decode_layers(0, [data])
         except FetchFailed:
             raise
         except Exception as error:
             # Each library has its own exceptions; all of them mean that the server sent invalid data.
             raise FetchFailed(f"the response body cannot be decoded: {error}", reason="connect") from None
 
-    def _through(self, depth: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def _decode_layers(self, depth: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             self._counts[depth] += len(piece)
             # Compressed data may be slightly larger than its content.
@@ -176,7 +176,7 @@ class BodyDecoder:
             if depth == len(self._layers):
                 yield piece
             else:
-                yield from self._through(depth + 1, self._layers[depth].feed(piece))
+                yield from self._decode_layers(depth + 1, self._layers[depth].feed(piece))
 
     def finish(self) -> None:
         """Raise if any layer is incomplete: a truncated body must not look complete."""

@@ -242,7 +242,7 @@ def _judge_content(request: EgressRequest, rules: list[Rule]) -> Decision:
     if not with_method:
         return Decision(False, rules[0].name, f"{request.method} to {request.host} is not allowed", "allow the method")
     for rule in with_method:
-        if rule.path_prefixes is None or _under(request.path or "/", rule.path_prefixes):
+        if rule.path_prefixes is None or _is_under(request.path or "/", rule.path_prefixes):
             return Decision(True, rule.name, reads_content=rule.reads_content)
     reason = f"{request.method} {request.path} on {request.host} is not allowed"
     return Decision(False, with_method[0].name, reason, "allow the path prefix")
@@ -257,7 +257,7 @@ def _judge_tunnel(request: EgressRequest, rules: list[Rule]) -> Decision:
     return Decision(False, rules[0].name, reason, hint)
 
 
-def _under(path: str, prefixes: tuple[str, ...]) -> bool:
+def _is_under(path: str, prefixes: tuple[str, ...]) -> bool:
     """Compare whole segments: `/simple` covers `/simple` and `/simple/x`, not `/simplex`."""
     return is_plain(path) and any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
 

@@ -231,15 +231,15 @@ class SandboxContext:
         """A directory of the workspace or a mount, as the guest sees it."""
         if self.workspace.has_begun and (standing := self.workspace.standing_cwd(cwd)) is not None:
             return standing  # a thread would cost as much as a small run
-        return await in_thread(lambda: self._begin_and_do(lambda: self.workspace.guest_cwd(cwd)))
+        return await in_thread(lambda: self._record_state_and_run(lambda: self.workspace.guest_cwd(cwd)))
 
-    def _begin_and_do(self, work: Callable[[], T]) -> T:
+    def _record_state_and_run(self, work: Callable[[], T]) -> T:
         self.workspace.begin()
         return work()
 
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Runs blocking file work in a thread, after the state that `diff` compares with was recorded."""
-        return await self.operations.run(in_thread(lambda: self._begin_and_do(work)))
+        return await self.operations.run(in_thread(lambda: self._record_state_and_run(work)))
 
     async def start(self) -> None:
         if self.workspace.has_begun:  # a thread would cost as much as a small run

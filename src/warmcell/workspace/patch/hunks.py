@@ -175,7 +175,7 @@ class _File:
         """Describe the longest partial match and the first line that differs."""
         most, place = 0, first
         for at in range(first, len(self._bare)):
-            length = self._agreement(at, wanted)
+            length = self._count_matching_lines(at, wanted)
             if length > most:
                 most, place = length, at
         if not most:
@@ -186,7 +186,7 @@ class _File:
         )
         return f"it matches from line {place + 1}, but then {found}, not {display_path(wanted[most])!r}"
 
-    def _agreement(self, at: int, wanted: list[str]) -> int:
+    def _count_matching_lines(self, at: int, wanted: list[str]) -> int:
         length = 0
         while length < len(wanted) and at + length < len(self._bare) and self._bare[at + length] == wanted[length]:
             length += 1

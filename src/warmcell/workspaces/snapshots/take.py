@@ -44,7 +44,7 @@ _PAGE = 4096
 _ZERO_PAGE = bytes(_PAGE)
 
 
-class Taken(NamedTuple):
+class TakenSnapshot(NamedTuple):
     """`scan` is for the next snapshot of the same directory."""
 
     root: Entry
@@ -70,7 +70,7 @@ class DirectoryReader:
         self._skipped: list[str] = []
         self._newest = time.time_ns() - _TICK_NS
 
-    def read(self, root: Root, limits: TreeLimits = LIMITS) -> Taken:
+    def read(self, root: Root, limits: TreeLimits = LIMITS) -> TakenSnapshot:
         self._seconds, self._deadline = limits.seconds, time.monotonic() + limits.seconds
         contents: dict[Parts, list[Line]] = {(): []}
         directories: list[tuple[Parts, os.stat_result]] = [((), os.fstat(root.fd))]
@@ -86,7 +86,7 @@ class DirectoryReader:
                 contents[found.parts[:-1]].append(line)
         made = self._write_directories(contents, directories)
         scan = json.dumps(self._scan, separators=(",", ":")).encode("ascii")
-        return Taken(made, self._files, self._total, tuple(self._skipped), scan)
+        return TakenSnapshot(made, self._files, self._total, tuple(self._skipped), scan)
 
     def _write_directories(
         self, contents: dict[Parts, list[Line]], directories: list[tuple[Parts, os.stat_result]]

@@ -47,7 +47,7 @@ def test_a_full_disk_of_the_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_few_descriptors_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_resources, "_lack_of_room", lambda place, purpose: None)
+    monkeypatch.setattr(host_resources, "_describe_full_disk", lambda place, purpose: None)
     used = len(os.listdir("/proc/self/fd"))
     for soft, is_short in ((used + 3, True), (used + 600, False)):
         monkeypatch.setattr(host_resources.resource, "getrlimit", lambda _, soft=soft: (soft, soft))

@@ -117,7 +117,7 @@ async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterato
             if message is None:
                 break
             yield message
-        for message in await _ending(running):
+        for message in await _await_last_events(running):
             yield message
     finally:
         running.cancel()
@@ -129,7 +129,7 @@ async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterato
             running.exception()
 
 
-async def _ending(running: asyncio.Future[CellResult]) -> list[dict[str, Any]]:
+async def _await_last_events(running: asyncio.Future[CellResult]) -> list[dict[str, Any]]:
     try:
         result = await running
     except SandboxDestroyed:

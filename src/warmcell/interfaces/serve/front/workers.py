@@ -51,7 +51,7 @@ class Shared(NamedTuple):
     counts_file: int
 
 
-class Attached:
+class ConnectedWorker:
     """A worker process that is connected to the front, with what it holds there."""
 
     def __init__(self, control: Control, recipient: Recipient, shared: Shared) -> None:
@@ -107,7 +107,7 @@ class Worker(Peer):
             await self._start_process(*(each.fileno() for each in sockets), *memory)
         if self._ending.is_set():  # `end` was called before there was a process
             self.send_signal(signal.SIGTERM)
-        process = Attached(await open_control(control), Recipient(channel, self.number), self._shared)
+        process = ConnectedWorker(await open_control(control), Recipient(channel, self.number), self._shared)
         process.control.handle = partial(self._handle, process)
         process.control.send({name: getattr(self._settings, name) for name in Settings.__slots__})
         try:
@@ -122,7 +122,7 @@ class Worker(Peer):
             self._shared.connections.remove_recipient(process.recipient)
         return was_ready
 
-    def _handle(self, process: Attached, message: Message) -> None:
+    def _handle(self, process: ConnectedWorker, message: Message) -> None:
         if "ready" in message:
             os.rename(self._starting_path, self.path)
             process.was_ready = self.is_ready = True

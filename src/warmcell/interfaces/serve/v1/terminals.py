@@ -254,9 +254,9 @@ async def tunnel(socket: WebSocket, tenant: Tenant) -> None:
         raise HttpError(502, "connection refused: nothing listens on that port in the sandbox") from None
     try:
         await accept(socket)
-        outward = asyncio.ensure_future(_outward(socket, reader))
+        outward = asyncio.ensure_future(_relay_to_client(socket, reader))
         try:
-            await _inward(socket, writer)
+            await _relay_to_guest(socket, writer)
             await outward
         finally:
             await cancel_and_wait(outward)
@@ -265,7 +265,7 @@ async def tunnel(socket: WebSocket, tenant: Tenant) -> None:
         writer.close()
 
 
-async def _inward(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
+async def _relay_to_guest(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
     with suppress(ConnectionError):  # the guest stopped reading; its output continues
         async for message in receive_messages(socket):
             if isinstance(message, str):
@@ -277,7 +277,7 @@ async def _inward(socket: WebSocket, writer: asyncio.StreamWriter) -> None:
         raise WebSocketDisconnect
 
 
-async def _outward(socket: WebSocket, reader: asyncio.StreamReader) -> None:
+async def _relay_to_client(socket: WebSocket, reader: asyncio.StreamReader) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(_CHUNK):
             await socket.send_bytes(data)
