@@ -46,7 +46,7 @@ _REPORT: dict[str, type | tuple[type, ...]] = {
 
 
 class CellLost(Exception):
-    """The cell died before it was given anything to do: another one can take its place."""
+    """The cell died before it received a job: another one can take its place."""
 
 
 class Cell:
@@ -259,7 +259,7 @@ class Cell:
         return not words
 
     def close_job(self) -> None:
-        """After the start, when there is more time for it than at the end."""
+        """Closes the job channel after the start: at the end the caller waits."""
         self._owned.close_only(self.job.fileno())
 
     def close_early(self, *descriptors: int) -> None:
@@ -286,11 +286,11 @@ class Cell:
         return [_pid_of(self.guest), _pid_of(self.pidfd)]
 
     def cpu_seconds(self) -> float:
-        """What the whole control group has used so far."""
+        """The usage of the whole control group so far."""
         return self.group.cpu_seconds() if self.group is not None else 0.0
 
     def ask_to_stop(self) -> None:
-        """Has everything in the cell killed, and a report sent."""
+        """Requests that everything in the cell be killed and a report sent."""
         if not self.has_keeper:
             self.kill()
             return
@@ -312,7 +312,7 @@ class Cell:
         return self.is_gone or self.pidfd < 0
 
     def is_alive(self) -> bool:
-        """Whether it waits for a job and its watcher is there: neither sends anything before there is a job."""
+        """Whether it still waits for a job and its watcher lives. Neither sends anything before the job."""
         if not self._is_ready or self._is_closed:
             return False
         poll = select.poll()

@@ -328,7 +328,7 @@ def _move_members_below(path: str) -> bool:
 
 
 def _move_members_back(path: str) -> None:
-    """Fails while cells of another supervisor are there, which then does this when it exits."""
+    """Moves them back. Fails while another supervisor has cells there; that one does it when it exits."""
     with suppress(OSError):
         _write_control(path, "-cpu -memory -pids")
         _move(f"{path}/{_ASIDE}", path)

@@ -1,4 +1,4 @@
-"""What a run was denied, from facts, with the rule and the remedy. Pure except for the collector."""
+"""The denials of a run, from facts, with rule and remedy. Pure except for the collector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_TRACERS = ("ptrace", "process_vm_readv", "process_vm_writev")
 
 
 class DenialCollector:
-    """Denials of a run, each once and at most 64, and its connections if it has a network. Thread-safe."""
+    """The distinct denials of a run, at most 64, and its connections if it has a network. Thread-safe."""
 
     def __init__(self) -> None:
         self._denials: dict[Denial, None] = {}
@@ -32,7 +32,7 @@ class DenialCollector:
 
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
-    """Everything the cage noted, in terms of the policy."""
+    """Every denial that the cage noted, in terms of the policy."""
     has_notes = end.denials or end.verdict or end.cut_short or end.limits_met
     if not (has_notes or kernel.memory_kills or kernel.process_refusals):
         return []  # as nearly always

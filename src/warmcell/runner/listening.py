@@ -57,7 +57,7 @@ class DeliveringCapture(Capture):
         self._deliver(len(self.kept) - len(tail) + len(cut_at_character(tail)))
 
     def finish(self) -> None:
-        """No more will come."""
+        """Called at the end of the stream."""
         if self.total <= self.cap:
             self._deliver(len(self.kept))
 

@@ -142,7 +142,7 @@ class Pump:
         return ""
 
     def _check_deadline(self, now: float) -> str:
-        """A guest that waited for a processor, or for us, has not used its time, and gets the rest of it."""
+        """Extends the deadline of a guest that waited for a processor or for us: it has not used its time."""
         if self._began is None:
             return "never began"
         from warmcell.runner.starvation import guest_time
@@ -198,13 +198,13 @@ class Pump:
         return self._full_sizes[descriptor]
 
     def _read_full_pipes(self) -> None:
-        """We may be late ourselves. A listener that is slow is another matter: the guest waits on its own time."""
+        """Reads pipes that are full because we were late. For a slow listener the guest waits on its own time."""
         for descriptor in self._order if self._pace is None else ():
             if descriptor not in self._ended and unread_bytes(descriptor) >= self._full_size(descriptor):
                 self._read_output(descriptor)
 
     def _begin(self) -> None:
-        """The guest's code can run now. Delays until here were not its own doing."""
+        """The guest's code can run now: earlier delays do not count against it."""
         self._began = time.monotonic()
         self._deadline = self._began + self._bounds.timeout
         if self._draws_from:
@@ -298,7 +298,7 @@ class Pump:
 
 
 def _is_readable(descriptor: int) -> bool:
-    """Asked after a read found nothing, when no process is left to write more."""
+    """Whether the pipe holds data. Called after a read found nothing, when no process is left to write more."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))

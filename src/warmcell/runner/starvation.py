@@ -24,7 +24,7 @@ class GuestTime:
     delay: float
 
     def remaining_time(self, elapsed: float, timeout: float) -> float:
-        """How much of its timeout it has not had. 0 if it computed or slept through it.
+        """The part of its timeout that the guest was kept from using. 0 if it computed or slept through it.
 
         A guest whose threads delay each other has used the processor time that they took from each other.
         """

@@ -1,4 +1,4 @@
-"""A run's streams: output is kept up to a cap and read to the end, input is written as fast as the guest reads."""
+"""A run's streams: output is read to its end and kept up to a cap; input is written as fast as the guest reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Capture:
         return self.total > self.cap
 
     def finish(self) -> None:
-        """No more will come."""
+        """Called at the end of the stream."""
 
 
 def unread_bytes(pipe: int) -> int:

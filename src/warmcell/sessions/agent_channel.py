@@ -24,7 +24,7 @@ _MOST_RECEIVED = 16 * 1024
 
 
 class ChannelClosed(Exception):
-    """The agent is gone, or violated the protocol."""
+    """The agent exited or violated the protocol."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class AgentChannel:
             self.end("")
 
     def feed(self, data: bytes) -> None:
-        """Takes received bytes, from the agent or an impostor."""
+        """Handles received bytes. Any process in the cage may have sent them."""
         try:
             messages = self._decoder.feed(data)
         except FrameError as error:
@@ -178,7 +178,7 @@ class AgentChannel:
         answer.set_result(message)
 
     def end(self, reason: str) -> None:
-        """In the loop's thread: fails all pending requests. An empty reason means that the other end is gone."""
+        """In the loop's thread: fails all pending requests. An empty reason means that the peer closed the channel."""
         with self._lock:
             if self._is_over:
                 return

@@ -27,7 +27,7 @@ PIECE = 64 * 1024
 
 
 class CellInterrupts:
-    """A request is for the running cell; if none runs, for the next one, if its caller waits for it already."""
+    """An interrupt is for the running cell, or else for the next one if its caller already waits for it."""
 
     def __init__(self, owned: Descriptors) -> None:
         self._lock = threading.Lock()
@@ -95,26 +95,26 @@ class Worker(Protocol):
         """SIGINT."""
 
     def kill(self) -> None:
-        """Ends it and everything that it started. Does nothing if it has ended."""
+        """Ends the worker and everything that it started. Does nothing if it has ended."""
 
     def reason(self) -> str:
-        """Why it ended. Called after its control socket was closed."""
+        """Why the worker ended. Called after its control socket was closed."""
         ...
 
     def limit_error(self, result: ExecResult) -> SandboxError | None:
-        """The error of the limit that ended it, asked after `reason`; None if it was something else."""
+        """The error of the limit that ended it, called after `reason`; None if no limit did."""
         ...
 
     def end_if_over_memory(self, peak: int) -> bool:
-        """Whether it is ended because it has too much memory. `peak`: the most that it ever had, by its own account."""
+        """Whether it is being ended for its memory. `peak`: its own report of its peak."""
         ...
 
     def denials_since(self, moment: float) -> list[Denial]:
-        """What its cage was refused since then, in the time of `time.monotonic`."""
+        """The denials of its cage since `since`, a `time.monotonic` value."""
         ...
 
     def close(self) -> None:
-        """Ends it and closes its descriptors. Called last."""
+        """Ends the worker and closes its descriptors. Called last."""
 
 
 #: Called with the value and the run; cancelling the run must end a callback that waits.

@@ -53,20 +53,18 @@ CROWD = 8
 class ProcessBackend(BackendBase):
     """Isolation class `process+sandbox`, or `process` with `enforcer=None`, which isolates nothing but the environment.
 
-    `enforcer="auto"` uses the best one that works on this host and fails closed if there is none. Others go by name, or
-    are given as an object: what `get_enforcer()` returns, or any `SandboxEnforcer` of another package.
+    `enforcer="auto"` uses the best enforcer that works on this host and fails closed if none does. Others go by name,
+    or are given as an object: what `get_enforcer()` returns, or any `SandboxEnforcer` of another package.
     `allow_weaker="landlock"` lets "auto" use Landlock, seccomp and rlimits where no cage can be built, as in default
-    containers; `result.enforced` and `capabilities()` then say so.
-    `policy=None`: no network, no host paths, a private workspace, processes allowed. A built policy means what it says.
-    `fetch_policy` is the other way to name what guests may reach: the rules of `Sandbox.fetch`, credentials included.
-    `audit` gets one line of JSON for each decision about a guest's connections.
-    `image` is the guests' root instead of the host's system: a name in the image store, or an `Image`. `user` is the
-    user in it, by name or number: "root", say. None: the one that the image names.
-    `overlay` is mounted at the work path in place of the directory that the policy shows there.
-    `work_path` is the guests' working directory: /work, or another place at which the policy shows a directory. With
-    `has_tools` programs find the host's toolchains on their PATH.
-    Safe to use from many threads and event loops; close it when done.
-    """
+    containers; `result.enforced` and `capabilities()` then say so. `policy=None`: no network, no host paths, a
+    private workspace, processes allowed. A built policy means what it says. `fetch_policy` is the other way to name
+    what guests may reach: the rules of `Sandbox.fetch`, credentials included. `audit` gets one line of JSON for each
+    decision about a guest's connections. `image` is the guests' root instead of the host's system: a name in the
+    image store, or an `Image`. `user` is the user in it, by name or number: "root", say. None: the one that the image
+    names. `overlay` is mounted at the work path in place of the directory that the policy shows there. `work_path` is
+    the guests' working directory: /work, or another place at which the policy shows a directory. With `has_tools`
+    programs find the host's toolchains on their PATH. Safe to use from many threads and event loops; close it when
+    done."""
 
     name = "process"
 
@@ -120,7 +118,7 @@ class ProcessBackend(BackendBase):
         enforcer: str | SandboxEnforcer = "auto",
         policy: SandboxPolicy | None = None,
     ) -> ProcessBackend:
-        """Never the bare class: raises at once if the enforcer does not work here."""
+        """A backend that always isolates: raises at once if the enforcer does not work here."""
         if enforcer is None:
             raise InvalidRequest("must name an enforcer; None is the bare class", field="enforcer")
         backend = cls(config, enforcer, policy)
@@ -161,7 +159,7 @@ class ProcessBackend(BackendBase):
 
     @property
     def zygote_pids(self) -> list[int]:
-        """The processes that cells are forked from."""
+        """The zygotes that cells are forked from."""
         return self._launcher.pool.zygote_pids()
 
     def execute_blocking(
@@ -181,7 +179,7 @@ class ProcessBackend(BackendBase):
         return await self._run_recorded(request, lambda run: self._execute(request, run, stdin, listener))
 
     async def execute_here(self, request: ExecRequest) -> ExecResult:
-        """`execute`, but never by another supervisor."""
+        """`execute`, but always in this process."""
         return await self._run_recorded(request, lambda run: self._execute(request, run, is_here=True))
 
     async def _run_recorded(self, request: ExecRequest, work: Callable[[Run], ExecResult]) -> ExecResult:
@@ -296,7 +294,7 @@ class ProcessBackend(BackendBase):
         return program.with_tools(self._tools.shown, self._tools.path)
 
     def adopt(self, sibling: ProcessBackend) -> None:
-        """Before the first run: takes over what one with the same settings has found on this host."""
+        """Before the first run: reuses what a sibling with the same settings has found on this host."""
         self._launcher.live_setup = sibling._launcher.get_live_setup()
 
     async def live_cage(
@@ -356,11 +354,11 @@ class ProcessBackend(BackendBase):
 
     @property
     def recipe(self) -> Recipe | None:
-        """How another process makes such a backend; None if it has something that only this process has."""
+        """How another process recreates this backend; None if it depends on objects of this process."""
         return None if self._is_bound else self._recipe
 
     def _find_recipe_of_runs(self) -> Recipe | None:
-        """None if this process must see the runs: their events, connections and GPUs, and paths as they were."""
+        """None if runs must stay in this process, because it observes events, connections, GPUs or pinned paths."""
         grants = self._policy
         is_watched = events.listeners or self._launcher.egress.has_rules or grants.allowed_paths or grants.gpus
         return None if is_watched else self.recipe
@@ -374,7 +372,7 @@ class ProcessBackend(BackendBase):
 
     @property
     def egress(self) -> Egress | None:
-        """The way out of guests, for the sandbox that owns this backend; None if there is no proxy."""
+        """The egress of guests, for the sandbox that owns this backend; None if there is no proxy."""
         egress = self._launcher.egress
         return egress if egress.has_rules and not self._policy.allow_network else None
 

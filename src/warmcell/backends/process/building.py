@@ -199,7 +199,7 @@ class Builder:
         return replace(launch, program=program, artefact=os.path.join(directory, build.artefact), spent=spent)
 
     def build_and_stream(self, launch: Launch, cleanup: ExitStack | Cleanup) -> Launch | ExecResult:
-        """The same. The listener gets the compiler's output only if that is the outcome of the run."""
+        """`prepare` with a listener, which gets the compiler's output only if that is the run's outcome."""
         if launch.listener is None:
             return self.build(launch, cleanup)
         from warmcell.runner.listening import deliver_result
@@ -227,7 +227,7 @@ class Builder:
 
 
 def _compiler_launch(launch: Launch, build: Build, workshop: str) -> Launch:
-    """The compiler's own run. The request's files go with it: they are part of the program and of the cache key."""
+    """The compiler's run. It gets the request's files, which are part of the program and of the cache key."""
     compiler = replace(launch.program, argv=build.argv, build=None, worker=None, env={})
     out = pin(workshop, OUT_DIR, writable=True)
     return replace(_without_request(launch), program=compiler, extra_paths=(out,))

@@ -89,7 +89,7 @@ class Egress:
             self._apply()
 
     def narrow(self, narrowing: Narrowing | None) -> None:
-        """From now on guests also need this narrowing's consent. Open connections are in the log, to be cut."""
+        """From now on this narrowing must also allow each request. The log has the open connections to cut."""
         with self._lock:
             self._narrowing = narrowing
             self._apply()

@@ -31,7 +31,7 @@ class GpuSlots:
         self._lines: dict[str, FairSemaphore] = {}
 
     def acquire(self, grant: GpuGrant, run: Run, release: Cleanup) -> None:
-        """Waits for a slot of each device, in the order of their numbers, so that no two runs wait for each other.
+        """Waits for a slot of each device, in numerical order, so that no two runs wait for each other.
 
         `release` gives them back. Raises `BackendBusy` after the queue timeout.
         """

@@ -1,4 +1,4 @@
-"""OpenImage: an image that a backend's guests have as their root, and what of its configuration applies to them."""
+"""OpenImage: an image that is the root of a backend's guests, and the parts of its configuration that apply."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _make_launch(step: StepRun, run: Run) -> Launch:
 
 
 class _Deliver:
-    """A listener that always keeps up."""
+    """A listener that never holds the guest back."""
 
     def __init__(self, on_output: OnOutput) -> None:
         self._on_output = on_output

@@ -1,4 +1,4 @@
-"""Launcher: carries out runs under one policy and enforcer. What is the same for every run is decided once."""
+"""Launcher: carries out runs under one policy and enforcer. Decides once what all runs have in common."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Launcher:
         return self._templates.find(key) or self._templates.keep(key, self._make_template(launch))
 
     def _make_template(self, launch: Launch) -> CellTemplate:
-        """The one place that decides under which policy a phase runs."""
+        """The only place that decides which policy a phase runs under."""
         resolver = self.resolver
         is_build = launch.phase == "build"
         resolve, policy = (resolver.resolve_build, BUILD_POLICY) if is_build else (resolver.resolve, resolver.policy)
@@ -187,7 +187,7 @@ class Launcher:
         return make_template(effective, self._config, launch.program, policy, resolver.enforcer, is_build=is_build)
 
     def _cell_kind(self, launch: Launch, template: CellTemplate, plan: str, worker: str | None) -> CellKind:
-        """What the pool keeps cells by. Runs in the warm interpreter, which are most, share one per template."""
+        """The pool's key for cells. Most runs use the warm interpreter and share one key per template."""
         is_python = worker in ("python", "image-python")  # a template is for one of them
         if is_python and template.python_kind is not None:
             return template.python_kind
@@ -294,7 +294,7 @@ class Launcher:
         return find() if self.live_setup is None else self.live_setup.tools(find)
 
     def get_live_setup(self) -> LiveSetup:
-        """To be given to the launchers of siblings."""
+        """The setup that launchers of sibling backends share."""
         from warmcell.backends.process.live_setup import LiveSetup
 
         with self._lock:

@@ -196,7 +196,7 @@ class LiveCage:
             return socket.socket(fileno=owned.give(ours.detach())), answer
 
     def request(self, pid: int, op: str, **fields: Any) -> None:
-        """Asks the agent to do something to a program, which may have ended by now, and waits for the answer."""
+        """Sends the agent a request about a program, which may have ended, and waits for the answer."""
         self._answer(op, pid=pid, **fields)
 
     async def request_async(self, pid: int, op: str, **fields: Any) -> None:
@@ -342,7 +342,7 @@ class LiveCage:
         return 0 if group is None else group.usage().memory_kills
 
     def end_if_over_memory(self, peak: int) -> bool:
-        """If it uses more than its limit now. A late watcher would do that to what runs in the cage next."""
+        """Ends the cage if it is over its memory limit now: a late watcher would blame the next program."""
         limit = self.template.effective.limits.memory_mb * MIB
         if self._cell.group is not None or peak <= limit:
             return False
@@ -352,7 +352,7 @@ class LiveCage:
         return True
 
     def denials_since(self, moment: float) -> list[Denial]:
-        """What the cage was refused since then. From any thread."""
+        """The denials of the cage since that time. From any thread."""
         with suppress(CellLost, SandboxError, OSError, ValueError):  # the cage has ended
             self._read_status()
         return self._denials.since(moment)
@@ -391,7 +391,7 @@ class LiveCage:
         return cage_end_from(report, reason, self._last_words.decode("utf-8", "replace").strip())
 
     def _report(self) -> dict[str, Any]:
-        """The manager's report on how the agent ended, which arrives shortly after its exit."""
+        """The manager's report on the agent's end, which arrives shortly after the exit."""
         poll = select.poll()
         poll.register(self._cell.status, select.POLLIN)
         with suppress(CellLost, SandboxError, OSError), self._status_lock:

@@ -1,4 +1,4 @@
-"""LiveSetup: what the live cages of sibling sandboxes have in common, so that only the first of them looks for it.
+"""LiveSetup: what the live cages of sibling sandboxes have in common, found by the first of them only.
 
 Siblings have the same settings and a work directory each: forks of a sandbox, and the sandboxes of a checkpoint.
 """

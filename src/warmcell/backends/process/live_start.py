@@ -129,7 +129,7 @@ def check(effective: EffectivePolicy) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """The caller's options: variables for all programs, and the idle timeout."""
+    """Options from the caller: variables for all programs, and the idle timeout."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     idle_timeout: float | None = None

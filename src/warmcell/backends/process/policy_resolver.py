@@ -1,4 +1,4 @@
-"""PolicyResolver: the enforcer of a backend, and what it makes of the policy on this host."""
+"""PolicyResolver: resolves a backend's policy for its enforcer on this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a guest that has its job to the result of its run. Loaded while the cell is made."""
+"""Awaits a guest that has its job and makes the result of its run. Loaded while the cell is made."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _file_pages(launch: Launch) -> FilePages:
 
 
 def make_terms(launch: Launch, template: CellTemplate) -> Terms:
-    """What the end of the run is judged by."""
+    """The facts by which the end of the run is judged."""
     return Terms(
         timeout=launch.timeout,
         memory_mb=launch.limits.memory_mb,

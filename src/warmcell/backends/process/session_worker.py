@@ -1,4 +1,4 @@
-"""The worker of a session in a live cage: how it is started for each language, and why it ended."""
+"""The worker of a session in a live cage: how it starts in each language, and why it ended."""
 
 from __future__ import annotations
 

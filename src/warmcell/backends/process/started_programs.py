@@ -61,14 +61,14 @@ class CageEnd:
 
 
 def is_wait_status(status: object) -> TypeGuard[int]:
-    """Whether wait() can return this for a process that has ended."""
+    """Whether wait() can return this status for an ended process."""
     if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 0xFFFF:
         return False
     return os.WIFEXITED(status) or (os.WIFSIGNALED(status) and status <= 0xFF)
 
 
 def exit_from(message: Message) -> ProgramExit | None:
-    """What the agent reports of a program; None if that is impossible."""
+    """The agent's report on a program's exit; None if it is invalid."""
     status, cpu, peak = (message.get(name) for name in ("status", "cpu", "peak"))
     if not is_wait_status(status) or not isinstance(peak, int) or not isinstance(cpu, int | float):
         return None
@@ -179,11 +179,11 @@ class StartedProgram:
         return MemoryExceeded(self._cage.template.effective.limits.memory_mb, result) if is_killed else None
 
     def end_if_over_memory(self, peak: int) -> bool:
-        """Whether its cage is ended for its memory. `peak`: the most that it has used, by its own account."""
+        """Whether its cage is being ended for its memory. `peak`: its own report of its peak."""
         return self._cage.end_if_over_memory(peak)
 
     def denials_since(self, moment: float) -> list[Denial]:
-        """What its cage was refused since then."""
+        """The denials of its cage since that time."""
         return self._cage.denials_since(moment)
 
     async def signal(self, number: int) -> None:

@@ -188,7 +188,7 @@ def _enter_directory(calls: CallList, path: str) -> None:
 
 
 def _open_for_manager(calls: CallList, plan: LaunchPlan, handover: _Handover) -> List[Value]:
-    """What the manager cannot open from outside."""
+    """Opens the descriptors that the manager cannot open from outside."""
     opened = []
     calls.begin_step("open for manager")
     if plan.listener_port:
@@ -201,7 +201,7 @@ def _open_for_manager(calls: CallList, plan: LaunchPlan, handover: _Handover) ->
 
 
 def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
-    """The only way out of the guest's network: a listener in it whose connections the host's proxy accepts."""
+    """The guest's only egress: a listener in its network namespace whose connections the host's proxy accepts."""
     address = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, bytes((127, 0, 0, 1)))
     listener = calls.call("socket", socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0, into=place)
     calls.call("bind", listener, address, len(address))

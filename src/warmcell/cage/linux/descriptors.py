@@ -16,7 +16,7 @@ else:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Closes those that are open; -1 stands for none."""
+    """Closes the descriptors, without those that are closed already or -1."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)

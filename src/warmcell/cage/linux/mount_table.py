@@ -1,4 +1,4 @@
-"""Which mounts another process has, found at the places where they are expected.
+"""Which mounts another process has, looked up at the expected mount points.
 
 Reading `mountinfo` keeps every other process of the machine from mounting while the kernel writes the text. Asking for
 each place needs no such lock. The list of all mounts, as numbers, needs it for microseconds, after which all that wait

@@ -208,12 +208,12 @@ class ProcessGuest:
 
     @property
     def egress(self) -> Egress | None:
-        """The way out of guests that a proxy checks; None if they have none, or the host's own network."""
+        """The egress through a proxy; None if guests have no network, or the host's own."""
         return getattr(self._backend, "egress", None) if self._owns_backend else None
 
     @property
     def has_open_network(self) -> bool:
-        """Whether guests use the host's network, where nothing checks them."""
+        """Whether guests use the host's network, without a proxy."""
         policy = getattr(self._backend, "policy", None)
         return policy is not None and policy.allow_network
 
@@ -230,7 +230,7 @@ class ProcessGuest:
         return cage
 
     def adopt(self, sibling: object) -> None:
-        """Before it is used: takes over what the guest of a sandbox with the same settings has found on this host."""
+        """Before it is used: reuses what a sandbox with the same settings has found on this host."""
         from warmcell.backends.process.backend import ProcessBackend
 
         if not (self._owns_backend and isinstance(sibling, ProcessGuest) and isinstance(self._backend, ProcessBackend)):

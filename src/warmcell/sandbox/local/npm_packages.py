@@ -53,7 +53,7 @@ class Npm:
 
 
 async def install_npm(installer: Installer, names: Sequence[str], before: Packages | None) -> Packages:
-    """The packages of before and these. `before` is not changed."""
+    """The packages in `before` plus these. `before` is not changed."""
     names = check_npm_names(names)
     npm = await in_thread(lambda: find_npm(installer))
     registry = await in_thread(lambda: configured_registry(npm))

@@ -100,7 +100,7 @@ class Installer:
     allow_weaker: str | None = None
 
     async def install(self, requirements: Sequence[str], before: Packages | None) -> Packages:
-        """The packages of before and these. `before` is not changed."""
+        """The packages in `before` plus these. `before` is not changed."""
         from warmcell.lifetime.threads import in_thread
 
         names = check_requirements(requirements)
@@ -226,7 +226,7 @@ def find_full_place() -> str | None:
 
 
 def cache_directory(manager: str, sources: object) -> str:
-    """One for each index, since the same name may be another package there."""
+    """One cache per index, because the same name may be another package on another index."""
     import hashlib
 
     key = hashlib.sha256(repr((manager, sources)).encode()).hexdigest()[:32]

@@ -197,7 +197,7 @@ class LocalCheckpoint:
         self._next.add_done_callback(self._keep_ready)
 
     def _keep_ready(self, prepared: asyncio.Task[Branch]) -> None:
-        """Not for ever: a checkpoint that is kept for later has no processes."""
+        """Ends the prepared branch after a while: an unused checkpoint must not keep processes."""
         if prepared.cancelled() or prepared.exception() is not None or self._next is not prepared:
             return
 
@@ -226,7 +226,7 @@ class LocalCheckpoint:
 
 
 def _is_in_reach(task: asyncio.Task[object]) -> bool:
-    """Not if it is of an event loop that has ended, or of the program that this one was forked from."""
+    """False if its event loop has ended or belongs to the program that this one was forked from."""
     return task.done() or task.get_loop() is asyncio.get_running_loop()
 
 

@@ -1,1 +1,1 @@
-"""Tools for models over one sandbox: what they are called, what they take, what they answer."""
+"""Tools for models over one sandbox: their names, arguments and answers."""

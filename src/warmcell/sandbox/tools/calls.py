@@ -1,4 +1,4 @@
-"""What each tool does, over what it needs of a sandbox. Arguments have been checked; exceptions pass to `ToolCalls`."""
+"""Implements the tools over a sandbox. Arguments have been checked; exceptions pass to `ToolCalls`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Interpreters:
 
 
 def as_run(cell: CellResult) -> ExecResult:
-    """A cell as a run: an exception becomes the end of stderr and exit code 1, as for a program."""
+    """A cell's result as that of a run: an exception ends stderr and gives exit code 1."""
     raised = "" if cell.error is None else cell.error.traceback or str(cell.error)
     separator = "\n" if cell.stderr and raised and not cell.stderr.endswith("\n") else ""
     return ExecResult(
