@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.docker_api.conftest import DockerServer
 from tests.helpers import until
+
+from warmcell.core.errors import ExecutionFailed
+from warmcell.interfaces.docker.image_work import ImageWork
 
 docker = pytest.importorskip("docker")
 Client = docker.DockerClient
@@ -93,3 +98,19 @@ def test_a_client_that_hangs_up_ends_its_build(server: DockerServer, command: st
     layers = server.binds.parent / "cache/warmcell/images/layers"
     assert list(layers.glob(".unpack-*")) == []
     assert server.client.ping()
+
+
+async def test_images_leave_some_of_the_disk_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads that each are small filled the disk together: nothing removes images that have a name."""
+    work = ImageWork(str(tmp_path), str(tmp_path / "missing/store"))
+    job = await work.start()
+    job.check()
+    full = SimpleNamespace(f_blocks=1000, f_bavail=49, f_frsize=1 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with pytest.raises(ExecutionFailed, match="less than 50 MB of the disk free"):
+        job.check()
+    for _ in range(100):  # more than the slots: those that are refused keep none
+        with pytest.raises(ExecutionFailed, match="less than 50 MB of the disk free"):
+            await work.start()
+    full.f_bavail = 50
+    (await work.start()).end()

@@ -116,7 +116,7 @@ class Engine:
         self._names: dict[str, str] = {}
         self._description_bytes = 0
         self.directory = PrivateDirectory("serve")
-        self.image_work = ImageWork(self.directory.path)
+        self.image_work = ImageWork(self.directory.path, self.store.path)
         self.volumes = Volumes(self.directory.path)
         self.started = time.time()
         self.id = secrets.token_hex(16)

@@ -133,14 +133,19 @@ class ImageRoutes(RouteGroup):
         reference = parse_reference(_join(name, tag))
         username, password = _credentials(request.headers.get("x-registry-auth", ""))
         plain = reference.registry.rpartition(":")[0] in _LOCAL_REGISTRIES or reference.registry in _LOCAL_REGISTRIES
-        progress = ProgressStream(_pull_message)
+        progress, job = ProgressStream(_pull_message), await self._engine.image_work.start()
+
+        def report(step: ImageProgress) -> None:
+            job.check()
+            progress.report(step)
+
         pull = partial(
             self._engine.store.pull,
             _join(name, tag),
             username=username,
             password=password,
             plain_http=plain,
-            on_progress=progress.report,
+            on_progress=report,
         )
 
         def describe(image: Image) -> list[dict[str, Any]]:
@@ -148,7 +153,7 @@ class ImageRoutes(RouteGroup):
             status = {"status": f"Digest: {image.digest}"}
             return [status, {"status": f"Status: Downloaded newer image for {image.name}"}]
 
-        return await progress.respond(pull, describe, await self._engine.image_work.start())
+        return await progress.respond(pull, describe, job)
 
     async def _import(self, request: Request, source: str) -> Response:
         if source != "-":

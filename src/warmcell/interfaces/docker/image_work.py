@@ -1,13 +1,16 @@
-"""Builds, loads, imports and pulls: how many run at a time, and the disk that their uploads take together."""
+"""Builds, loads, imports and pulls: how many run at a time, and the disk that they take."""
 
 from __future__ import annotations
 
 import os
 
 from warmcell.core.errors import BackendBusy
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB
+from warmcell.images.prune import full_disk
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.lifetime.fair_semaphore import FairSemaphore
+from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.root import Quota
 
@@ -15,6 +18,8 @@ from warmcell.workspace.root import Quota
 _AT_ONCE, _MAX_WAITING, _QUEUE_SECONDS = max(4, len(os.sched_getaffinity(0))), 64, 3600.0
 #: The most disk for uploads of requests in progress; half of what is free if that is less.
 _MAX_UPLOADED_MB = 64 << 10
+#: What images leave free of their disk: a twentieth, and at most this. Others of the user's programs need it.
+_KEPT_FREE, _FREE_SHARE = 2048 * MIB, 20
 
 
 class ClientLeft(Exception):
@@ -22,14 +27,14 @@ class ClientLeft(Exception):
 
 
 class ImageWork:
-    """Belongs to the engine. `directory` is where uploads are."""
+    """Belongs to the engine. `directory` is where uploads are, `store` where images are."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, store: str) -> None:
         self._slots = FairSemaphore(_AT_ONCE, 2 * _MAX_WAITING)  # one tenant may have half of those that wait
         disk, self._mb = os.statvfs(directory), _MAX_UPLOADED_MB
         if disk.f_blocks:  # else the file system has no size of its own
             self._mb = max(1, min(self._mb, disk.f_bavail * disk.f_frsize // 2 // MIB))
-        self._uploaded = Quota(self._mb)
+        self._uploaded, self._store = Quota(self._mb), store
         self._is_closed = False
 
     async def start(self) -> ImageJob:
@@ -42,7 +47,19 @@ class ImageWork:
         if self._is_closed:
             self._slots.release()
             raise DockerError(503, "the server is shutting down")
+        with on_error(self._slots.release):
+            await in_thread(self.check_store)
         return ImageJob(self)
+
+    def check_store(self) -> None:
+        """Blocking. Raises `ExecutionFailed` if images have filled their disk but for what is kept free."""
+        place = self._store
+        while not os.path.isdir(place):
+            place = os.path.dirname(place)
+        disk = os.statvfs(place)
+        kept = min(_KEPT_FREE, disk.f_blocks * disk.f_frsize // _FREE_SHARE)
+        if disk.f_bavail * disk.f_frsize < kept:
+            raise full_disk(self._store, f"it would leave less than {kept // MIB} MB of the disk free")
 
     def close(self) -> None:
         """Before `directory` is removed: those that wait are refused."""
@@ -78,9 +95,11 @@ class ImageJob:
         self._charged += size
 
     def check(self, _: object = None) -> None:
-        """Raises `ClientLeft` after `abandon`."""
+        """Raises `ClientLeft` after `abandon`, and `ExecutionFailed` if the disk of the images is full."""
         if self._is_abandoned:
             raise ClientLeft
+        if self._work is not None:
+            self._work.check_store()
 
     def abandon(self) -> None:
         self._is_abandoned = True
