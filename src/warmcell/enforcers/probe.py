@@ -8,6 +8,7 @@ from functools import cache
 
 from warmcell.cage.failure import CageError
 from warmcell.cage.linux import kernel_files
+from warmcell.cage.linux.syscall_numbers import MACHINE, NUMBERS
 from warmcell.enforcers import kernel_calls, namespaces_witness
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.compile import DEVICES
@@ -24,6 +25,10 @@ def measure() -> HostCapabilities:
     if sys.platform != "linux":
         reasons = tuple((name, "this is not Linux", "") for name in ("user_namespaces", "landlock_abi", "seccomp"))
         return HostCapabilities(reasons=reasons)
+    if not NUMBERS:
+        needs = ("user_namespaces", "landlock_abi", "seccomp", *kernel_calls.SINCE)
+        said = f"Warmcell does not know the system calls of {MACHINE}", "use a 64-bit Python on x86_64 or aarch64"
+        return HostCapabilities(missing_calls=needs[3:], reasons=tuple((name, *said) for name in needs))
     found: list[tuple[str, str, str]] = []
     has_namespaces, landlock = namespaces_witness.read_report()
     no_namespaces = _why_no_namespaces(has_namespaces)
@@ -33,7 +38,7 @@ def measure() -> HostCapabilities:
     landlock = landlock or _landlock()
     if not landlock:
         found.append(("landlock_abi", *_NO_LANDLOCK))
-    seccomp = None if is_known else _missing_seccomp()
+    seccomp = None if is_known else kernel_calls.missing_seccomp()
     if seccomp is not None:
         found.append(("seccomp", seccomp.reason, seccomp.remedy))
     missing = () if is_known else kernel_calls.missing_calls()
@@ -86,13 +91,6 @@ _NO_LANDLOCK = (
     "the kernel has no Landlock, or it is not switched on",
     "use Linux 5.13 or newer, with `landlock` in the `lsm=` boot parameter",
 )
-
-
-def _missing_seccomp() -> kernel_calls.Missing | None:
-    machine = os.uname().machine
-    if machine not in ("x86_64", "aarch64"):
-        return kernel_calls.Missing("seccomp", f"there is no filter for {machine}", "use x86_64 or aarch64")
-    return kernel_calls.missing_seccomp()
 
 
 @cache

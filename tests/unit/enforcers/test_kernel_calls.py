@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from warmcell.cage.linux import kernel_support
+from warmcell.cage.linux import kernel_support, syscall_numbers
 from warmcell.enforcers import kernel_calls, namespaces_witness, probe
 
 
@@ -48,3 +48,25 @@ def test_without_filters_nothing_is_whole(monkeypatch: pytest.MonkeyPatch, numbe
     missing = kernel_calls.missing_seccomp()
     assert missing is not None and told in missing.reason
     assert kernel_support.landlock_version_if_complete() == 0
+
+
+def test_on_an_unknown_machine_everything_is_missing_for_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "NUMBERS", {})
+    found = probe.measure.__wrapped__()
+    assert (found.user_namespaces, found.landlock_abi, found.seccomp) == (False, 0, False)
+    assert found.missing_calls == kernel_support.CALLS
+    assert all("does not know the system calls" in reason for _, reason, _ in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_64_bit", "machine"),
+    [
+        ("x86_64", True, "x86_64"),
+        ("i686", True, "x86_64"),
+        ("armv8l", True, "aarch64"),
+        ("riscv64", True, "riscv64"),
+        ("aarch64", False, "32-bit aarch64"),
+    ],
+)
+def test_the_machine_is_that_of_this_process(kernel: str, is_64_bit: bool, machine: str) -> None:
+    assert syscall_numbers.machine_of(kernel, is_64_bit) == machine

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 
 #: A call in a list: number; six arguments; which of them (by bit) are places of values; the only good result, or
 #: `ANY_RESULT`; the allowed error, as the kernel returns it; the address of 32 bits to store the result at, or 0.
@@ -103,6 +104,15 @@ AARCH64 = _parse(
     """
 )
 
-MACHINE = os.uname().machine  # not platform.machine(), which would remember the host's name for every guest
+
+def machine_of(kernel: str, is_64_bit: bool) -> str:
+    """The architecture of this process: uname names another one under `setarch` and for 32-bit programs."""
+    if not is_64_bit:
+        return f"32-bit {kernel}"
+    return {"i686": "x86_64", "armv8l": "aarch64"}.get(kernel, kernel)
+
+
+# Not platform.machine(), which would remember the host's name for every guest.
+MACHINE = machine_of(os.uname().machine, sys.maxsize > 1 << 32)
 #: Of this machine; empty where the filter does not know it.
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})
