@@ -99,9 +99,7 @@ def test_hangs():
 
 
 @pytest.mark.timeout(60)
-def test_a_background_job_has_ordinary_signals_and_a_hanging_test_ends(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_a_background_job_has_ordinary_signals_and_a_hanging_test_ends(repository: Path, tmp_path: Path) -> None:
     test = tmp_path / "test_signals.py"
     test.write_text(SIGNALS)
     command = [
@@ -118,7 +116,10 @@ def test_a_background_job_has_ordinary_signals_and_a_hanging_test_ends(
     ]
     require("pytest_timeout" in sys.modules, "pytest-timeout is not installed")
     ended = subprocess.run(
-        ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", *command], cwd=repository, capture_output=True, text=True
+        ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", *command],
+        cwd=repository,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 1 and "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
     assert "Timeout" in ended.stdout
