@@ -44,8 +44,7 @@ _START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
 #: How long the end of a cage may take, and of that the manager's report, which an overloaded host may delay.
 _END_SECONDS, _REPORT_MS = 60.0, 45_000
 _MOST_LAST_WORDS = 4096
-_FORGED = "its agent sent an invalid message"
-_NO_ANSWER = "its agent did not answer for {:g} s"
+_FORGED, _NO_ANSWER = "its agent sent an invalid message", "its agent did not answer for {:g} s"
 
 
 class LiveCage:
@@ -78,8 +77,7 @@ class LiveCage:
         self._programs: dict[int, StartedProgram] = {}
         self._marks, self._code_dirs = count(1), count(1)
         self._last_words = bytearray()
-        self._is_closing = False
-        self._is_ready = False
+        self._is_closing = self._is_ready = False
         self._idle_timeout = idle_timeout
         #: Number of requests so far: the idle timer ends the cage if it has not changed.
         self._calls = 0
@@ -382,13 +380,15 @@ class LiveCage:
             self.loop.forget(descriptor)
         if reason:
             cell.ask_to_stop()
+        elif not self._is_ready:
+            cell.receive_start()
         report = self._report()
         with suppress(OSError), self._status_lock:  # OSError: no descriptors left, the usage is not read
             cell.close()
         self._cleanup.close()
         if not reason and cell.group_usage is not None and cell.group_usage.memory_kills:
             report = {**report, "verdict": "memory"}
-        return cage_end_from(report, reason, self._last_words.decode("utf-8", "replace").strip())
+        return cage_end_from(report, reason, self._last_words, cell.start_failure)
 
     def _report(self) -> dict[str, Any]:
         """The manager's report on the agent's end, which arrives shortly after the exit."""

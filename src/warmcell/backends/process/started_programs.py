@@ -20,6 +20,7 @@ from warmcell.core.errors import (
 from warmcell.core.lines import one_line
 from warmcell.core.records import dataclass
 from warmcell.core.types import Denial, EffectiveLimits, Enforced, ExecResult
+from warmcell.lifetime.descriptors import shortage_from_message
 from warmcell.runner.denials import MOST_DENIALS, denials_from
 from warmcell.sessions.agent_channel import Message
 
@@ -41,12 +42,19 @@ class ProgramExit:
 
 @dataclass(frozen=True, slots=True)
 class CageEnd:
-    """Why a live cage ended. `limit`: the one that it exceeded, "memory", "cpu", "disk" or "gpu memory", or ""."""
+    """Why a live cage ended. `limit`: the one that it exceeded, "memory", "cpu", "disk" or "gpu memory", or "".
+
+    `start_failure`: why its agent could not be started.
+    """
 
     reason: str
     limit: str = ""
+    start_failure: str = ""
 
     def error(self) -> SandboxError:
+        if self.start_failure:
+            failed = ExecutionFailed(f"could not start the live cage: {self.start_failure}")
+            return shortage_from_message(self.start_failure, "start the live cage") or failed
         return SessionEnded(self.reason)
 
     def error_with(self, result: ExecResult, limits: EffectiveLimits) -> SandboxError:
@@ -75,7 +83,9 @@ def exit_from(message: Message) -> ProgramExit | None:
     return ProgramExit(status, float(cpu), min(max(0, peak), _MOST_PEAK)) if 0 <= cpu < _MOST_SECONDS else None
 
 
-def cage_end_from(report: dict[str, Any], reason: str, last_words: str) -> CageEnd:
+def cage_end_from(
+    report: dict[str, Any], reason: str, last_words: bytes | bytearray, start_failure: str = ""
+) -> CageEnd:
     if reason:
         return CageEnd(reason, "memory" if reason == OVER_MEMORY else "")
     verdict = report.get("verdict", "")
@@ -86,7 +96,9 @@ def cage_end_from(report: dict[str, Any], reason: str, last_words: str) -> CageE
     status = report.get("exit")
     if status is not None and os.WIFSIGNALED(status):
         return CageEnd(f"its agent was killed by signal {os.WTERMSIG(status)}")
-    lines = last_words.splitlines()
+    if start_failure:
+        return CageEnd("its agent did not start", start_failure=start_failure.partition(" ")[2])
+    lines = last_words.decode("utf-8", "replace").strip().splitlines()
     # The guest can write there, so it is quoted, without control characters.
     quote = f': "{one_line(lines[-1], _LONGEST_QUOTE)}"' if lines else ""
     return CageEnd(f"its agent ended{quote}")
