@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.helpers import require
 
 pytestmark = pytest.mark.needs("linux", "user namespaces", "bwrap")
 
@@ -113,3 +114,49 @@ def test_sockets_between_processes_come_from_one_place() -> None:
         "interfaces/serve/front/workers.py",
         "interfaces/serve/listener.py",
     }
+
+
+def _said(code: str, *prefix: str) -> str:
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [*prefix, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_live_cage_that_cannot_start_for_want_of_file_size_says_so() -> None:
+    code = """
+import resource
+from warmcell import Sandbox, SandboxError
+with Sandbox() as sandbox:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+    try:
+        sandbox.spawn("true").wait()
+    except SandboxError as error:
+        print(type(error).__name__, error.fault, error)
+"""
+    assert re.match("ExecutionFailed host .*RLIMIT_FSIZE is 8192", _said(code))
+
+
+def test_a_personality_of_32_bits_changes_nothing() -> None:
+    machine = os.uname().machine
+    other = {"x86_64": "i686", "aarch64": "armv8l"}[machine]
+    said = _said("from warmcell import run; print(run('print(42)').enforced.enforcer)", "setarch", other)
+    assert said == "native"
+
+
+def test_memory_that_may_not_be_executed_is_not_blamed_on_the_module() -> None:
+    code = """
+import ctypes
+from warmcell import ExecRequest, SandboxError, WasmBackend
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, Linux 6.3
+    print("unknown")
+else:
+    try:
+        WasmBackend().execute_blocking(ExecRequest("wasm", '(module (func (export "_start")))', 60))
+    except SandboxError as error:
+        print(error.fault, error)
+"""
+    said = _said(code)
+    require(said != "unknown", "the kernel has no PR_SET_MDWE")
+    assert re.match("host .*may not make memory executable.*MemoryDenyWriteExecute", said)

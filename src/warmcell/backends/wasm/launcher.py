@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import sys
 from collections.abc import Sequence
@@ -111,3 +112,15 @@ def worker_launcher() -> CagedLauncher | PlainLauncher:
         if has_cage():
             return CagedLauncher()
     return PlainLauncher()
+
+
+@cache
+def check_executable_memory() -> None:
+    """Compiled code needs it. wasmtime would find out after the minute that compiling takes, and blame the module."""
+    if sys.platform != "linux":
+        return
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+    except OSError:
+        hint = "allow it (systemd: MemoryDenyWriteExecute=no, SELinux: execmem)"
+        raise BackendUnavailable("wasm: this process may not make memory executable", hint=hint) from None

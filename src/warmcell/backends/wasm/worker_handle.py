@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from warmcell.backends.wasm.channel import Channel, Frame, WorkerDied, WorkerTimedOut
-from warmcell.backends.wasm.launcher import worker_launcher
+from warmcell.backends.wasm.launcher import check_executable_memory, worker_launcher
 from warmcell.backends.wasm.run_request import HostDirectory, Mounts
 from warmcell.core.records import dataclass
 from warmcell.guest.wasm.protocol import RunSpec, encode_run, encode_spec
@@ -139,6 +139,7 @@ class WorkerHandle:
 
     def _launch(self, run: Run) -> CagedProcess | PlainProcess:
         """In the base interpreter of this one, which gets the path of wasmtime."""
+        check_executable_memory()
         wasmtime = wasmtime_directory()
         write_worker_bytecode()
         argv = [base_executable(), "-I", "-S", WORKER_SCRIPT, os.path.dirname(wasmtime)]
