@@ -24,6 +24,8 @@ _SIGNAL_BASE, _CANNOT_EXECUTE = 128, 126
 _BAD_PROGRAM = frozenset(
     (errno.ENOEXEC, errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ELIBBAD, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 )
+#: Of the disk that the run was given, if it has one of its own.
+_NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,9 @@ def _not_started(failure: str, terms: Terms) -> SandboxError:
     if is_short and terms.open_files < ENOUGH_OPEN_FILES:
         hint = f"Limits(open_files={ENOUGH_OPEN_FILES}) is enough for every language"
         return InvalidRequest("are too few for the program to start", field="limits.open_files", hint=hint)
+    if reason.endswith(_NO_ROOM) and "sized tmpfs" in str(terms.enforced.disk):
+        hint = "raise Limits(disk_mb=...), or `ulimit -f` if that is lower"
+        return InvalidRequest("does not fit into the run's disk", field="code", hint=hint)
     return (JobUnread if is_unread else NotStarted)(int(number), reason)
 
 

@@ -105,6 +105,14 @@ def test_open_files_that_are_too_few_to_start_are_the_callers_mistake() -> None:
             assert refused.value.field == "limits.open_files"
 
 
+@pytest.mark.parametrize(("language", "code"), [("python", "1"), ("command", "true ")])
+def test_a_program_that_does_not_fit_into_its_disk_is_not_the_hosts_fault(language: str, code: str) -> None:
+    request = ExecRequest(language, code + "#" * 2_000_000, 30, limits=Limits(disk_mb=1))
+    with ProcessBackend() as backend, pytest.raises(InvalidRequest, match="does not fit") as refused:
+        backend.execute_blocking(request)
+    assert (refused.value.fault, refused.value.field) == ("caller", "code")
+
+
 def test_repr_names_the_enforcer_and_the_grants() -> None:
     policy = SandboxPolicyBuilder().allow_domain("example.org").build()
     assert repr(ProcessBackend()) == "<ProcessBackend enforcer=auto network=none processes=allowed>"
