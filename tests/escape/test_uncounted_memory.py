@@ -22,6 +22,10 @@ _TOOLS = """
         if area in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), 'mmap')
         return area
+    def after_first_thread(act):
+        import threading
+        threading.Thread(target=lambda: (time.sleep(0.3), act(), time.sleep(20))).start()
+        libc.syscall(93 if os.uname().machine == 'aarch64' else 60, 0)
     def unread(end):
         size = ctypes.c_int()
         libc.ioctl(end.fileno(), 0x541b, ctypes.byref(size))
@@ -177,6 +181,76 @@ _HIDDEN = {
                 time.sleep(5)
                 os._exit(0)
         [os.read(done, 1) for _ in range(12)]
+        """,
+    "many items of few watched descriptors": """
+        import select
+        files = [os.eventfd(0), os.eventfd(0)]
+        keep = []
+        for _ in range(450):
+            keep.append(select.epoll())
+            for file in files:
+                for name in range(520, 1000):
+                    os.dup2(file, name)
+                    keep[-1].register(name, 0)
+                os.closerange(520, 1000)
+        """,
+    "text of watched descriptors": """
+        import select
+        poll = select.epoll()
+        done, say = os.pipe()
+        for _ in range(20):
+            if os.fork() == 0:
+                file = os.eventfd(0)
+                for name in range(100, 1000):
+                    os.dup2(file, name)
+                    poll.register(name, 0)
+                os.closerange(100, 1000)
+                os.write(say, b'.')
+                time.sleep(20)
+                os._exit(0)
+        [os.read(done, 1) for _ in range(20)]
+        for _ in range(150):
+            os.read(os.open(f'/proc/self/fdinfo/{poll.fileno()}', os.O_RDONLY), 1)
+        """,
+    "text of /proc": """
+        done, say = os.pipe()
+        for _ in range(40):
+            if os.fork() == 0:
+                for _ in range(900):
+                    os.read(os.open('/proc/self/status', os.O_RDONLY), 1)
+                os.write(say, b'.')
+                time.sleep(20)
+                os._exit(0)
+        [os.read(done, 1) for _ in range(40)]
+        """,
+    "pipes of a process whose first thread has ended": """
+        done, say = os.pipe()
+        def act():
+            for _ in range(400):
+                _, write = os.pipe()
+                os.set_blocking(write, False)
+                try:
+                    os.write(write, bytes(65536))
+                except BlockingIOError:
+                    pass
+            os.write(say, b'.')
+        for _ in range(16):
+            if os.fork() == 0:
+                after_first_thread(act)
+        [os.read(done, 1) for _ in range(16)]
+        """,
+    "shared memory of a process whose first thread has ended": """
+        done, say = os.pipe()
+        def act():
+            for _ in range(15):
+                area = map(10 * MB, 0x21)
+                ctypes.memset(area, 1, 10 * MB)
+                forget(area, 10 * MB)
+            os.write(say, b'.')
+        for _ in range(2):
+            if os.fork() == 0:
+                after_first_thread(act)
+        [os.read(done, 1) for _ in range(2)]
         """,
     "empty files": """
         for at in range(15000):

@@ -241,6 +241,7 @@ def test_an_idle_tree_is_looked_at_again_when_it_runs_and_after_its_files_were_s
     monkeypatch.setattr(
         ceilings.Ceilings, "_look_at_memory_and_descriptors", lambda self, pids: looks.append(pids) or 0
     )
+    monkeypatch.setattr(ceilings, "LONGEST_PAUSE", 3600.0)
     # The file system does not show it: another user has freed as much.
     monkeypatch.setattr(disk, "filesystem_use", lambda paths: disk.DiskUse())
     written = tmp_path_factory.mktemp("written")
@@ -252,8 +253,8 @@ def test_an_idle_tree_is_looked_at_again_when_it_runs_and_after_its_files_were_s
     kept.look()
     (written / "file").write_bytes(bytes(2 << 20))  # when the next walk is not due yet, by a process that sleeps again
     proc.put(2, 8)
-    until = time.monotonic() + 60
-    while not kept.verdict and time.monotonic() < until:
+    deadline = time.monotonic() + 60
+    while not kept.verdict and time.monotonic() < deadline:
         time.sleep(min(0.05, kept.look()))
     assert kept.verdict == "disk"
     assert looks == [[2], [2]]  # memory is as it was at the second look
@@ -263,6 +264,23 @@ def test_an_idle_tree_is_looked_at_again_when_it_runs_and_after_its_files_were_s
     proc.put(2, 9)
     kept.look()
     assert looks == [[2]]
+
+
+def test_an_idle_tree_is_looked_at_once_more_when_costly_looks_are_due(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it took right before it went to sleep may be missing in the last complete look."""
+    looks: list[list[int]] = []
+    monkeypatch.setattr(
+        ceilings.Ceilings, "_look_at_memory_and_descriptors", lambda self, pids: looks.append(pids) or 0
+    )
+    monkeypatch.setattr(ceilings, "LONGEST_PAUSE", 0.05)
+    tree = ceilings.Tree(str(proc.path), lambda: [2], lambda pids, patience: 0, (), _network(proc))
+    kept = ceilings.Ceilings(Watch()._replace(memory_bytes=1 << 30), tree)
+    proc.put(2, 7)
+    until(lambda: kept.look() and len(looks) == 2)
+    assert [kept.look() > 0 for _ in range(3)] == [True] * 3
+    assert len(looks) == 2
 
 
 def test_two_long_looks_in_a_row_end_the_guest(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:

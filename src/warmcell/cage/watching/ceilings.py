@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from math import inf
 
 from ..fast_imports import partial
@@ -16,7 +17,15 @@ from . import usage
 from .disk import DiskCeiling
 from .idle_check import IdleCheck
 from .kernel_memory import DescriptorTable, DescriptorUse, Locks, Mappings, share_of_one_guest
-from .patience import FASTEST_LOOK, SLOWEST_LOOK, Patience, TooLong, pause_before_first_look, pause_before_look
+from .patience import (
+    FASTEST_LOOK,
+    LONGEST_PAUSE,
+    SLOWEST_LOOK,
+    Patience,
+    TooLong,
+    pause_before_first_look,
+    pause_before_look,
+)
 from .patterns import compile_all as compile_all
 
 TYPE_CHECKING = False
@@ -79,6 +88,8 @@ class Ceilings:
             self._disk = DiskCeiling(watch.disk_bytes, *paths, watch.disk_devices)
         self._idle = IdleCheck(tree.proc, tree.network.path)
         self._long_looks = 0
+        #: When the last complete look began.
+        self._looked = -inf
         #: How long it is safe not to look, given the last look.
         self._pause = FASTEST_LOOK
 
@@ -98,17 +109,24 @@ class Ceilings:
 
     def look(self) -> float:
         """Compares use with the ceilings. Returns how long it is safe not to look."""
-        if self._idle.is_still_idle() and not self._long_looks:
+        if self._has_seen_all and self._idle.is_still_idle():
             return self._look_when_idle()
         pids = self._tree.pids()
-        if self._idle.is_idle(pids) and not self._long_looks:
+        if self._idle.is_idle(pids) and self._has_seen_all:
             return self._look_when_idle()
+        self._looked = time.monotonic()
         used = self._look_at_memory_and_descriptors(pids)
         if self._watch.cpu_seconds and self._cpu_used(pids) > self._watch.cpu_seconds:
             self.verdict = self.verdict or "cpu"
         self._look_at_gpus()
         self._pause = min(pause_before_look(self._watch, used), self._look_at_tasks(pids))
         return min(FASTEST_LOOK if self._long_looks else self._pause, self._look_at_disk(pids))
+
+    @property
+    def _has_seen_all(self) -> bool:
+        """Of an idle tree. Costly things are not part of every look, so there is one more when all of them are due."""
+        all_due = self._idle.since + LONGEST_PAUSE
+        return not self._long_looks and (self._looked > all_due or time.monotonic() <= all_due)
 
     def _look_when_idle(self) -> float:
         """Only at what the last complete look may have missed: files, until a walk began after the tree became idle."""
@@ -254,7 +272,8 @@ _NVIDIA = 195
 def _has_gpu_open(proc: str, pids: List[int]) -> bool:
     for pid in pids:
         with expected_errors:  # it has ended, or closed one
-            found = [os.stat(f"{proc}/{pid}/fd/{name}") for name in os.listdir(f"{proc}/{pid}/fd")]
+            place, names = usage.descriptors(f"{proc}/{pid}")
+            found = [os.stat(f"{place}/fd/{name}") for name in names]
             if any(stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _NVIDIA for status in found):
                 return True
     return False

@@ -215,7 +215,7 @@ class UnlinkedFiles:
     def _look_at_mapped(self, base: str, patience: Patience) -> bool:
         """Only root can see how large a file is that is mapped and not open: a single page of it may be mapped."""
         is_readable = True
-        for lines in patience.read(f"{base}/maps"):
+        for lines in usage.read_maps(base, patience):
             for place, device, inode in _DELETED.findall(lines) if b"(deleted)" in lines else ():
                 if device in self._names and int(inode) not in self._sizes:
                     try:

@@ -17,12 +17,12 @@ from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterator, List, Sequence, Set, Tuple
+    from typing import Callable, Dict, List, Sequence, Set, Tuple
 
-#: Up to so many in all processes together are not looked at, unless descriptors can be in flight.
-_FREE = 512
 #: A pipe is taken to be full. The seccomp filter refuses to enlarge one.
 _PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
+#: An open file of /proc keeps the text that was read from it: a page or less, or a line for each item of an epoll set.
+_PROC_FILE, _LINE = 1 << 13, 256
 #: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
 _MOST_IN_FLIGHT = 256
 _TABLES = ("tcp", "tcp6", "udp", "udp6", "netlink")
@@ -57,7 +57,7 @@ def unix_sockets(network: str) -> List[int]:
 
 
 class DescriptorTable:
-    """Pipes, epoll sets, descriptors in flight, and socket queues in a network shared with the host.
+    """Pipes, epoll sets, files of /proc, descriptors in flight, and socket queues in a network shared with the host.
 
     Looks rarely enough to cost at most a tenth of the time. In between, the last look counts.
     """
@@ -67,33 +67,25 @@ class DescriptorTable:
         #: As of the last look.
         self.last = DescriptorUse()
         self._next_look = 0.0
+        self._most_items = 0
 
     def look(self, pids: Sequence[int], patience: Patience) -> DescriptorUse:
         if time.monotonic() >= self._next_look:
             spent = Spent()
-            sockets = unix_sockets(self._network)
-            is_crowded = sum(self._count(pid) for pid in pids) > _FREE
-            is_wanted = is_crowded or sockets or not self._has_own_network
-            self.last = self._look(pids, sockets, patience) if is_wanted else DescriptorUse()
+            self.last = self._look(pids, unix_sockets(self._network), patience)
             self._next_look = next_look_after(spent)
         return self.last
-
-    def _count(self, pid: int) -> int:
-        """Since Linux 6.2 the size of the directory is the number of descriptors; before, it was 0."""
-        directory = f"{self._proc}/{pid}/fd"
-        with expected_errors:
-            return os.stat(directory).st_size or len(os.listdir(directory))
-        return 0
 
     def _look(self, pids: Sequence[int], sockets: List[int], patience: Patience) -> DescriptorUse:
         known = set(sockets)
         pipes: Set[int] = set()
         seen: Set[int] = set()
         others: Set[int] = set()
-        items = in_flight = 0
+        items = in_flight = files = item_lists = 0
+        device = os.stat(self._proc).st_dev
         for pid in pids:
-            base = f"{self._proc}/{pid}"
-            for name in _names(f"{base}/fd"):
+            base, names = usage.descriptors(f"{self._proc}/{pid}")
+            for name in names:
                 patience.check()
                 path = f"{base}/fd/{name}"
                 with expected_errors:
@@ -106,14 +98,18 @@ class DescriptorTable:
                             in_flight += sum(map(int, _IN_FLIGHT.findall(lines)))
                     elif stat.S_ISSOCK(status.st_mode):
                         others.add(status.st_ino)
+                    elif stat.S_ISREG(status.st_mode) and status.st_dev == device:
+                        files += 1
+                        item_lists += "/fdinfo/" in os.readlink(path)
                     elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
                         items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
+        self._most_items = max(self._most_items, items)
+        memory = len(pipes) * _PIPE + items * _EPOLL_ITEM + files * _PROC_FILE + item_lists * self._most_items * _LINE
         if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
-            queued = 0  # counted by `usage.socket_buffers`
-        else:
-            queued = self._queued_in(others, patience)
-        return DescriptorUse(len(pipes) * _PIPE + items * _EPOLL_ITEM + queued, in_flight, len(pipes), items)
+        else:  # otherwise `usage.socket_buffers` counts them
+            memory += len(others) * usage.SOCKET + self._queued_in(others, patience)
+        return DescriptorUse(memory, in_flight, len(pipes), items)
 
     def _queued_in(self, sockets: Set[int], patience: Patience) -> int:
         """In a network shared with the host. Its tables may be long, which is not the guest's doing.
@@ -128,11 +124,6 @@ class DescriptorTable:
         lost = [queue for queue in found if not queue.inode and (queue.port in ports or queue.remote in places)]
         patience.extend(time.process_time() - processor, time.monotonic() - clock)
         return sum(queue.size for queue in own + lost)
-
-
-def _names(directory: str) -> Iterator[str]:
-    with expected_errors:
-        yield from os.listdir(directory)
 
 
 #: What the kernel keeps for one touched mapping.
@@ -186,7 +177,7 @@ class Mappings:
         count = 0
         sizes: Dict[bytes, int] = {}
         for pid in pids:
-            for lines in patience.read(f"{proc}/{pid}/maps"):
+            for lines in usage.read_maps(f"{proc}/{pid}", patience):
                 count += lines.count(b"\n")
                 if b"/dev/zero" in lines:
                     self._note_sizes(sizes, lines)

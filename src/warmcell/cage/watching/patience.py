@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 
 
 def next_look_after(spent: Spent) -> float:
     """When to repeat a costly look: so that it takes a tenth of the time, or more for the very largest trees."""
-    return time.monotonic() + min(max(_SHORTEST_PAUSE, 10 * spent.seconds()), _LONGEST_PAUSE)
+    return time.monotonic() + min(max(_SHORTEST_PAUSE, 10 * spent.seconds()), LONGEST_PAUSE)
 
 
 def _run_queue_delay() -> float:

@@ -12,7 +12,7 @@ from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, Iterator, List
+    from typing import Dict, Iterable, Iterator, List, Tuple
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -90,17 +90,40 @@ def _counters(proc: str, pid: int) -> Dict[str, int]:
 
 def _readable(proc: str, pid: int, name: str, wanted: str) -> str:
     """The file of the process or, if its first thread has ended and shows nothing, of any thread that has not."""
-    base = f"{proc}/{pid}"
-    with expected_errors:
-        text = kernel_files.read(f"{base}/{name}")
-        if wanted in text:
-            return text
-    for thread in threads(base):
+    for place in places(f"{proc}/{pid}"):
         with expected_errors:
-            text = kernel_files.read(f"{base}/task/{thread}/{name}")
+            text = kernel_files.read(f"{place}/{name}")
             if wanted in text:
                 return text
     return ""
+
+
+def places(base: str) -> Iterator[str]:
+    """Where /proc shows what the threads of a process share: the first shows nothing if it has ended."""
+    yield base
+    for thread in threads(base):
+        yield f"{base}/task/{thread}"
+
+
+def read_maps(base: str, patience: Patience) -> Iterator[bytes]:
+    """The mappings of a process, in pieces."""
+    for place in places(base):
+        is_found = False
+        for lines in patience.read(f"{place}/maps"):
+            is_found = True
+            yield lines
+        if is_found:
+            return
+
+
+def descriptors(base: str) -> Tuple[str, List[str]]:
+    """The names of a process's descriptors, and in which place they are."""
+    for place in places(base):
+        with expected_errors:
+            names = os.listdir(f"{place}/fd")
+            if names:
+                return place, names
+    return base, []
 
 
 def threads(base: str) -> Iterator[str]:
@@ -128,8 +151,8 @@ def shared_by_fork(pid: int, with_files: bool) -> int:
 
 # ---- memory that need not be mapped by any process ----
 
-#: The kernel's size of one semaphore; how many unix sockets are free.
-_SEMAPHORE, _FREE_SOCKETS = 64, 64
+#: The kernel's size of one semaphore; what each socket takes; how many queues of unix sockets are free.
+_SEMAPHORE, SOCKET, _FREE_SOCKETS = 64, 4096, 64
 #: What a unix socket can queue where net.core.wmem_default cannot be read.
 _USUAL_SEND_BUFFER = 212_992
 
@@ -160,7 +183,7 @@ def socket_buffers(net: str) -> int:
     """
     rows = [line.split() for name in ("sockstat", "sockstat6") for line in _text_lines(f"{net}/{name}")]
     used = {row[0] + row[1]: int(row[2]) for row in rows if len(row) > 2}
-    total = 0
+    total = used.get("sockets:used", 0) * SOCKET
     if used.get("sockets:used", _FREE_SOCKETS + 1) > _FREE_SOCKETS:
         total += max(0, len(_lines(f"{net}/unix")) - _FREE_SOCKETS) * _send_buffer()
     tables = [("tcp", used.get("TCP:inuse", 1)), ("udp", used.get("UDP:inuse", 1))]
