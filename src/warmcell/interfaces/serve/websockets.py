@@ -105,7 +105,7 @@ async def receive_messages(socket: WebSocket) -> AsyncIterator[bytes | str]:
 def parse_command(text: str, kinds: Mapping[str, type[BaseModel]]) -> tuple[str, Any]:
     """Parse a JSON message into its type and its fields."""
     try:
-        plain = None if has_many_values(text.encode()) else json.loads(text)
+        plain: Any = None if has_many_values(text.encode()) else json.loads(text)
         kind = plain.pop("type")
         return kind, kinds[kind].model_validate(plain)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError):

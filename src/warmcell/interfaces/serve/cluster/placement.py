@@ -94,7 +94,7 @@ def classify(
 def needs_of(body: bytes, *, is_sandbox: bool = False) -> Needs:
     """What a run or a sandbox needs of its node. The node reports what is wrong with the body."""
     try:
-        asked = None if has_many_values(body) else json.loads(body)
+        asked: Any = None if has_many_values(body) else json.loads(body)
         has_gpus = asked.get("gpus") is not None
     except (ValueError, RecursionError, AttributeError):
         return Needs("", is_sandbox=is_sandbox)
