@@ -1,4 +1,4 @@
-"""Loads our modules from one file, which takes half as long as from a hundred.
+"""Loads our modules from one file, which takes half as long as loading a hundred files.
 
 Wheels contain the file, written by the interpreter that built them. An entry is used only if its source has the
 recorded size and was installed with it, so that edits of sources count. Without a file for this interpreter, modules

@@ -231,7 +231,7 @@ class AsyncSandboxBase:
         await self._driver.update_network(policy_or_rules)
 
     async def connections(self) -> list[Connection]:
-        """What was reached and what was refused, oldest first: the last 1,000 tunnels, HTTP requests and fetches."""
+        """The last 1,000 tunnels, HTTP requests and fetches, allowed or refused, oldest first."""
         return await self._driver.connections()
 
     # ---- files ----

@@ -58,18 +58,18 @@ class AsyncSandbox(AsyncSandboxBase):
 
     @property
     def packages_directory(self) -> str | None:
-        """Where installed packages lie on the host; None if there are none. They never change there."""
+        """The host directory of installed packages, which never changes; None if there are none."""
         packages = self._local.context.packages
         return None if packages is None else packages.path
 
     async def use_packages(self, directory: str) -> None:
-        """Have a copy of packages that another sandbox had installed."""
+        """Adds a copy of packages that another sandbox had installed."""
         await self._local.use_packages(directory)
 
     # ---- sessions that a later program continues ----
 
     def enable_session_images(self) -> None:
-        """Python sessions that start from now on can be saved."""
+        """From now on, new Python sessions can be saved."""
         self._local.live.has_session_images = True
 
     async def write_session(
@@ -89,11 +89,11 @@ class AsyncSandbox(AsyncSandboxBase):
     # ---- changes, with changes="ask" ----
 
     async def changes(self) -> list[Change]:
-        """What differs from the directory on the host. Its cost is that of the changes, not of the directory."""
+        """The differences from the host's directory. The cost grows with the changes, not with the directory."""
         return await self._local.changes.list()
 
     async def changes_patch(self, paths: Sequence[str] | None = None) -> str:
-        """The changes of text as a unified diff that `git apply` takes."""
+        """Text changes as a unified diff for `git apply`."""
         return await self._local.changes.patch(paths)
 
     async def commit(
@@ -108,7 +108,7 @@ class AsyncSandbox(AsyncSandboxBase):
         return await self._local.changes.commit(paths, allow_flagged, dry_run)
 
     async def discard(self, paths: Sequence[str] | None = None) -> None:
-        """Makes all, or these files and directories, again what they are on the host. Running guests see that."""
+        """Reverts all changes, or those of these files and directories. Running guests see that."""
         await self._local.changes.discard(paths)
 
     @property
@@ -117,7 +117,7 @@ class AsyncSandbox(AsyncSandboxBase):
         return self._local.changes.layer.mechanism
 
     async def end_for_review(self) -> tuple[ChangeLayer, Root]:
-        """Ends all programs, so that what is committed is what was looked at. Returns the layer of changes, and the
+        """Ends all programs, so that the changes stay as they were reviewed. Returns the layer of changes, and the
         directory as guests see it, for blocking use.
         """
         await self._local.live.reset()
@@ -128,12 +128,12 @@ class AsyncSandbox(AsyncSandboxBase):
         return await self._local.changes.keep()
 
     async def branch(self) -> Self:
-        """A sandbox on the same directory that starts with these changes and goes on by itself."""
+        """A new sandbox on the same directory that starts with these changes and is then independent."""
         return self._with_driver(await self._local.branch())
 
     @property
     def network_update(self) -> dict[str, Any] | None:
-        """What `update_network` was last called with, as JSON, for a server that brings the sandbox back."""
+        """The last argument of `update_network` as JSON, for a server that restores the sandbox."""
         return self._local.context.network.to_plain()
 
     async def spawn_code(
@@ -144,7 +144,7 @@ class AsyncSandbox(AsyncSandboxBase):
         return started if isinstance(started, ExecResult) else AsyncProcess(started)
 
     async def pause_programs(self, spared: Sequence[int] = ()) -> None:
-        """Stops everything in the live cage but the programs with these pids. New ones can be started."""
+        """Stops all processes in the live cage except these pids. New programs can be started."""
         await self._local.live.pause(spared)
 
     async def resume_programs(self) -> None:

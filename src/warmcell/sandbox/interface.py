@@ -90,7 +90,7 @@ NO_CALLBACKS = CellCallbacks()
 
 class FileDriver(Protocol):
     async def call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Does what this method of `Workspace` does, with these arguments."""
+        """Calls this method of `Workspace` with these arguments."""
         ...
 
     def watch(self, path: AnyPath, recursive: bool) -> WatchDriver: ...
@@ -105,7 +105,7 @@ class RunDriver(Protocol):
 
 
 class LiveDriver(Protocol):
-    """What keeps running between two calls."""
+    """Processes, sessions and ports, which outlive a call."""
 
     async def spawn(self, options: SpawnOptions) -> ProcessDriver: ...
     async def processes(self) -> list[ProcessInfo]: ...
@@ -158,7 +158,7 @@ class ProcessDriver(Protocol):
 
     @property
     def info(self) -> ProcessInfo:
-        """As last known."""
+        """The last known state."""
         ...
 
     async def refresh(self) -> ProcessInfo: ...
@@ -172,7 +172,7 @@ class ProcessDriver(Protocol):
         """Kills it without waiting. Does nothing if it has ended."""
 
     async def wait(self, callbacks: asyncio.Future[None] | None = None) -> ExecResult:
-        """Waits for its end and then for `callbacks`, whose error comes before that of the process."""
+        """Waits for its end and then for `callbacks`, whose error takes precedence over the process's."""
         ...
 
     def output(self) -> AsyncGenerator[OutputEvent]: ...
@@ -231,7 +231,7 @@ class WatchDriver(Protocol):
 class PortDriver(Protocol):
     @property
     def port(self) -> int:
-        """On the loopback of this host."""
+        """The port on this host's loopback."""
         ...
 
     async def is_answered(self) -> bool:

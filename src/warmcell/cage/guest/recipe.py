@@ -210,7 +210,7 @@ def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
 
 
 class _Handover:
-    """The message that the cage is locked, with descriptors: the last send of the list."""
+    """The message "cage is locked" with descriptors: the last send of the list."""
 
     def __init__(self, calls: CallList) -> None:
         self._calls = calls

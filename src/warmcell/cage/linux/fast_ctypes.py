@@ -1,4 +1,4 @@
-"""What the cage uses of `ctypes`, from its C half: the Python half takes as long to load as a third of the cage.
+"""The parts of `ctypes` that the cage uses, from its C half. Loading the Python half takes a third as long as the cage.
 
 Type checkers see the real module. A program that also loads that has both, and they share the C half.
 """

@@ -83,7 +83,7 @@ class Twins:
         return twin
 
     def end(self, number: int) -> bool:
-        """Whether there was one. Its guests go on."""
+        """Returns whether there was one. Its guests continue."""
         twin = self._twins.pop(number, None)
         if twin is not None:
             twin.close()

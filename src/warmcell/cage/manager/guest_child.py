@@ -238,12 +238,12 @@ class GuestChild:
         return self._listener is not None and not self.is_ending
 
     def start_watch(self, watcher: Watcher, watch: Watch, asker: int, answer: Dict[str, Any]) -> None:
-        """Also limits what it writes to host directories; `answer` is sent when they have been measured."""
+        """Also limits writes to host directories; `answer` is sent when these have been measured."""
         plan = self._plan._replace(watch=watch)
         self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
 
     def lose_watcher(self) -> None:
-        """A guest that is to be watched does not run without a watcher."""
+        """Called when the watcher died: ends a guest that must be watched."""
         if self.watch is not None:
             self._init.end()
 
@@ -256,7 +256,7 @@ class GuestChild:
             self.leftovers = Leftovers()
 
     def _report_early_death(self) -> None:
-        """It died before its cage was locked; its message about that may not have been read."""
+        """The guest died before its cage was locked; its message may still be unread."""
         try:
             self._handoff.setblocking(False)
             if not self._given:
@@ -266,7 +266,7 @@ class GuestChild:
             self._fail(error)
 
     def is_over(self) -> bool:
-        """Whether nothing in the cell may go on."""
+        """Whether no process of the cell may continue."""
         assert self.leftovers is not None
         return self.is_ending or not self.leftovers.may_continue(below_init(self._init.pid))
 
@@ -341,7 +341,7 @@ class GuestChild:
         return found
 
     def close(self) -> None:
-        """Closes all descriptors; the processes behind them go on."""
+        """Closes all descriptors; the processes continue."""
         for channel in (self._handoff, self._status):
             channel.close()
         close_all([self._init.pidfd, self._begun, *self._identity[1:], *self._given.values()])

@@ -107,7 +107,7 @@ class NetworkNamespaces:
         self._used[init] = descriptor
 
     def give_back(self, process: int) -> None:
-        """After the process was reaped. Does nothing unless it was an init."""
+        """Call it after the process was reaped. Does nothing unless it was an init."""
         descriptor = self._used.pop(process, None)
         if descriptor is None:
             return

@@ -49,7 +49,7 @@ class HostIds:
         self._by_process[init] = host_id
 
     def give_back(self, process: int) -> None:
-        """After the process was reaped. Does nothing unless it was an init."""
+        """Call it after the process was reaped. Does nothing unless it was an init."""
         host_id = self._by_process.pop(process, None)
         if host_id is not None:
             self._used[host_id] -= 1

@@ -27,7 +27,7 @@ def is_for_one_worker(order: Dict[str, Any]) -> bool:
 
 
 class ZygoteLost(Exception):
-    """The zygote died: nothing can be forked any more."""
+    """The zygote died, so no guest can be forked."""
 
 
 class ZygoteHandle:
@@ -115,11 +115,11 @@ class ZygoteHandle:
         return pid, takes_list, has_live_modules
 
     def let_go(self) -> None:
-        """It exits; later orders raise `ZygoteLost`."""
+        """Makes the zygote exit; later orders raise `ZygoteLost`."""
         self._channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """It exits, if this is a twin; what it forked goes on."""
+        """Makes a twin exit; its guests continue."""
         self._channel.close()
 
     def _recipe(self, shape: CellShape) -> int:

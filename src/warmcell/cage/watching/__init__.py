@@ -1,1 +1,1 @@
-"""Ceilings that no cgroup keeps: what a tree of processes uses, and the watcher."""
+"""Measures what process trees use and enforces limits where no cgroup does; the watcher."""

@@ -62,7 +62,7 @@ class Tree(NamedTuple):
 
 
 class Ceilings:
-    """Call `look` as often as it says. Once `verdict` is set, the tree must be killed."""
+    """`look` returns when to call it again. Once `verdict` is set, the tree must be killed."""
 
     def __init__(self, watch: Watch, tree: Tree, most_tasks: int = 0) -> None:
         self._watch, self._tree, self._most_tasks = watch, tree, most_tasks
@@ -158,7 +158,7 @@ class Ceilings:
             self.verdict = self.verdict or "gpu memory"
 
     def lose_gpus(self) -> None:
-        """What the guest uses of GPUs cannot be read: it does not go on if that has a limit."""
+        """Called when GPU use cannot be read: ends the guest if that use is limited."""
         self.gpu = None
         if self._watch.gpu_memory_bytes:
             self.verdict = self.verdict or "gpu unreadable"

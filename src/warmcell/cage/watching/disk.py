@@ -1,4 +1,4 @@
-"""What writable directories of the host hold, and how much a guest added to them."""
+"""Measures the content of writable host directories, and how much a guest added."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Walk:
         self._steps: Generator[None, None, None] = self._walk_all()
 
     def advance(self, seconds: float) -> bool:
-        """Whether it came to the end in that time."""
+        """Continues the walk; returns whether it is complete."""
         until = time.monotonic() + seconds
         return all(time.monotonic() <= until for _ in self._steps)
 

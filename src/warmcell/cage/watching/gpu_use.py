@@ -1,4 +1,4 @@
-"""What one tree of processes uses of GPUs."""
+"""Measures one process tree's use of GPUs."""
 
 from __future__ import annotations
 

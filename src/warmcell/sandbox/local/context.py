@@ -85,7 +85,7 @@ class LocalNetwork:
         self._apply()
 
     async def update(self, update: object) -> None:
-        """Narrows what the sandbox was made with; an earlier update no longer counts."""
+        """Narrows the rules that the sandbox was made with. Replaces earlier updates."""
         from warmcell.net.rules.network_update import read_update
 
         narrowing = read_update(update)
@@ -97,7 +97,7 @@ class LocalNetwork:
             await in_thread(lambda: log.cut(narrowing))
 
     def adopt(self, other: LocalNetwork) -> None:
-        """A fork begins with what its original may reach."""
+        """A fork starts with the current rules of its original."""
         self.narrowing = other.narrowing
         self._apply()
 
@@ -201,7 +201,7 @@ class SandboxContext:
             self.layer.close()
 
     def make_guest(self) -> Guest:
-        """A guest that sees the work directory and the packages of now."""
+        """A guest with the work directory and the current packages."""
         settings = self.settings
         copy = None if self.layer is None or self.layer.overlay is not None else self.layer.copy_path
         config = GuestConfig(

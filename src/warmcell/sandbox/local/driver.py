@@ -1,4 +1,4 @@
-"""LocalSandbox: the driver of a sandbox on this host. Its parts are files, runs and what lives between two calls."""
+"""LocalSandbox: the driver of a sandbox on this host, with components for files, runs and live programs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class LocalSandbox:
         return child
 
     async def branch(self) -> LocalSandbox:
-        """A sandbox on the same directory that starts with these changes and goes on by itself."""
+        """A new sandbox on the same directory that starts with these changes and is then independent."""
         self.check_open()
         parent = self.changes.layer
         child = await in_thread(lambda: LocalSandbox(self.context.settings, parent))

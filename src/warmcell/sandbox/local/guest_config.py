@@ -1,4 +1,4 @@
-"""GuestConfig: what a sandbox tells its guest about itself, and the policy that results."""
+"""GuestConfig: the settings of a sandbox that concern its guest, and the resulting policy."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _search_path(config: GuestConfig, policy: SandboxPolicy) -> str:
 
 
 def list_protected(policy: SandboxPolicy | None, directory: str) -> tuple[tuple[str, ...], ...]:
-    """What the host's own file methods refuse to change in a host directory: models call them too."""
+    """Paths of a host directory that the file methods refuse to change, since models call them too."""
     found = (tuple(os.path.relpath(path, directory).split("/")) for path in find_protected(directory))
     every = dict.fromkeys((*PROTECTED, *found))
     return tuple(parts for parts in every if not _is_granted(policy, os.path.join(directory, *parts)))
