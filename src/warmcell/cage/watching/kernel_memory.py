@@ -108,10 +108,10 @@ class DescriptorTable:
         if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
         else:  # otherwise `usage.socket_buffers` counts them
-            memory += len(others) * usage.SOCKET + self._queued_in(others, patience)
+            memory += len(others) * usage.SOCKET + self._sum_queues(others, patience)
         return DescriptorUse(memory, in_flight, len(pipes), items)
 
-    def _queued_in(self, sockets: Set[int], patience: Patience) -> int:
+    def _sum_queues(self, sockets: Set[int], patience: Patience) -> int:
         """In a network shared with the host. Its tables may be long, which is not the guest's doing.
 
         Connections that were closed, or not accepted, belong to no process: those of the guest's own ports are its.
