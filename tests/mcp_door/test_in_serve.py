@@ -26,12 +26,12 @@ pytestmark = pytest.mark.needs("user namespaces")
 
 
 class Served:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, max_timeout: int = 20) -> None:
         file = str(directory / "tokens.json")
         self.tokens = {
             name: add_token(file, name, **{"scopes": SCOPES, **quotas})[0] for name, quotas in TENANTS.items()
         }
-        command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", "--max-timeout", "20"]
+        command = [sys.executable, "-m", "warmcell", "serve", "--port", "0", "--max-timeout", str(max_timeout)]
         command += ["--tokens", file]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
@@ -121,6 +121,30 @@ def test_who_has_no_token_or_anothers_session_gets_nothing(served: Served) -> No
             assert client.post(served.url, content=junk, headers=theirs).status_code < 500, name
         assert client.post(served.url, json=listing, headers=theirs).status_code == 200
         assert client.delete(served.url, headers=theirs).status_code == 200
+
+
+@pytest.mark.attack("S3-18")
+@pytest.mark.parametrize("is_tenant", [True, False])
+def test_the_call_of_a_client_that_hung_up_ends(tmp_path: Path, url: str, is_tenant: bool) -> None:
+    """Else such calls, each with its arguments, pile up in the queue; nothing counted them."""
+    served, marker = Served(tmp_path, 300) if is_tenant else None, f"warmcell-{secrets.token_hex(8)}"
+    url, own = (served.url, served.headers("two")) if served is not None else (url, {})
+    arguments = {"command": f"sh -c 'sleep 300; echo {marker}'", "timeout_secs": 300}
+    calling = {"jsonrpc": "2.0", "id": 3, "method": "tools/call"}
+    calling |= {"params": {"name": "run_command", "arguments": arguments}}
+    try:
+        with httpx.Client(headers=own, timeout=60) as client:
+            session = session_of(client, url)
+            with client.stream("POST", url, json=calling, headers=session):
+                until(lambda: processes_with(marker))
+            until(lambda: not processes_with(marker))
+            listing = calling | {"id": 4, "params": {"name": "list_files", "arguments": {}}}
+            assert client.post(url, json=listing, headers=session).status_code == 200
+    finally:
+        if served is not None:
+            served.process.terminate()
+            assert served.process.wait(60) == 0
+            served.process.stdout.close()  # type: ignore[union-attr]
 
 
 @pytest.mark.attack("PT-09")

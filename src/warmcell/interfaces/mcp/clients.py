@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from warmcell.core.light import on_error
 from warmcell.core.records import dataclass
+from warmcell.interfaces.serve.requests import RESPONSE_END, cancel_and_wait
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.tools.definitions import MAX_TIMEOUT
 from warmcell.sandbox.tools.toolset import Toolset
@@ -117,15 +118,19 @@ class Clients:
         return Client(place, tools)
 
 
-async def cancel_once(work: Awaitable[T]) -> T:
-    """Await `work`; if cancelled, cancel it once and wait for it. A cancelled anyio scope cancels repeatedly, which
-    would interrupt the clean-up of a run.
+async def while_awaited(context: Any, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and cancel it when its client hangs up or cancels the request.
+
+    A client that hung up cannot get the answer, and would leave any number of calls behind. A cancelled anyio scope
+    cancels repeatedly, which would interrupt the clean-up of a run: `work` is cancelled once.
     """
-    task = asyncio.ensure_future(work)
+    end = asyncio.Event() if context.request is None else context.request.scope[RESPONSE_END]
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(end.wait())
     try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.cancel()
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise MCPError(types.INTERNAL_ERROR, "the client disconnected")
+        return working.result()
+    finally:
         with anyio.CancelScope(shield=True):
-            await asyncio.wait([task])
-        raise
+            await cancel_and_wait(working, leaving)

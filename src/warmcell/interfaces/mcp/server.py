@@ -25,7 +25,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from warmcell.core.door_text import explain, in_guest_terms
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.mcp.clients import Client, Clients, SandboxFactory, cancel_once
+from warmcell.interfaces.mcp.clients import Client, Clients, SandboxFactory, while_awaited
 from warmcell.sandbox.tools.answers import failure
 from warmcell.sandbox.tools.definitions import Definition
 
@@ -90,9 +90,13 @@ async def _list_tools(context: Any, _: object) -> types.ListToolsResult:
 
 async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
     client = await _client(context)
-    try:
+
+    async def call() -> dict[str, Any]:
         async with client.place.turn():
-            answer = await _answer(context, client, params.name, params.arguments or {})
+            return await _answer(context, client, params.name, params.arguments or {})
+
+    try:
+        answer = await while_awaited(context, call())
     except SandboxError as error:  # refused before it could start
         answer = failure(error)
     await _log(context, answer)
@@ -101,11 +105,11 @@ async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types
 
 async def _answer(context: Any, client: Client, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if not is_wanted(context):
-        return await cancel_once(client.tools.call(name, arguments))
+        return await client.tools.call(name, arguments)  # type: ignore[no-any-return]
     seconds = arguments.get("timeout_secs")
     total = float(seconds) if type(seconds) is int and 0 < seconds < 1e6 else None
     async with Progress(context, total) as progress:
-        return await cancel_once(client.tools.call(name, arguments, progress.add_output))
+        return await client.tools.call(name, arguments, progress.add_output)  # type: ignore[no-any-return]
 
 
 async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:

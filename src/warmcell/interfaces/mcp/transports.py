@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
-from warmcell.interfaces.serve.requests import check_mcp_message, replay
+from warmcell.interfaces.serve.requests import RESPONSE_END, check_mcp_message, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -148,7 +148,11 @@ class _BoundedMessages:
         except HttpError as error:
             await error_response(error)(scope, receive, send)
             return
-        await self._app(scope, replay(body, receive), send)
+        scope[RESPONSE_END] = asyncio.Event()
+        try:
+            await self._app(scope, replay(body, receive), send)
+        finally:
+            scope[RESPONSE_END].set()
 
 
 async def _read_body(receive: Any) -> bytes:

@@ -17,7 +17,15 @@ from starlette.routing import Route
 from warmcell.core.errors import ProvisionFailed, SandboxError
 from warmcell.interfaces.serve.authentication import authenticate
 from warmcell.interfaces.serve.middleware import annotate_events
-from warmcell.interfaces.serve.requests import HAS_RIGHT, OWNER, check_mcp_message, read_body, replay, while_allowed
+from warmcell.interfaces.serve.requests import (
+    HAS_RIGHT,
+    OWNER,
+    RESPONSE_END,
+    check_mcp_message,
+    read_body,
+    replay,
+    while_allowed,
+)
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT
 from warmcell.interfaces.serve.service import Service
@@ -85,7 +93,7 @@ class McpApp:
             request.app.state.bodies.release(scope)
             await error_response(error)(scope, receive, send)
             return
-        call = object()
+        call, scope[RESPONSE_END] = object(), asyncio.Event()
         if scope["method"] == "POST":
             self._calls.add(call)
         counted = [tenant.id] if _SESSION not in request.headers else []
@@ -102,6 +110,7 @@ class McpApp:
         except HttpError:
             return  # the token was revoked: the connection is cut
         finally:
+            scope[RESPONSE_END].set()
             request.app.state.bodies.release(scope)
             self._initializing.subtract(counted)
             self._calls.discard(call)

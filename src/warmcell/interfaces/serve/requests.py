@@ -30,6 +30,8 @@ _CLOSE = {"Connection": "close"}
 OWNER, BUFFERED, REVOCABLE = "warmcell.owner", "warmcell.body", "warmcell.revocable"
 #: Another: tells whether the token still exists and has the scope of the route.
 HAS_RIGHT = "warmcell.has-right"
+#: Another: an event that is set when the response of an MCP request has ended, also because its client hung up.
+RESPONSE_END = "warmcell.response-end"
 #: Another: registers a future that is cancelled when an operator ends the request.
 ENDABLE = "warmcell.endable"
 #: The message of that cancellation, and of the error that its client gets.
