@@ -14,7 +14,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from warmcell.core.light import on_error
 from warmcell.core.records import dataclass
-from warmcell.interfaces.serve.requests import RESPONSE_END, cancel_and_wait
+from warmcell.interfaces.serve.requests import RESPONSE_END
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.tools.definitions import MAX_TIMEOUT
 from warmcell.sandbox.tools.toolset import Toolset
