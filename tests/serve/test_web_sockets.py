@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.helpers import eventually
+from tests.helpers import eventually, until
 from tests.serve.conftest import Server, make_token
 from tests.serve.requests import create_sandbox, is_running
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -140,6 +140,30 @@ def test_a_run_ends_with_its_socket(server: Server) -> None:
         receive(socket, b"up")
         assert eventually(lambda: is_running(mark))
     assert eventually(lambda: not is_running(mark))
+
+
+@pytest.mark.attack("PT-09", "S3-16")
+def test_a_run_that_waits_for_its_slot_ends_with_its_socket(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    """Also if the client has sent input that the program would read."""
+    tokens = tmp_path / "tokens.json"
+    secret = make_token(tokens, "one", "--runs", "1", "--scope=run", "--scope=metrics")
+    with start_server("--tokens", str(tokens)) as server:
+        headers = {"authorization": f"Bearer {secret}"}
+
+        def waits() -> bool:
+            return "warmcell_runs_waiting 1.0" in server.client.get("/metrics", headers=headers).text
+
+        with open_socket(server, "/v1/run/ws", additional_headers=headers) as first:
+            first.send(json.dumps(RUN | {"code": "print('up', flush=True); input()"}))
+            receive(first, b"up")
+            for _ in range(3):
+                with open_socket(server, "/v1/run/ws", additional_headers=headers) as other:
+                    other.send(json.dumps(RUN))
+                    other.send(b"x" * 100_000)
+                    until(waits)
+                until(lambda: not waits())
+            first.send(b"\n")
+            assert last(first)["exit_code"] == 0
 
 
 @pytest.mark.attack("PT-15")

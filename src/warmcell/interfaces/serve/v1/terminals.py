@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
@@ -46,6 +47,7 @@ from warmcell.sandbox.processes import AsyncProcess, PtySize
 FIRST_SECONDS = 30.0
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _CHUNK = 1 << 16
+_MESSAGE_OVERHEAD = 64
 
 
 class WaitingInput:
@@ -100,6 +102,34 @@ class WaitingInput:
             await self._changed.wait_for(lambda: not (self._waiting or self._is_ending or self._is_busy))
 
 
+class MessageQueue:
+    """Messages of a client, read before they are wanted, so that its disconnect is noticed meanwhile. Bounded."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+        self._messages: deque[bytes | str] = deque()
+        self._size = 0
+        self._changed = asyncio.Condition()
+
+    async def fill(self) -> None:
+        """Returns when the client has disconnected."""
+        async for message in receive_messages(self._socket):
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._size < MAX_MESSAGE)
+                self._messages.append(message)
+                self._size += len(message) + _MESSAGE_OVERHEAD
+                self._changed.notify_all()
+
+    async def __aiter__(self) -> AsyncIterator[bytes | str]:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._messages)
+                message = self._messages.popleft()
+                self._size -= len(message) + _MESSAGE_OVERHEAD
+                self._changed.notify_all()
+            yield message
+
+
 class Nothing(Strict):
     """A message without fields."""
 
@@ -133,20 +163,28 @@ async def attach(socket: WebSocket, tenant: Tenant) -> None:
 
     await accept(socket)
     sending = send_output(socket, process.output(), get_service(socket).draining)
-    await run_until_first_ends(sending, _handle_messages(socket, process, write, drains=True))
+    messages = receive_messages(socket)
+    await run_until_first_ends(sending, _handle_messages(socket, messages, process, write, drains=True))
     await _send_result(socket, process)
 
 
 async def run(socket: WebSocket, tenant: Tenant) -> None:
-    """Run the program of the first message; a disconnect ends it."""
-    service = get_service(socket)
+    """Run the program of the first message; a disconnect ends it, also while it waits for a slot or is built."""
     await accept(socket)
     body = await _read_first(socket)
-    check_timeout(body.timeout, service.settings.max_timeout)
+    check_timeout(body.timeout, get_service(socket).settings.max_timeout)
+    messages = MessageQueue(socket)
+    await run_until_first_ends(messages.fill(), _run_in_slot(socket, tenant, body, messages))
+
+
+async def _run_in_slot(
+    socket: WebSocket, tenant: Tenant, body: LiveRunBody, messages: AsyncIterable[bytes | str]
+) -> None:
+    service = get_service(socket)
     limits = None if body.limits is None else body.limits.limits()
     async with service.run_slot(tenant), service.make_sandbox(tenant, limits, env=body.env) as sandbox:
         with _show_in_activity(body.language):
-            await _run_program(socket, sandbox, body)
+            await _run_program(socket, sandbox, body, messages)
 
 
 @contextmanager
@@ -171,7 +209,9 @@ async def _read_first(socket: WebSocket) -> LiveRunBody:
     raise HttpError(400, "no program was sent")
 
 
-async def _run_program(socket: WebSocket, sandbox: AsyncSandbox, body: LiveRunBody) -> None:
+async def _run_program(
+    socket: WebSocket, sandbox: AsyncSandbox, body: LiveRunBody, messages: AsyncIterable[bytes | str]
+) -> None:
     for path, data in body.files.items():
         await sandbox.write_file(path, to_content(f"files[{path!r}]", data))
     size = None if body.pty is None else PtySize(body.pty.cols, body.pty.rows)
@@ -182,7 +222,7 @@ async def _run_program(socket: WebSocket, sandbox: AsyncSandbox, body: LiveRunBo
         await socket.close(DONE)
         return
     sending = send_output(socket, _cap_output(process, sandbox.limits.output_bytes), None)
-    await run_until_first_ends(sending, _handle_messages(socket, process, process.write, drains=False))
+    await run_until_first_ends(sending, _handle_messages(socket, messages, process, process.write, drains=False))
     await _send_result(socket, process)
 
 
@@ -197,7 +237,9 @@ async def _cap_output(process: AsyncProcess, most: int) -> AsyncIterator[OutputE
                 yield OutputEvent(piece.stream, data)
 
 
-async def _handle_messages(socket: WebSocket, process: AsyncProcess, write: Any, *, drains: bool) -> None:
+async def _handle_messages(
+    socket: WebSocket, messages: AsyncIterable[bytes | str], process: AsyncProcess, write: Any, *, drains: bool
+) -> None:
     """Write binary messages to stdin, execute text messages, also while the program does not read its input.
 
     `drains`: what was sent before a disconnect is still delivered.
@@ -207,7 +249,7 @@ async def _handle_messages(socket: WebSocket, process: AsyncProcess, write: Any,
         await send_message(socket, "refused", {"error": error_to_dict(error)})
 
     async def receive() -> None:
-        async for message in receive_messages(socket):
+        async for message in messages:
             try:
                 if isinstance(message, bytes):
                     await waiting.add(message)
