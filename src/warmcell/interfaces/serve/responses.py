@@ -28,6 +28,7 @@ from warmcell.sessions.cell_results import CellResult
 
 #: nginx's status for a client that closed the connection. It appears in logs only.
 CLIENT_GONE = 499
+_PIECE = 1 << 14
 
 
 class HttpError(Exception):
@@ -56,6 +57,22 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
     """JSON in ASCII: lone surrogates that a guest printed cannot break it."""
     body = json.dumps(value, ensure_ascii=True, default=str, separators=(",", ":"))
     return Response(body, status, with_retry_after(status, headers), media_type="application/json")
+
+
+def json_pieces(value: object) -> Iterator[str]:
+    """ASCII JSON in pieces that take about a millisecond each, however long its texts are."""
+    if isinstance(value, str) and len(value) > _PIECE:
+        yield '"'
+        for start in range(0, len(value), _PIECE):
+            yield json.dumps(value[start : start + _PIECE])[1:-1]
+        yield '"'
+    elif isinstance(value, dict) and value:
+        for number, (key, inner) in enumerate(value.items()):
+            yield f"{', ' if number else '{'}{json.dumps(str(key))}: "
+            yield from json_pieces(inner)
+        yield "}"
+    else:
+        yield json.dumps(value)
 
 
 def with_retry_after(status: int, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:

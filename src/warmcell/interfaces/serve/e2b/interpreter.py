@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,6 +20,7 @@ from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import (
     HttpError,
     error_response,
+    json_pieces,
     json_response,
     public_message,
     status_of,
@@ -31,6 +31,8 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
 KEEPALIVE_SECONDS = 5.0
+#: Characters of a message that are sent without a turn for other requests.
+_MOST_AT_ONCE = 1 << 16
 _FIELDS = {
     "text/plain": "text",
     "text/html": "html",
@@ -73,8 +75,21 @@ async def execute(request: Request, tenant: Tenant) -> Response:
     context = contexts.choose(body.context_id, body.language)
     env = dict(check_env(body.env_vars or {}, "env_vars"))
     await context.start()
-    lines = (json.dumps(message) + "\n" async for message in _run(context, body.code, env))
-    return CellStream(lines, media_type="application/x-ndjson")
+    return CellStream(_encode_lines(_run(context, body.code, env)), media_type="application/x-ndjson")
+
+
+async def _encode_lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """A display can take a hundred megabytes as JSON: other requests get their turn between its pieces."""
+    async with aclosing(messages) as items:  # type: ignore[type-var]
+        async for message in items:
+            waiting = ""
+            for piece in json_pieces(message):
+                waiting += piece
+                if len(waiting) > _MOST_AT_ONCE:
+                    yield waiting
+                    waiting = ""
+                    await asyncio.sleep(0)
+            yield waiting + "\n"
 
 
 class CellStream(StreamingResponse):
