@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.helpers import until
-from tests.serve.conftest import ROOT, Server, make_token, worker_pids
+from tests.serve.conftest import ROOT, Server, disconnect_after, make_token, worker_pids
 
 from warmcell.interfaces.serve.v1.activity import MAX_STREAMS
 
@@ -65,6 +65,37 @@ def test_a_client_that_leaves_while_a_cell_waits_for_input(start_server: Start, 
         assert client.delete(at, timeout=20).status_code == 204
         status, log = server.stop(signal.SIGTERM, 30)
         assert (status, "Traceback" in log) == (0, False), log
+
+
+@pytest.mark.attack("S3-16")
+def test_what_waits_in_the_queue_ends_with_its_client(start_server: Start, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    secret = make_token(tokens, "one", "--runs", "1", *(f"--scope={scope}" for scope in ("run", "sandbox", "metrics")))
+    headers = {"authorization": f"Bearer {secret}"}
+    with start_server("--tokens", str(tokens)) as server:
+        server.client.headers.update(headers)
+
+        def is_one(state: str) -> bool:
+            return f"warmcell_runs_{state} 1.0" in server.client.get("/metrics").text
+
+        at = f"/v1/sandboxes/{server.client.post('/v1/sandboxes', json={}).json()['id']}"
+        session = f"{at}/sessions/{server.client.post(f'{at}/sessions', json={}).json()['id']}"
+        long = {"language": "python", "code": "import time; time.sleep(200)", "timeout": 250}
+        with disconnect_after(server, "/v1/run", long, headers):
+            until(lambda: is_one("running"))
+            for path, body in (
+                (f"{at}/sessions", {}),
+                (f"{at}/processes", {"command": "true"}),
+                (f"{session}/restart", {}),
+            ):
+                with disconnect_after(server, path, body, headers):
+                    until(lambda: is_one("waiting"))
+                until(lambda: not is_one("waiting"))
+        lines = server.client.get("/metrics").text.splitlines()
+        ended = [line for line in lines if line.startswith("warmcell_http_requests_total") and 'status="499"' in line]
+        assert len(ended) == 3, "they ended when their queue timeout was over"
+        after = server.client.post(f"{session}/run", json={"code": "6 * 7"})
+        assert after.json()["value"] == "42", after.text
 
 
 STAGES = {

@@ -240,10 +240,10 @@ class Service:
         try:
             async with self.run_slot(tenant):
                 process = await start()
+                live.add(process)
+                return process
         finally:
             self._starting[tenant.id] -= 1
-        live.add(process)
-        return process
 
     @asynccontextmanager
     async def _queue_slot(self, tenant: Tenant, patience: float) -> AsyncIterator[None]:

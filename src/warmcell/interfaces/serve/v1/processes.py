@@ -90,7 +90,8 @@ async def every(request: Request, tenant: Tenant) -> Response:
 async def spawn(request: Request, tenant: Tenant) -> Response:
     """Starts a program in the background."""
     entry, body = get_entry(request, tenant), await read_model(request, SpawnBody)
-    process = await get_service(request).start_process(tenant, lambda: start_process(entry, body))
+    start = get_service(request).start_process(tenant, lambda: start_process(entry, body))
+    process = await while_connected(request, start)
     return json_response(asdict(process.info), 201)
 
 

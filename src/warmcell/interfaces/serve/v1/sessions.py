@@ -46,14 +46,18 @@ async def create(request: Request, tenant: Tenant) -> Response:
     state = state_of(entry)
     if len(state.sessions) + state.sessions_starting >= MAX_SESSIONS:
         raise HttpError(429, f"the sandbox already has {MAX_SESSIONS} sessions", headers={"Retry-After": "5"})
+
+    async def start() -> SessionEntry:
+        async with get_service(request).run_slot(tenant):
+            return state.add_session(await entry.sandbox.session(body.language, cwd=body.cwd, env=body.env))
+
     state.sessions_starting += 1
     try:
         with as_conflict("limits.processes"):
-            async with get_service(request).run_slot(tenant):
-                session = await entry.sandbox.session(body.language, cwd=body.cwd, env=body.env)
+            found = await while_connected(request, start())
     finally:
         state.sessions_starting -= 1
-    return json_response(state.add_session(session).to_dict(), 201)
+    return json_response(found.to_dict(), 201)
 
 
 async def one(request: Request, tenant: Tenant) -> Response:
@@ -127,8 +131,12 @@ async def interrupt(request: Request, tenant: Tenant) -> Response:
 async def restart(request: Request, tenant: Tenant) -> None:
     """Replaces the interpreter by a new one without the variables."""
     found = await find_session(request, tenant)
-    async with get_service(request).run_slot(tenant):
-        await found.session.restart()
+
+    async def renew() -> None:
+        async with get_service(request).run_slot(tenant):
+            await found.session.restart()
+
+    await while_connected(request, renew())
 
 
 async def variables(request: Request, tenant: Tenant) -> Response:
