@@ -224,7 +224,7 @@ def test_who_comes_when_there_are_too_many_is_told_when_to_come_again() -> None:
         bounded = ConnectionLimit(app, 2)
         bounded.connections = range(others)
         said.clear()
-        await bounded({"type": kind, "headers": []}, None, send)
+        await bounded({"type": kind, "path": "/", "headers": []}, None, send)
         return said[0]
 
     assert asyncio.run(come(2)) == {"type": "taken"}

@@ -147,7 +147,7 @@ async def test_a_full_volume_is_not_mounted_in_new_sandboxes(tmp_path: Path) -> 
     for volume in (full, empty):
         Path(volume.path).mkdir()
     (tmp_path / "full/file").write_bytes(os.urandom(2 << 20))
-    with pytest.raises(HttpError, match="the volume 'full' has the 2 MB"):
+    with pytest.raises(HttpError, match="the volume 'full' uses all 2 MB"):
         await volumes.find_room(tenant, [empty, full], is_new=True)
     assert await volumes.find_room(tenant, [empty, full], is_new=False) == 1
     assert await volumes.find_room(tenant, [empty], is_new=True) == 2

@@ -99,7 +99,7 @@ def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
 
 def parse_message(text: bytes) -> dict[str, Any]:
     if has_many_values(text):
-        raise RpcError("resource_exhausted", f"a message has at most {MAX_VALUES} values")
+        raise RpcError("invalid_argument", f"a message has at most {MAX_VALUES} values")
     try:
         found = json.loads(text or b"{}")
     except (ValueError, RecursionError):
