@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import until
 from tests.serve.conftest import Server, make_token
 
-from warmcell.interfaces.serve.background_jobs import BackgroundJob, BackgroundJobs, EventLog
+from warmcell.interfaces.serve.background_jobs import BackgroundJob, BackgroundJobs, EventLog, KeptEvents
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.tokens import SCOPES
 
@@ -165,6 +165,27 @@ async def test_a_log_keeps_the_newest_events_and_counts_the_others() -> None:
     assert [text async for text in log.read(19)] == whole[-1:]
 
 
+@pytest.mark.attack("S3-10")
+async def test_the_jobs_of_a_tenant_keep_a_bounded_sum() -> None:
+    """One event may be larger than the bound of a log: a result with displays of many megabytes."""
+    kept = KeptEvents(limit=100_000)
+    logs = [EventLog(limit=10_000, kept=kept) for _ in range(20)]
+    for log in logs:
+        await log.emit("stdout", {"text": "short"})
+        await log.emit("result", {"text": "x" * 30_000})
+        log.end()
+    assert 30_000 < sum(log.size for log in logs) < 140_000
+    (dropped,) = [text async for text in logs[0].read(0)]
+    assert "dropped" in dropped and '"events": 2' in dropped
+    assert "x" * 30_000 in [text async for text in logs[-1].read(0)][-1]
+    await logs[0].emit("stdout", {"text": "later"})
+    assert "later" in [text async for text in logs[0].read(2)][-1]
+    del logs[1:], log  # what was removed does not count
+    for _ in range(200):
+        await logs[0].emit("stdout", {"text": "y" * 900})
+    assert 9_000 < logs[0].size <= 10_000
+
+
 async def test_jobs_are_bounded_and_the_oldest_ended_one_is_forgotten() -> None:
     import asyncio
 
@@ -176,12 +197,12 @@ async def test_jobs_are_bounded_and_the_oldest_ended_one_is_forgotten() -> None:
         return None
 
     jobs = BackgroundJobs(2)
-    first, ended = jobs.start(forever, {}), jobs.start(at_once, {})
+    first, ended = jobs.start(forever, {}, KeptEvents()), jobs.start(at_once, {}, KeptEvents())
     await ended.task
-    second = jobs.start(forever, {})
+    second = jobs.start(forever, {}, KeptEvents())
     assert [job.id for job in jobs.all()] == [first.id, second.id]
     with pytest.raises(HttpError, match="already running"):
-        jobs.start(at_once, {})
+        jobs.start(at_once, {}, KeptEvents())
     await jobs.aclose()
     assert not first.is_running and jobs.all() == []
     last = [text async for text in BackgroundJob.events(first, 0)]

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
@@ -21,18 +22,56 @@ from warmcell.interfaces.serve.responses import HttpError, error_to_dict, parse_
 from warmcell.interfaces.serve.v1.models import query
 from warmcell.lifetime.threads import cancel_and_wait
 
-#: Of one job. Older events are dropped; readers get their number.
-MAX_LOG_BYTES = 4 * MIB
+#: Of one job, and of all jobs of a tenant. Older events are dropped; readers get their number.
+MAX_LOG_BYTES, MAX_KEPT_BYTES = 4 * MIB, 64 * MIB
+#: What remains of the latter then, so that not every further event looks at all jobs.
+_KEPT_SHARE = 0.75
 _log = logging.getLogger("warmcell.serve")
 FROM = query("from", {"type": "integer", "minimum": 0, "maximum": 10**15})
 Work = Callable[[Emit], Awaitable[object]]
 
 
+class KeptEvents:
+    """A bound on what the jobs of a tenant keep: those that have been silent longest lose their events first."""
+
+    def __init__(self, limit: int = MAX_KEPT_BYTES) -> None:
+        self._limit = limit
+        #: In the order of their last events. Jobs that were replaced or removed disappear by themselves.
+        self._logs: WeakKeyDictionary[EventLog, None] = WeakKeyDictionary()
+        self._added = 0
+
+    def add(self, log: EventLog, size: int) -> None:
+        """The log has a new event of this size."""
+        self._logs.pop(log, None)
+        self._logs[log] = None
+        self._added += size
+        if self._added > self._limit:
+            self._added = self._drop_oldest(log)
+
+    def _drop_oldest(self, newest: EventLog) -> int:
+        """Returns what is kept. The newest event stays, whatever its size."""
+        logs = list(self._logs)
+        kept = sum(log.size for log in logs)
+        if kept > self._limit:
+            for log in logs:
+                if log is newest or kept <= _KEPT_SHARE * self._limit:
+                    break
+                kept -= log.size
+                log.drop()
+        return kept
+
+
+class KeptByTenant(defaultdict[str, KeptEvents]):
+    def __init__(self) -> None:
+        super().__init__(KeptEvents)
+
+
 class EventLog:
     """Events numbered from 1; the newest stay. Belongs to one event loop."""
 
-    def __init__(self, limit: int = MAX_LOG_BYTES) -> None:
-        self._limit, self._size = limit, 0
+    def __init__(self, limit: int = MAX_LOG_BYTES, kept: KeptEvents | None = None) -> None:
+        self._limit, self._kept = limit, kept or KeptEvents()
+        self.size = 0
         self._events: deque[str] = deque()
         self._count = 0
         self._is_ended = False
@@ -42,10 +81,16 @@ class EventLog:
         self._count += 1
         text = format_event(name, data, str(self._count))
         self._events.append(text)
-        self._size += len(text)
-        while self._size > self._limit and len(self._events) > 1:
-            self._size -= len(self._events.popleft())
+        self.size += len(text)
+        while self.size > self._limit and len(self._events) > 1:
+            self.size -= len(self._events.popleft())
+        self._kept.add(self, len(text))
         self._notify()
+
+    def drop(self) -> None:
+        """Keeps nothing of what has happened so far."""
+        self._events.clear()
+        self.size = 0
 
     def end(self) -> None:
         self._is_ended = True
@@ -74,9 +119,9 @@ class EventLog:
 class BackgroundJob:
     """Starts `work` at once. `cancel` ends it; its log then ends with an `error` event."""
 
-    def __init__(self, work: Work, about: dict[str, Any]) -> None:
+    def __init__(self, work: Work, about: dict[str, Any], kept: KeptEvents) -> None:
         self.id, self.created = secrets.token_hex(16), time.time()
-        self._about, self._log = about, EventLog()
+        self._about, self._log = about, EventLog(kept=kept)
         self.task = asyncio.ensure_future(self._run(work))
 
     @property
@@ -126,14 +171,14 @@ class BackgroundJobs:
         self._limit = limit
         self._jobs: dict[str, BackgroundJob] = {}
 
-    def start(self, work: Work, about: dict[str, Any]) -> BackgroundJob:
+    def start(self, work: Work, about: dict[str, Any], kept: KeptEvents) -> BackgroundJob:
         if len(self._jobs) >= self._limit:
             ended = next((job for job in self._jobs.values() if not job.is_running), None)
             if ended is None:
                 message = f"{self._limit} of these are already running; end one first"
                 raise HttpError(429, message, headers={"Retry-After": "5"})
             del self._jobs[ended.id]
-        job = BackgroundJob(work, about)
+        job = BackgroundJob(work, about, kept)
         self._jobs[job.id] = job
         return job
 

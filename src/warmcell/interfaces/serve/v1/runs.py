@@ -16,7 +16,7 @@ from starlette.responses import Response
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import MIB, ExecRequest
-from warmcell.interfaces.serve.background_jobs import FROM, BackgroundJob, BackgroundJobs, position_of
+from warmcell.interfaces.serve.background_jobs import FROM, BackgroundJob, BackgroundJobs, KeptByTenant, position_of
 from warmcell.interfaces.serve.event_streams import (
     KEEPALIVE,
     Emit,
@@ -216,7 +216,8 @@ class RunsByTenant:
         """`request`: the id of the request that started it, by which an operator can end it."""
         jobs = self.of(tenant)
         work = partial(_run, self._service, tenant, asked, place)
-        job = jobs.start(work, {"language": str(asked.language)})
+        kept = self._service.state.get(KeptByTenant, KeptByTenant)[tenant.id]
+        job = jobs.start(work, {"language": str(asked.language)}, kept)
         job.task.add_done_callback(lambda task: task.get_loop().call_later(KEEP_SECONDS, jobs.forget, job))
         job.end_with(self._service.revocable(tenant, "run"))
         self._service.open_requests.add(tenant.id, request, job.task)

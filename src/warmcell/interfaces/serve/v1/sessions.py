@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warmcell.core.errors import SessionNotFound
-from warmcell.interfaces.serve.background_jobs import FROM, position_of
+from warmcell.interfaces.serve.background_jobs import FROM, KeptByTenant, position_of
 from warmcell.interfaces.serve.event_streams import Emit, EventStream, stream_events, wants_events
 from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
@@ -179,7 +179,8 @@ async def find_session(request: Request, tenant: Tenant) -> SessionEntry:
 async def start_cell(request: Request, tenant: Tenant) -> Response:
     """Starts a cell that continues when the client disconnects."""
     found, service, body = await find_session(request, tenant), get_service(request), await read_cell(request)
-    job = found.cells.start(partial(_run_and_log, service, tenant, found, body), {})
+    kept = service.state.get(KeptByTenant, KeptByTenant)[tenant.id]
+    job = found.cells.start(partial(_run_and_log, service, tenant, found, body), {}, kept)
     job.end_with(service.revocable(tenant, "sandbox"))
     service.open_requests.add(tenant.id, id_of(request.scope), job.task)
     return json_response(job.to_dict(), 201)
