@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import on_error
+from warmcell.core.request_checks import check_text
 from warmcell.evaluation.json_lines import open_lines, parse_record, read_lines
 from warmcell.judging.verdicts import NOT_JUDGED
+from warmcell.workspace.untrusted_files import open_regular
 
 _HINT = "give another file, or remove this one to start again"
 Row = dict[str, Any]
@@ -27,13 +29,8 @@ class VerdictLog:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise InvalidRequest(f"{path}: {(error.strerror or str(error)).lower()}", field="out") from None
+        self._fd = open_regular(path, "out", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         with on_error(self.close):
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise InvalidRequest(f"{path}: not a regular file", field="out")
             self._lock()
             self._remove_torn_line()
             self._remove_unjudged()
@@ -70,6 +67,7 @@ class VerdictLog:
                 break
             position = start
         if position < end:
+            next(self.rows(), None)  # a file of something else is refused before it is changed
             os.ftruncate(self._fd, position)
 
     def _remove_unjudged(self) -> None:
@@ -77,7 +75,9 @@ class VerdictLog:
         if not any(row["status"] in NOT_JUDGED for row in self.rows()):
             return
         copy = f"{self.path}.new"
-        fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        with suppress(FileNotFoundError):
+            os.unlink(copy)  # of an interruption; or a link, made by whoever gave us the directory
+        fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         with on_error(lambda: os.close(fd)):
             fcntl.flock(fd, fcntl.LOCK_EX)
             with open(os.dup(fd), "wb") as file:
@@ -99,7 +99,17 @@ def read_verdicts(path: str) -> Iterator[Row]:
                 row = parse_record(line, place, "out")
             except InvalidRequest as error:
                 raise InvalidRequest(error.message.removeprefix("out: "), field="out", hint=_HINT) from None
-            are_texts = all(isinstance(row.get(name), str) for name in ("task_id", "status", "digest"))
-            if not are_texts or type(row.get("sample")) is not int:
+            if not _is_verdict(row):
                 raise InvalidRequest(f"{place}: not a verdict of an evaluation", field="out", hint=_HINT)
             yield row
+
+
+def _is_verdict(row: Row) -> bool:
+    """Whether the ledger can hold it: valid Unicode, and a number of SQLite's."""
+    try:
+        for name in ("task_id", "status", "digest"):
+            check_text(name, row.get(name))
+    except InvalidRequest:
+        return False
+    number = row.get("sample")
+    return type(number) is int and 0 <= number < 1 << 63

@@ -141,6 +141,8 @@ def _recording(line: bytes, where: str) -> Recording:
         policy = None if plain["policy"] is None else SandboxPolicy.from_json(json.dumps(plain["policy"]))
         request = _request_from_plain(plain["request"])
         outcome, versions = dict(plain["outcome"]), {str(k): str(v) for k, v in plain["versions"].items()}
+        if not all(isinstance(outcome.get(name) or {}, dict) for name in ("error", "enforced")):
+            raise TypeError("not a result or an error")
         enforcer = None if plain["enforcer"] is None else str(plain["enforcer"])
         return Recording(request, outcome, str(plain["backend"]), enforcer, policy, versions)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

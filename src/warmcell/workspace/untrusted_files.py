@@ -12,11 +12,11 @@ from warmcell.core.errors import InvalidRequest
 MAX_JSON_DEPTH = 64
 
 
-def open_regular(path: str, field: str, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str, field: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a regular file without following a final link; a FIFO does not block. The caller owns the descriptor."""
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, flags, mode)
     except OSError as error:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
             raise _not_regular(path, field) from None

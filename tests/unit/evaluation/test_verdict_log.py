@@ -64,3 +64,34 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         VerdictLog(str(tmp_path / "missing" / "x"))
     with pytest.raises(InvalidRequest, match="out: "):
         VerdictLog("/dev/null")
+
+
+@pytest.mark.parametrize("content", ["a note", "first line\nlast line", json.dumps({"id": "a"})])
+def test_a_file_of_something_else_keeps_its_last_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(InvalidRequest):
+        VerdictLog(str(path))
+    assert path.read_text() == content
+
+
+def test_links_beside_and_in_place_of_the_file_are_not_followed(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("untouched")
+    path = tmp_path / "verdicts.jsonl"
+    path.symlink_to(canary)
+    with pytest.raises(InvalidRequest, match="not a regular file"):
+        VerdictLog(str(path))
+    path.unlink()
+    path.write_text(json.dumps(row("a", "host_error")) + "\n")
+    (tmp_path / "verdicts.jsonl.new").symlink_to(canary)
+    VerdictLog(str(path)).close()
+    assert (canary.read_text(), path.read_text()) == ("untouched", "")
+
+
+@pytest.mark.parametrize("change", [{"sample": 1 << 63}, {"sample": -1}, {"task_id": "\ud800"}, {"status": "\ud800"}])
+def test_values_that_the_ledger_cannot_hold_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text(json.dumps(row("a") | change) + "\n")
+    with pytest.raises(InvalidRequest, match=r"verdicts\.jsonl:1"):
+        VerdictLog(str(path))

@@ -15,6 +15,7 @@ import pytest
 from warmcell import ExecRequest, ExecResult, ExecutionTimeout, FakeBackend, InvalidRequest, Limits, Recorder
 from warmcell import SandboxPolicyBuilder as Builder
 from warmcell.backends.fake import FakeTimeout
+from warmcell.interfaces.cli.replay import _describe
 from warmcell.interfaces.recording import Recording, read, write
 
 REQUEST = ExecRequest(
@@ -161,6 +162,20 @@ def test_deep_json_is_a_typed_error(tmp_path: Path, depth: int) -> None:
     file.write_text(file.read_text().replace('"status": "success"', f'"status": {deep}'))
     with pytest.raises(InvalidRequest, match="line 1"):
         list(read(str(file)))
+
+
+@pytest.mark.parametrize("outcome", [{"error": "x"}, {"enforced": [1]}, {"enforced": "abc"}])
+def test_an_outcome_of_other_types_is_refused_by_its_line(tmp_path: Path, outcome: dict[str, Any]) -> None:
+    file = tmp_path / "record"
+    write(str(file), Recording(REQUEST, outcome))
+    with pytest.raises(InvalidRequest, match="line 1"):
+        list(read(str(file)))
+
+
+def test_names_in_a_recording_cannot_move_the_cursor() -> None:
+    (line,) = _describe("versions \x1b[2J\ud800", "1", "2")
+    assert line.isprintable()
+    assert "\\x1b" in line
 
 
 def test_wrong_files_are_usage_errors(tmp_path: Path) -> None:

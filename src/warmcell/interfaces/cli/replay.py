@@ -122,6 +122,7 @@ def _report(number: int, recording: Recording, differences: dict[str, dict[str, 
 
 
 def _describe(name: str, before: Any, now: Any) -> list[str]:
+    name = one_line(name, 200)
     if isinstance(before, str) and isinstance(now, str) and "\n" in before + now:
         lines = list(unified_diff(before.splitlines(), now.splitlines(), "recorded", "now", lineterm=""))
         more = [f"    ... {len(lines) - _SHOWN_LINES} more lines"] if len(lines) > _SHOWN_LINES else []
