@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tests.workspaces.trees import directory_of, list_objects
 from warmcell import BackendUnavailable, SnapshotInvalid
 from warmcell.workspace.root import Root
 from warmcell.workspaces import Manifest, WorkspaceStore
-from warmcell.workspaces.snapshots.chunks import read_index
+from warmcell.workspaces.snapshots.chunks import ChunkCodec, read_index
 from warmcell.workspaces.snapshots.take import TreeWriter
 from warmcell.workspaces.snapshots.tree import Entry, from_plain, read_piece, write_line, write_pieces
 
@@ -129,6 +131,8 @@ def test_a_malformed_entry_is_refused(plain: object) -> None:
         from_plain(plain)
     with pytest.raises(SnapshotInvalid):
         list(read_piece(b"{"))
+    with pytest.raises(SnapshotInvalid):
+        list(read_piece(b"[" * 200_000))
 
 
 def _write(directory: Path, entries: list[Entry]) -> None:
@@ -161,3 +165,46 @@ def test_a_store_that_may_not_be_written_is_not_reported_as_damaged(store: Works
     finally:
         Path(store.path).chmod(0o700)
     assert "--store DIR" in str(refused.value.hint)
+
+
+@pytest.mark.attack("S3-12")
+@pytest.mark.parametrize("kind", ["packs", "snapshots"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/nonexistent", path)])
+def test_objects_that_are_not_files_are_ignored(
+    kind: str, make: Callable[[Path], object], store: WorkspaceStore
+) -> None:
+    """A FIFO would block every use of the store, and others made it unusable."""
+    taken = store.snapshot(store.provision(Manifest(files={"a": "A"})))
+    make(Path(store.path, kind, "a" * 32))
+    again = WorkspaceStore(store.path)
+    assert (directory_of(again, again.resume(taken)) / "a").read_text() == "A"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        b'"files":Infinity',
+        b'"files":1,"created":NaN',
+        b'"files":1,"created":1' + b"0" * 400,
+        b'"files":1,"document":' + b"[" * 200_000,
+    ],
+)
+def test_a_record_of_other_values_is_refused(change: bytes, store: WorkspaceStore) -> None:
+    taken = store.snapshot(store.provision(Manifest()))
+    record = Path(store.path, "snapshots", taken)
+    codec = ChunkCodec()
+    sealed = record.read_bytes()
+    data = codec.open(sealed[48:], sealed[:48].decode()).replace(b'"files":0', change)
+    digest = codec.digest(data)
+    (other := record.with_name(digest[:32])).write_bytes(digest.encode() + codec.seal(data, digest))
+    with pytest.raises(SnapshotInvalid, match="unknown format"):
+        WorkspaceStore(store.path).resume(other.name)
+
+
+@pytest.mark.parametrize("offset", [1 << 63, 1])
+def test_an_index_that_names_bytes_outside_of_its_pack_is_refused(offset: int, tmp_path: Path) -> None:
+    rows = struct.pack(">24sQI", b"a" * 24, offset, 10)
+    footer = struct.pack(">Q24s8s", 1, hashlib.blake2b(rows, digest_size=24).digest(), b"WCPACK01")
+    (tmp_path / "pack").write_bytes(b"0123456789" + rows + footer)
+    with pytest.raises(SnapshotInvalid, match="bytes that it does not have"):
+        read_index(str(tmp_path / "pack"), "pack")

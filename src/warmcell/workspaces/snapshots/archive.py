@@ -29,6 +29,7 @@ from warmcell.lifetime.own_modes import make_directories
 from warmcell.workspace.names import printable
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspace.untrusted_files import parse_json
 from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots import catalogue as index
 from warmcell.workspaces.snapshots.catalogue import Catalogue, ChunkReader, add_packs, not_permitted, remove_packs
@@ -40,6 +41,8 @@ from warmcell.workspaces.snapshots.tree import Entry, from_plain, to_plain
 _PATIENCE_SECONDS = 60.0
 _ID = re.compile(r"[0-9a-f]{32}")
 _VERSION = 1
+#: Seconds since 1970, in the year 5138: what `time.localtime` takes everywhere.
+_LATEST = 1e11
 #: A pack is written again if less than this part of it is needed.
 _NEEDED_PART = 0.6
 
@@ -267,11 +270,13 @@ class SnapshotArchive:
         if not self.codec.digest(data).startswith(identity):
             raise damage_error(f"snapshots/{identity}", "it is the record of another snapshot")
         try:
-            plain = json.loads(data)
+            plain = parse_json(data)
             skipped = tuple(map(str, plain["skipped"]))
             numbers = (float(plain["created"]), int(plain["files"]), int(plain["bytes"]), int(plain["stored"]))
             document, root = dict(plain["document"]), from_plain(plain["root"])
-        except (ValueError, KeyError, TypeError):
+            if not 0 <= numbers[0] < _LATEST:
+                raise ValueError("not a time")
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise damage_error(f"snapshots/{identity}", "its record has an unknown format") from None
         return SnapshotRecord(SnapshotId(identity, skipped), *numbers, document, root)
 

@@ -212,7 +212,10 @@ def read_index(path: str, name: str) -> Pack:
         rows = file.read(count * _ROW.size)
     if _digest(rows) != digest:
         raise damage_error(name, "the index of the pack has changed")
-    return Pack(name, [ChunkPlace(row[0].hex(), *row[1:]) for row in _ROW.iter_unpack(rows)])
+    chunks = [ChunkPlace(row[0].hex(), *row[1:]) for row in _ROW.iter_unpack(rows)]
+    if any(chunk.offset + chunk.length > start for chunk in chunks):
+        raise damage_error(name, "the index of the pack names bytes that it does not have")
+    return Pack(name, chunks)
 
 
 def _digest(rows: bytes) -> bytes:

@@ -44,7 +44,9 @@ class LocalObjects:
             make_directories(os.path.join(path, kind))
 
     def names(self, kind: str) -> list[str]:
-        return [name for name in os.listdir(os.path.join(self._path, kind)) if _NAME.fullmatch(name)]
+        """Regular files only: the store may be of somebody else, and a FIFO would block."""
+        with os.scandir(os.path.join(self._path, kind)) as entries:
+            return [it.name for it in entries if _NAME.fullmatch(it.name) and it.is_file(follow_symlinks=False)]
 
     def read(self, kind: str, name: str) -> bytes:
         try:

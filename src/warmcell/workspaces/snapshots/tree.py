@@ -80,7 +80,7 @@ def read_piece(data: bytes) -> Iterator[Entry]:
     for line in data.split(b"\n"):
         try:
             plain = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _invalid("an entry is not JSON") from None
         yield from_plain(plain)
 
