@@ -76,7 +76,7 @@ class VerdictLog:
             return
         copy = f"{self.path}.new"
         with suppress(FileNotFoundError):
-            os.unlink(copy)  # of an interruption; or a link, made by whoever gave us the directory
+            os.unlink(copy)  # left by an interruption, or a link that another person made
         fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         with on_error(lambda: os.close(fd)):
             fcntl.flock(fd, fcntl.LOCK_EX)
