@@ -207,6 +207,34 @@ def test_links_in_a_repository_make_it_read_only(repository: Path) -> None:
     assert not (repository / "shared" / "pre-commit").exists()
 
 
+@pytest.mark.parametrize("work_path", ["/work", "host"])
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize("place", ["", "project"])
+def test_a_repository_behind_a_link_is_protected(
+    repository: Path, tmp_path: Path, work_path: str, is_inside: bool, place: str
+) -> None:
+    """As Android's `repo` makes them."""
+    top = tmp_path / "top"
+    store = (top if is_inside else tmp_path) / "store" / "project.git"
+    link = top / place / ".git"
+    for directory in (store.parent, link.parent):
+        directory.mkdir(parents=True, exist_ok=True)
+    (repository / ".git").rename(store)
+    link.symlink_to(os.path.relpath(store, link.parent))
+    before = (store / "config").read_bytes()
+    for _ in range(2):  # the second sandbox gets a directory that guests have written
+        with Sandbox(top, work_path=work_path) as sandbox:
+            sandbox.sh("echo x >> store/project.git/config; echo x > store/project.git/hooks/pre-commit")
+            sandbox.sh(f"cd ./{place}; rm -f .git; mv .git aside; mkdir .git && echo x > .git/config; touch written")
+            assert sandbox.sh(f"cd ./{place}; git log --oneline").ok == is_inside
+            with pytest.raises(PolicyViolation):
+                sandbox.remove(f"{place}/.git".lstrip("/"))
+    assert os.readlink(link) == os.path.relpath(store, link.parent)
+    assert (store / "config").read_bytes() == before
+    assert not (store / "hooks" / "pre-commit").exists()
+    assert (link.parent / "written").exists()
+
+
 def test_a_worktree_obeys_the_configuration_of_its_repository(repository: Path) -> None:
     (repository / "tree" / "tools" / "hooks").mkdir(parents=True)
     with Sandbox(repository / "tree", work_path="host") as sandbox:

@@ -22,7 +22,7 @@ _OWN_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host path, free of symbolic links, mounted at `target`."""
+    """A host path, mounted at `target`. No directory above it is a symbolic link."""
 
     source: str
     target: str

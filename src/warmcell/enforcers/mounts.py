@@ -19,15 +19,20 @@ _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EP
 
 
 def resolve_mounts(
-    paths: Iterable[AllowedPath], system: Sequence[Mount], links: Sequence[tuple[str, str]]
+    paths: Sequence[AllowedPath], system: Sequence[Mount], links: Sequence[tuple[str, str]], *, pins_links: bool = False
 ) -> tuple[Mount, ...]:
     """The policy's paths as mounts over `system`, parents before children, so that the deeper rule wins.
 
     `links` are the cage's own top-level symbolic links (`/bin` to `usr/bin`); targets are named by where they lead.
+    `pins_links`: a read-only link in a writable path is mounted on itself, so that the guest cannot replace it. Only
+    the cage can do that; elsewhere such a link stays as it is.
     """
     mounts: dict[str, Mount] = {}
     for allowed in paths:
-        mount = _resolve(allowed, links)
+        is_link = _is_link_inside(allowed, paths)
+        if is_link and not pins_links:
+            continue
+        mount = _pin_link(allowed, links) if is_link else _resolve(allowed, links)
         known = mounts.get(mount.target, mount)
         if known.source != mount.source:
             raise PolicyViolation(
@@ -69,6 +74,21 @@ def _check_owner(anchor: Mount, wide: Mount) -> None:
             f"{anchor.target!r} contains a read-only path and does not have the owner of {wide.target!r}",
             hint="give both the same owner and group, or allow the whole of it read-only",
         )
+
+
+def _is_link_inside(allowed: AllowedPath, paths: Iterable[AllowedPath]) -> bool:
+    """Whether it is a read-only link that a guest also sees in a writable path, at the same place."""
+    if allowed.mode is AccessMode.READ_WRITE or not os.path.islink(allowed.path):
+        return False
+    around = [it for it in paths if it.mode is AccessMode.READ_WRITE and allowed.path.startswith(f"{it.path}/")]
+    return any(it.target + allowed.path[len(it.path) :] == allowed.target for it in around)
+
+
+def _pin_link(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
+    directory, name = os.path.split(allowed.path)
+    target = canonical_target(allowed.target, links)
+    check_target(target)
+    return Mount(os.path.join(os.path.realpath(directory), name), target)
 
 
 def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
@@ -125,6 +145,8 @@ def _check_mount_point(mount: Mount, others: Sequence[Mount]) -> None:
     parent = max(around, key=lambda other: len(other.target))
     point = parent.source + mount.target[len(parent.target) :]
     is_right_kind = os.path.isdir(point) == os.path.isdir(mount.source)
+    if os.path.islink(mount.source) and mount.source == point:
+        return
     if os.path.realpath(point) != point or not os.path.exists(point) or not is_right_kind:
         raise PolicyViolation(
             f"{mount.target!r} lies inside {parent.target!r}, which has no such place to mount on",

@@ -22,7 +22,7 @@ def pin_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
 
     check_places(policy)
     layout = system_layout()
-    return tuple(map(pin_mount, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links)))
+    return tuple(map(pin_mount, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links, pins_links=True)))
 
 
 def pin(source: str, target: str, writable: bool = False) -> ResolvedPath:

@@ -74,6 +74,11 @@ def _list_directories(directory: str) -> list[str]:
 
 def _find_in_repository(directory: str, top: str) -> Iterator[str]:
     git = os.path.join(directory, ".git")
+    real, inside = os.path.realpath(git), os.path.realpath(top)
+    if _kind(git) == stat.S_IFLNK:  # as the tool `repo` makes them
+        yield git
+        if real.startswith(f"{inside}/") and _kind(os.path.join(real, "HEAD")):
+            git = top + real[len(inside) :]
     # In a worktree or a submodule it is a file that names the real directory, which is elsewhere. The cage cannot make
     # parts of another owner's directory read-only, so that is read-only as a whole.
     if _kind(git) == stat.S_IFREG or (_kind(git) == stat.S_IFDIR and _owner(git) != _owner(top)):

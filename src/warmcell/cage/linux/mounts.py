@@ -101,10 +101,13 @@ def is_full(place: Union[str, int]) -> bool:
     return status.f_bfree == 0 or status.f_ffree == 0
 
 
-def open_without_links(path: str) -> int:
-    """Opens an already resolved path for reference only; a link anywhere on the way is an error."""
+def open_without_links(path: str, flags: int = 0) -> int:
+    """Opens an already resolved path for reference only; a link anywhere on the way is an error.
+
+    With O_NOFOLLOW the path itself may be a link, which is opened.
+    """
     how = fast_ctypes.create_string_buffer(
-        struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+        struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     )
     return call("openat2", AT_FDCWD, os.fsencode(path), how, 24)
 
@@ -116,7 +119,7 @@ def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
     or directory. `id_map` returns the user namespace that maps its owner to the guest.
     """
     with step("open allowed path", bind.source):
-        source = open_without_links(bind.source)
+        source = open_without_links(bind.source, os.O_NOFOLLOW if bind.identity else 0)
     tree = -1
     try:
         status = os.fstat(source)
