@@ -140,6 +140,18 @@ def test_a_redirect_to_another_server_of_this_machine_is_refused(store: ImageSto
         assert inner.requests == []
 
 
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [(302, {"Location": "http://[::1"}), (401, {"WWW-Authenticate": 'Bearer realm="http://[::1"'})],
+)
+def test_a_malformed_url_of_a_registry_is_refused(
+    store: ImageStore, server: RegistryServer, status: int, headers: dict[str, str]
+) -> None:
+    server.answers["/v2/team/app/manifests/1"] = (status, headers, b"")
+    with pytest.raises(FetchFailed, match="malformed URL"):
+        store.pull(f"{server.host}/team/app:1", plain_http=True)
+
+
 def test_redirects_within_the_registry(store: ImageStore, server: RegistryServer) -> None:
     layout = Layout(LAYERS)
     server.publish(layout, "1")

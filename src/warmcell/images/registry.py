@@ -137,7 +137,7 @@ class Registry:
             location = answer.headers.get("location", "")
             if answer.status not in REDIRECTS or not location:
                 return answer
-            following = urljoin(url, location)
+            following = _join_url(url, location)
             if urlsplit(following).scheme != urlsplit(url).scheme and not following.startswith("https:"):
                 raise FetchFailed("the registry redirects from https to http", reason="refused")
             if not self._is_own(following):
@@ -169,7 +169,7 @@ class Registry:
         if "service" in parameters:
             query["service"] = parameters["service"]
         realm = parameters["realm"]
-        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        url = _join_url(self._origin, f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}")
         if not self._is_own(url) and not url.startswith("https:"):
             raise FetchFailed("the registry's token server has no TLS", reason="refused")
         headers = {}
@@ -217,6 +217,13 @@ def pull_blobs(
 def _make_client(domains: tuple[str, ...], is_private: bool, most: int) -> SafeClient:
     policy = FetchPolicy(domains, deny_private_ips=not is_private, allowed_methods=("GET",), max_body_bytes=most)
     return SafeClient(replace(policy, request_timeout=_REQUEST_SECONDS))
+
+
+def _join_url(base: str, url: str) -> str:
+    try:
+        return urljoin(base, url)
+    except ValueError as error:
+        raise FetchFailed(f"the registry sent a malformed URL: {error}", reason="invalid") from None
 
 
 def _basic(credentials: tuple[str, str]) -> str:
