@@ -88,6 +88,8 @@ class LaunchPlan(NamedTuple):
     #: Guest paths: (path, writable). Empty: no Landlock.
     landlock: Tuple[Tuple[str, bool], ...] = ()
     seccomp: bool = True
+    #: Without `seccomp`: whether the guest may use the kernel's keyrings.
+    allow_keyrings: bool = True
     #: Allows new processes and exec. Threads always work.
     allow_spawn: bool = False
     #: Allows ptrace among the guest's own processes.

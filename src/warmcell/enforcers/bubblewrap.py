@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from warmcell.core.errors import BackendUnavailable, EnforcerUnavailable, ExecutionFailed, InvalidRequest
@@ -253,6 +253,10 @@ def host_namespaces() -> dict[str, str]:
 
 
 def _run(command: list[str]) -> str:
+    """As guests run: without new privileges, so a set-user-id bwrap must work without its own."""
+    from warmcell.cage.linux.syscalls import PR_SET_NO_NEW_PRIVS, prctl  # only Linux has it
+
+    steps = (signals_for_child(), partial(prctl, PR_SET_NO_NEW_PRIVS, 1))
     try:
         done = subprocess.run(
             command,
@@ -262,7 +266,7 @@ def _run(command: list[str]) -> str:
             check=False,
             env={},
             cwd="/",
-            preexec_fn=signals_for_child(),
+            preexec_fn=lambda: [step() for step in steps if step is not None],
         )
     except subprocess.TimeoutExpired:
         raise EnforcerUnavailable(NAME, f"its probe did not end within {_DEADLINE:g} s") from None

@@ -273,6 +273,7 @@ def compile_open_plan(
         rlimits=_rlimits(limits),
         landlock=_open_landlock(policy, layout, runtime_paths, home) if is_landlock else (),
         seccomp=is_landlock,
+        allow_keyrings=policy.enforced.enforcer != "bubblewrap",
         allow_spawn=policy.allow_spawn,
         watch=_watch(policy, (home, *(path.source for path in _find_counted_paths(policy.paths)))),
         report_path=f"{home}{CODE_DIR}/{REPORT_NAME}",

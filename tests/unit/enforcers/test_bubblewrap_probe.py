@@ -113,3 +113,8 @@ def test_a_bwrap_that_hangs_is_unavailable(broken: dict[str, Any], monkeypatch: 
     monkeypatch.setattr(bubblewrap.subprocess, "run", hang)  # type: ignore[attr-defined]
     with pytest.raises(EnforcerUnavailable, match="did not end within 15 s"):
         probe(("/fake/bwrap", 1, 1, 1), list)
+
+
+@pytest.mark.needs("linux")
+def test_the_probe_runs_without_new_privileges_as_guests_do() -> None:
+    assert "NoNewPrivs:\t1" in bubblewrap._run(["/bin/cat", "/proc/self/status"])

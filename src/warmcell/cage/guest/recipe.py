@@ -90,6 +90,8 @@ class Recipe:
         _new_session(calls)
         if not plan.seccomp and has_keyrings():
             _leave_session_keyring(calls)
+            if not plan.allow_keyrings:
+                seccomp.refuse_keyrings(calls)
         _set_limits(calls, [limit for limit in plan.rlimits if limit[0] != "nofile"])
         if plan.isolation != "none":
             capabilities.drop_all(calls)
@@ -286,7 +288,7 @@ def _leave_session_keyring(calls: CallList) -> None:
     """A new keyring for this guest alone, which ends with its last process.
 
     No namespace covers the session keyring: a guest would inherit the keys of the login that started us. Every system
-    call filter of ours refuses keyrings; this is for the classes without one.
+    call filter of ours refuses keyrings; this is for the class without one.
     """
     calls.begin_step("leave session keyring")
     calls.call("keyctl", _JOIN_SESSION_KEYRING, 0)

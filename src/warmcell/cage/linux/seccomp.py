@@ -15,7 +15,7 @@ from . import seccomp_rules as bpf
 from .call_list import CallList, Field, Value
 from .namespaces import AGENT_PID, pids_of_keepers
 from .seccomp_rules import ALLOW, AND, JEQ, JSET, NOTIFY, Instruction, all_but, argument, errno, load, only, ret
-from .syscalls import MACHINE, NUMBERS, call
+from .syscalls import MACHINE, NUMBERS, PR_SET_NO_NEW_PRIVS, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,6 +114,13 @@ _EPERM, _EINVAL, _ENOTTY, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT 
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
+#: add_key, request_key and keyctl of x86_64 and x32, i386, aarch64, arm.
+_KEYRING_CALLS = (
+    (0xC000003E, (248, 249, 250)),
+    (0x40000003, (286, 287, 288)),
+    (0xC00000B7, (217, 218, 219)),
+    (0x40000028, (309, 310, 311)),
+)
 
 _SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 1, 8, 32
 
@@ -317,6 +324,10 @@ def compile_filter(profile: Profile) -> bytes:
     table = {**_same_rule(_ALLOWED, ALLOW), **rules(profile)}
     by_number = {NUMBERS[name]: rule for name, rule in table.items() if name in NUMBERS}
     program += bpf.search(_runs(by_number))
+    return _pack(program)
+
+
+def _pack(program: List[Instruction]) -> bytes:
     return struct.pack("=" + "HBBI" * len(program), *[word for instruction in program for word in instruction])
 
 
@@ -329,6 +340,27 @@ def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instr
         if rule != runs[-1][1]:
             runs.append((number, rule))
     return runs
+
+
+def refuse_keyrings(calls: CallList) -> None:
+    """The only filter around bubblewrap. Keyrings know users but no namespaces: a guest could link the caller's
+    into its own, and so read the keys in them.
+    """
+    calls.begin_step("refuse keyrings")
+    program = _keyring_filter()
+    header = struct.pack("@HP", len(program) // 8, calls.address(calls.buffer(program)))
+    calls.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    calls.call("seccomp", _SET_MODE_FILTER, 0, header)
+
+
+def _keyring_filter() -> bytes:
+    """For every architecture whose programs the kernel runs."""
+    program = [load(bpf.ARCH)]
+    for architecture, numbers in _KEYRING_CALLS:
+        refuse = bpf.returns_if_equal(numbers, errno(_EPERM))
+        rule = [load(bpf.NR), Instruction(AND, 0, 0, _X32_BIT - 1), *refuse, ret(ALLOW)]
+        program += [Instruction(JEQ, 0, len(rule), architecture), *rule]
+    return _pack([*program, ret(bpf.KILL)])
 
 
 def install(calls: CallList, program: bytes, into: Field) -> Value:
