@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
+import secrets
 import select
 import signal
 import sys
@@ -25,15 +27,19 @@ if TYPE_CHECKING:
     from warmcell.sandbox.asynchronous import AsyncSandbox
     from warmcell.sandbox.processes import AsyncProcess
 
-#: Resets modes that a guest may have left on: alternate screen, mouse, bracketed paste, cursor, colours, keypad.
-_RESET = b"\x1b[?1049l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?25h\x1b[?1l\x1b>\x1b[0m"
-#: Device status report: every terminal replies to it.
-_STATUS_REQUEST, _STATUS_REPLY = b"\x1b[5n", b"\x1b[0n"
-_ANSWER_SECONDS = 0.5
+#: Ends an unfinished sequence; resets modes that a guest may have left on: alternate screen, margins, cursor, colours,
+#: and what makes the terminal type by itself: mouse, focus, paste, reports of size and colours, encodings of keys.
+_RESET = b"\x18\x1b\\\x1b[?1049l\x1b[!p\x1b7\x1b[r\x1b8\x1b[<99u\x1b[>4m\x1b[2;4;20l" + b"".join(
+    b"\x1b[?%dl" % mode for mode in (1, 5, 9, 1000, 1001, 1002, 1003, 1004, 1006, 2004, 2026, 2031, 2048, 5522)
+)
+_RESET += b"\x1b[?7h\x1b[?25h\x1b(B\x0f\x1b>\x1b[0m"
+#: Columns that `_drop_answers` moves to.
+_MARKS, _MARK_COLUMNS, _MOST_MARK_BYTES = 8, 60, 256
+_POSITION = re.compile(rb"\x1b\[\d+;(\d+)R")
+#: Without any answer; and in all, while answers keep coming.
+_ANSWER_SECONDS, _MOST_ANSWER_SECONDS = 0.5, 10.0
 #: Seconds, for a script on stdin: a person would wait no longer.
 _LONGEST_SCRIPT = 24 * 3600.0
-
-
 #: Bytes of keys that the shell has not read.
 _MOST_UNSENT = 64 << 10
 _SHELL_OF_IMAGE = "command -v bash >/dev/null && exec bash; exec sh"
@@ -256,17 +262,21 @@ def _raw_mode(keyboard: int) -> Iterator[None]:
 def _drop_answers(keyboard: int) -> None:
     """Discard the terminal's replies to a guest's queries, which would be typed into the user's shell.
 
-    Terminals reply in order, so after the reply to our own query no earlier one is pending.
+    Terminals reply in order, so after the replies to our own queries no earlier one is pending. A guest cannot ask for
+    the same replies beforehand: they are positions that we choose at random.
     """
-    _write(sys.stdout.fileno(), _STATUS_REQUEST)
-    received, deadline = b"", time.monotonic() + _ANSWER_SECONDS
-    while _STATUS_REPLY not in received and (left := deadline - time.monotonic()) > 0:
-        if not select.select([keyboard], [], [], left)[0]:
+    columns = [1 + secrets.randbelow(_MARK_COLUMNS) for _ in range(_MARKS)]
+    asked = b"".join(b"\x1b[%dG\x1b[6n" % column for column in columns)
+    _write(sys.stdout.fileno(), b"\x1b7" + asked + b"\x1b8")
+    received, last = b"", time.monotonic() + _MOST_ANSWER_SECONDS
+    while [int(column) for column in _POSITION.findall(received)][-_MARKS:] != columns:
+        wait = min(_ANSWER_SECONDS, last - time.monotonic())
+        if wait <= 0 or not select.select([keyboard], [], [], wait)[0]:
             return
         data = _read(keyboard)
         if not data:
             return
-        received = (received + data)[-64:]
+        received = (received + data)[-_MOST_MARK_BYTES:]
 
 
 def _status(process: AsyncProcess) -> int:

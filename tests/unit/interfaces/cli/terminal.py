@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -50,10 +51,15 @@ class Terminal:
         return shown.decode()
 
     def wait(self) -> int:
-        """As a terminal does, it answers when it is asked whether it is there."""
-        self.until("\x1b[5n")
-        self.type("\x1b[0n")
+        """As a terminal does, it answers when it is asked for the place of the cursor."""
+        self.type(self.answers())
         return self.process.wait(30)
+
+    def answers(self) -> str:
+        """To the questions that end with the shell, once they were asked."""
+        self.until("\x1b[0m\x1b7")
+        columns = re.findall(r"\x1b\[(\d+)G\x1b\[6n", self.until("\x1b8"))
+        return "".join(f"\x1b[1;{column}R" for column in columns)
 
     def close(self) -> None:
         self.process.kill()

@@ -56,13 +56,41 @@ def test_a_directory_that_may_be_written(terminal: Terminal, tmp_path: Path) -> 
 @pytest.mark.attack("S2-31")
 def test_what_a_guest_asks_of_the_terminal_is_not_typed_into_the_users_shell(terminal: Terminal) -> None:
     terminal.until("$ ")
-    terminal.type("printf '\\033[c'; exit\n")
-    terminal.until("\x1b[5n")
-    terminal.type("\x1b[?1;2c; rm -rf canary\n\x1b[0n")
+    terminal.type("printf '\\033[5n\\033[6n\\033[c'; exit\n")
+    answers = terminal.answers()
+    terminal.type("\x1b[0n\x1b[1;7R")  # as soon as it was asked; the rest follows later
+    time.sleep(0.2)
+    assert terminal.process.poll() is None
+    terminal.type("\x1b[?1;2c; rm -rf canary\n" + answers)
     assert terminal.process.wait(30) == 0
     os.set_blocking(terminal.theirs, False)
     with pytest.raises(BlockingIOError):
         os.read(terminal.theirs, 100)
+
+
+@pytest.mark.attack("S2-31")
+def test_answers_that_keep_coming_are_all_discarded(terminal: Terminal) -> None:
+    terminal.until("$ ")
+    terminal.type("exit\n")
+    answers = terminal.answers()
+    for _ in range(8):
+        time.sleep(0.1)
+        terminal.type("\x1b[?1;2c")
+    assert terminal.process.poll() is None
+    terminal.type(answers)
+    assert terminal.process.wait(30) == 0
+
+
+def test_no_mode_of_the_guests_makes_the_terminal_type(terminal: Terminal) -> None:
+    """Reports of size and colours, of mouse and focus; keys that are encoded in another way."""
+    terminal.until("$ ")
+    terminal.type("exit\n")
+    shown = terminal.until("\x1b[0m\x1b7")
+    for mode in (9, 1000, 1003, 1004, 2004, 2031, 2048):
+        assert f"\x1b[?{mode}l" in shown
+    assert "\x1b[<99u" in shown and "\x1b[>4m" in shown and "\x1b[2;4;20l" in shown
+    terminal.type("\x1b[1;1R")
+    assert terminal.process.wait(30) == 0
 
 
 def test_without_a_terminal_it_says_so(warmcell: Any, stdin: Any) -> None:

@@ -93,8 +93,7 @@ def test_a_person_is_asked(directory: Path, state: Path) -> None:
     try:
         terminal.until("$ ")
         terminal.type(f"{EDIT}; pwd; exit\n")
-        terminal.until("\x1b[5n")
-        terminal.type("\x1b[0n")
+        terminal.type(terminal.answers())
         shown = terminal.until("later? ")
         assert "3 changes" in shown
         assert "\x1b[33mM a.txt" in shown
@@ -123,8 +122,7 @@ def test_no_program_changes_what_is_reviewed(directory: Path, state: Path) -> No
     try:
         terminal.until("$ ")
         terminal.type(f"echo x > new; setsid sleep {seconds} & sleep 0\nexit\n")
-        terminal.until("\x1b[5n")
-        terminal.type("\x1b[0n")
+        terminal.type(terminal.answers())
         terminal.until("later? ")
         assert not is_running(seconds)
         terminal.type("a\nt\n")
@@ -151,8 +149,7 @@ def test_the_diff_shows_every_line_as_it_is(directory: Path, state: Path) -> Non
     try:
         terminal.until("$ ")
         terminal.type("python3 write.py; exit\n")
-        terminal.until("\x1b[5n")
-        terminal.type("\x1b[0n")
+        terminal.type(terminal.answers())
         terminal.until("later? ")
         terminal.type("d\n")
         shown = terminal.until("later? ")
