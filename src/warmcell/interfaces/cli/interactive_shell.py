@@ -38,6 +38,8 @@ _MARKS, _MARK_COLUMNS, _MOST_MARK_BYTES = 8, 60, 256
 _POSITION = re.compile(rb"\x1b\[\d+;(\d+)R")
 #: Without any answer; and in all, while answers keep coming.
 _ANSWER_SECONDS, _MOST_ANSWER_SECONDS = 0.5, 10.0
+#: For a terminal that takes nothing.
+_TAKING_SECONDS = 5.0
 #: Seconds, for a script on stdin: a person would wait no longer.
 _LONGEST_SCRIPT = 24 * 3600.0
 #: Bytes of keys that the shell has not read.
@@ -109,8 +111,8 @@ async def run_shell(settings: dict[str, Any], ending: Review | None = None) -> i
             pty = PtySize(size.columns or 80, size.lines or 24)
             command = [find_shell()] if settings["image"] is None else _SHELL_OF_IMAGE
             process = await sandbox.spawn(command, env=env, pty=pty)
-            with _signals() as stop, _raw_mode(sys.stdin.fileno()):
-                await _carry(process, stop)
+            with _signals() as stop, _open_screen() as screen, _raw_mode(sys.stdin.fileno(), screen):
+                await _carry(process, stop, screen)
             return await _end(sandbox, ending, _status(process))
     except _Stopped as stopped:
         return 128 + stopped.number
@@ -136,9 +138,9 @@ async def _end(sandbox: AsyncSandbox, ending: Review | None, status: int) -> int
     return status or left
 
 
-async def _carry(process: AsyncProcess, stop: asyncio.Future[int]) -> None:
+async def _carry(process: AsyncProcess, stop: asyncio.Future[int], screen: int) -> None:
     """Relay keys to the shell and its output to the screen until it ends. `_Stopped` by a signal."""
-    loop, screen = asyncio.get_running_loop(), sys.stdout.fileno()
+    loop = asyncio.get_running_loop()
     keyboard = _Keyboard(sys.stdin.fileno(), process, stop)
     loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(keyboard.resize()))
     typing, showing = loop.create_task(keyboard.type()), loop.create_task(_show(process, screen, stop))
@@ -157,10 +159,25 @@ async def _carry(process: AsyncProcess, stop: asyncio.Future[int]) -> None:
 async def _show(process: AsyncProcess, screen: int, stop: asyncio.Future[int]) -> None:
     async for event in process.output():
         try:
-            _write(screen, event.data)
+            await _show_all(screen, event.data)
         except OSError:
             _stop(stop, signal.SIGHUP)
         await asyncio.sleep(0)  # signals and keys, also while output never pauses
+
+
+async def _show_all(screen: int, data: bytes) -> None:
+    """Signals are handled also while the terminal takes nothing."""
+    loop, view = asyncio.get_running_loop(), memoryview(data)
+    while view:
+        try:
+            view = view[os.write(screen, view) :]
+        except BlockingIOError:
+            room = asyncio.Event()
+            loop.add_writer(screen, room.set)
+            try:
+                await room.wait()
+            finally:
+                loop.remove_writer(screen)
 
 
 class _Keyboard:
@@ -233,17 +250,29 @@ def _read(keyboard: int) -> bytes:
         return b""
 
 
+@contextmanager
+def _open_screen() -> Iterator[int]:
+    """The terminal again, for writes that do not block: the user's own programs share the mode of stdout."""
+    screen = os.open(f"/proc/self/fd/{sys.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        yield screen
+    finally:
+        os.close(screen)
+
+
 def _write(screen: int, data: bytes) -> None:
+    """Raises `TimeoutError` if the terminal takes nothing."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(screen, view) :]
         except BlockingIOError:
-            select.select([], [screen], [])
+            if not select.select([], [screen], [], _TAKING_SECONDS)[1]:
+                raise TimeoutError("the terminal takes nothing") from None
 
 
 @contextmanager
-def _raw_mode(keyboard: int) -> Iterator[None]:
+def _raw_mode(keyboard: int, screen: int) -> Iterator[None]:
     """Raw mode: every key, including Ctrl-C, goes to the shell. Restores the terminal."""
     import termios
     import tty
@@ -253,13 +282,14 @@ def _raw_mode(keyboard: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError, termios.error):  # the terminal is gone
-            _write(sys.stdout.fileno(), _RESET)
-            _drop_answers(keyboard)
+        with suppress(OSError):  # the terminal takes nothing, or is gone
+            _write(screen, _RESET)
+            _drop_answers(keyboard, screen)
+        with suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
 
 
-def _drop_answers(keyboard: int) -> None:
+def _drop_answers(keyboard: int, screen: int) -> None:
     """Discard the terminal's replies to a guest's queries, which would be typed into the user's shell.
 
     Terminals reply in order, so after the replies to our own queries no earlier one is pending. A guest cannot ask for
@@ -267,7 +297,7 @@ def _drop_answers(keyboard: int) -> None:
     """
     columns = [1 + secrets.randbelow(_MARK_COLUMNS) for _ in range(_MARKS)]
     asked = b"".join(b"\x1b[%dG\x1b[6n" % column for column in columns)
-    _write(sys.stdout.fileno(), b"\x1b7" + asked + b"\x1b8")
+    _write(screen, b"\x1b7" + asked + b"\x1b8")
     received, last = b"", time.monotonic() + _MOST_ANSWER_SECONDS
     while [int(column) for column in _POSITION.findall(received)][-_MARKS:] != columns:
         wait = min(_ANSWER_SECONDS, last - time.monotonic())

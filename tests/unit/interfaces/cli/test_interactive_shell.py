@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import termios
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers import until
 from tests.unit.interfaces.cli.terminal import Terminal
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
@@ -108,6 +110,16 @@ def test_a_signal_restores_the_terminal(terminal: Terminal, number: int, command
     terminal.until("goes")
     terminal.process.send_signal(number)
     assert terminal.wait() == 128 + number
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_a_signal_ends_the_shell_while_the_terminal_takes_nothing(terminal: Terminal) -> None:
+    terminal.until("$ ")
+    terminal.type("echo go''es; yes\n")
+    terminal.until("goes")
+    until(lambda: not select.select([], [terminal.theirs], [], 0)[1])
+    terminal.process.terminate()
+    assert terminal.process.wait(60) == 128 + signal.SIGTERM
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
