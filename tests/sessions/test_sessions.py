@@ -151,7 +151,15 @@ def test_denials_are_those_of_the_cell(sandbox: Sandbox, language: str) -> None:
         until(lambda: session.run(harmless).denials == [])
         denied = session.run(code).denials
         assert [(denial.kind, denial.what) for denial in denied] == [("network", "192.0.2.1:80")]
-        until(lambda: session.run(harmless).denials == [])
+        assert session.run(harmless).denials == []
+
+
+def test_a_denial_that_is_repeated_is_that_of_each_cell(sandbox: Sandbox) -> None:
+    flood = "import os\nfor _ in range(100):\n    try: os.chroot('/')\n    except OSError: pass"
+    with sandbox.session() as session:
+        for _ in range(10):
+            assert [denial.what for denial in session.run(flood).denials] == ["chroot"]
+        until(lambda: session.run("1").denials == [])
 
 
 def test_processes_that_a_cell_started_go_on_and_end_with_the_session(sandbox: Sandbox) -> None:

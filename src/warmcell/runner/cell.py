@@ -77,8 +77,9 @@ class Cell:
         self.guest = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
-        #: In a live cage, called with the kind and the object of every refusal.
-        self.on_denied: Callable[[str, str], object] = lambda kind, what: None
+        #: In a live cage, called with the kind and the object of refusals, and for how many seconds the same one is not
+        #: reported again.
+        self.on_denied: Callable[[str, str, float], object] = lambda kind, what, silence: None
         #: Why the program could not be started. Set only before the guest's code runs.
         self.start_failure = ""
         self._is_ordered = self._is_ready = self._is_closed = False
@@ -173,8 +174,8 @@ class Cell:
         elif "pid" in message:
             return
         elif "denied" in message:
-            kind, what = message["denied"]
-            self.on_denied(str(kind), str(what))
+            kind, what, silence = message["denied"]
+            self.on_denied(str(kind), str(what), float(silence))
         elif "measured" in message:
             self._is_measured = True
         elif _is_report(message):

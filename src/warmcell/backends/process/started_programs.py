@@ -114,10 +114,6 @@ def start_error(answer: Message, cwd: str) -> SandboxError:
     return ExecutionFailed(f"could not start it: {reason}")
 
 
-#: The cage reports a repeated denial only after this time, so one from shortly before may have been repeated.
-_TOLD_AGAIN_AFTER = 0.1
-
-
 class LiveDenials:
     """Thread-safe. `targets`: paths that the policy shows, whose files are never reported."""
 
@@ -126,19 +122,20 @@ class LiveDenials:
         self._last: dict[Denial, float] = {}
         self._lock = threading.Lock()
 
-    def add(self, denial: Denial) -> None:
+    def add(self, denial: Denial, silence: float = 0.0) -> None:
+        """For `silence` seconds, the cage does not report whether it was repeated: it counts as if it was."""
         with self._lock:
             if denial in self._last or len(self._last) < MOST_DENIALS:
-                self._last[denial] = time.monotonic()
+                self._last[denial] = time.monotonic() + silence
 
-    def note(self, kind: str, what: str) -> None:
+    def note(self, kind: str, what: str, silence: float) -> None:
         """Adds a denial in the cage's own form."""
         for denial in denials_from([[kind, what]], self._targets):
-            self.add(denial)
+            self.add(denial, silence)
 
     def since(self, moment: float) -> list[Denial]:
         with self._lock:
-            return [denial for denial, last in self._last.items() if last >= moment - _TOLD_AGAIN_AFTER]
+            return [denial for denial, last in self._last.items() if last >= moment]
 
 
 class ProgramCage(Protocol):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
+#: How often the same denial is sent in one interval.
+_MOST_DENIALS_SENT = 4
 _pid_home: Optional[namespaces.HomeNamespace] = None
 
 
@@ -127,8 +129,8 @@ class GuestChild:
         self._last_pid_before = 0
         self.is_being_made = True
         self._listener: Optional[Listener] = None
-        #: When each denial was last sent.
-        self._denials_sent: Dict[Tuple[str, str], float] = {}
+        #: Of each denial, when its interval began and how often it was sent in it.
+        self._denials_sent: Dict[Tuple[str, str], Tuple[float, int]] = {}
         #: Its number with the watcher.
         self.watch: Optional[int] = None
         self._exit: Optional[ExitReport] = None
@@ -210,16 +212,20 @@ class GuestChild:
 
     def _send_denial(self, kind: str, what: str) -> None:
         """For live cages, whose report would come too late. Limited in rate, and dropped where the channel is full: the
-        manager never waits for a reader.
+        manager never waits for a reader. The last one of an interval says for how long it may be repeated unreported.
         """
         now = time.monotonic()
-        if now < self._denials_sent.get((kind, what), 0.0) + _DENIAL_INTERVAL_SECONDS:
+        began, count = self._denials_sent.get((kind, what), (now, 0))
+        if now >= began + _DENIAL_INTERVAL_SECONDS:
+            began, count = now, 0
+        if count == _MOST_DENIALS_SENT:
             return
-        self._denials_sent[kind, what] = now
+        silence = began + _DENIAL_INTERVAL_SECONDS - now if count + 1 == _MOST_DENIALS_SENT else 0.0
         try:
-            send_packet(self._status, {"denied": [kind, what]}, flags=_MSG_DONTWAIT)
+            send_packet(self._status, {"denied": [kind, what, silence]}, flags=_MSG_DONTWAIT)
         except OSError:
-            pass  # a supervisor that is gone is noticed elsewhere
+            return  # a supervisor that is gone is noticed elsewhere
+        self._denials_sent[kind, what] = began, count + 1
 
     def _fail(self, error: Exception) -> None:
         """A failure of init is the cause: the guest dies with it."""
