@@ -305,6 +305,13 @@ def test_an_invalid_module_is_refused_with_the_reason(run: Run, code: str | byte
     assert caught.value.field == "code"
 
 
+@pytest.mark.attack("S3-06")
+def test_names_in_a_refused_module_are_escaped(run: Run) -> None:
+    with pytest.raises(InvalidRequest, match="unknown import") as caught:
+        run('(module (import "\\1b[31m\\07" "f" (func)) (func (export "_start")))')
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.attack("WA-18")
 @pytest.mark.parametrize(
     ("code", "expected"),

@@ -173,3 +173,10 @@ def test_a_fetch_of_wrong_types_is_a_violation(wrong: dict[str, object]) -> None
 def test_requests_are_checked(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         RunRequest(**{"argv": ("x",), "limits": RunLimits(1), **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.attack("S3-06")
+def test_what_a_failed_worker_says_is_escaped() -> None:
+    with pytest.raises(ExecutionFailed) as caught:
+        make_result(ExitReport("failed", message="\x1b[31m\nhint: x"), capture_of(b""), capture_of(b""), CONTEXT)
+    assert str(caught.value).isprintable()

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tests.helpers import until
 from tests.wasm import guests
 from tests.wasm.conftest import run_once
 from tests.wasm.host_calls import asks, own
 
 from warmcell import Sandbox
+from warmcell.backends.wasm.channel import Frame
 from warmcell.backends.wasm.module_loader import LoadRequest, ModuleCache, ModuleLoader
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.run_request import Preopen, RunRequest
-from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.supervisor import HostCalls, Supervisor
 from warmcell.backends.wasm.toolbox_runner import ToolboxRunner
+from warmcell.backends.wasm.worker_handle import PendingRequest, RequestLimits
 from warmcell.core.types import MIB, ExecResult
-from warmcell.guest.wasm.protocol import RunLimits
+from warmcell.guest.wasm.protocol import ProtocolViolation, RunLimits
+from warmcell.lifetime.run import Run
 from warmcell.toolbox.signed_directory import SignedFile
 
 #: The host must not grow by this much while a guest sends something large.
@@ -139,6 +146,58 @@ class TestDisagreement:
             assert pool.pids == [worker.pid]
         finally:
             supervisor.close()
+
+
+class SentMessages:
+    """In place of a worker's channel. Keeps the messages, and for how long each waits to be read."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.timeouts: list[float] = []
+
+    def send(self, message: dict[str, Any], *_: object, timeout: float) -> None:
+        self.timeouts.append(timeout)
+        self.messages.append(message)
+
+
+@pytest.mark.attack("S3-05")
+class TestForgedHostCalls:
+    """Of a guest that took its worker over."""
+
+    def test_a_worker_has_one_fetch_at_a_time(self) -> None:
+        release = threading.Event()
+
+        def fetch(_raw: bytes) -> bytes:
+            release.wait()
+            return b"{}"
+
+        calls, sent = make_calls(20, fetch)
+        call = Frame({"op": "call", "what": "fetch", "url": "x"})
+        try:
+            calls.handle(call)
+            with pytest.raises(ProtocolViolation):
+                calls.handle(call)
+        finally:
+            release.set()
+        until(lambda: sent.messages)
+        calls.handle(call)
+        until(lambda: len(sent.messages) == 2)
+
+    def test_an_answer_that_is_not_read_waits_no_longer_than_the_run(self) -> None:
+        calls, sent = make_calls(0.5)
+        calls.handle(Frame({"op": "call", "what": "command", "name": "unknown"}))
+        assert sent.messages[0]["is_found"] is False
+        assert sent.timeouts[0] <= 0.5
+
+
+def make_calls(seconds: float, fetch: Callable[[bytes], bytes] | None = None) -> tuple[HostCalls, SentMessages]:
+    sent = SentMessages()
+    worker: Any = SimpleNamespace(channel=sent)
+    lease: Any = SimpleNamespace(worker=worker)
+    loader: Any = None
+    pending = PendingRequest(worker, RequestLimits(seconds, MIB))
+    request = RunRequest(("guest",), RunLimits(seconds), fetch=fetch)
+    return HostCalls(pending, lease, loader, request, lambda _name: None, Run()), sent
 
 
 def find_damaged(_loader: ModuleLoader, load: LoadRequest) -> SignedFile | None:

@@ -20,6 +20,7 @@ from warmcell.backends.wasm.worker_handle import PendingRequest, RequestLimits, 
 from warmcell.cage.fast_imports import write_json
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded, SandboxError
 from warmcell.core.light import LateLog
+from warmcell.core.lines import one_line
 from warmcell.core.records import dataclass
 from warmcell.core.slow_steps import report_slow_step
 from warmcell.core.types import MIB
@@ -312,7 +313,7 @@ def _validate_facts(reply: dict[str, Any], lease: Lease, load: LoadRequest) -> d
         if load.source.is_own:
             _log.warning("a toolbox module was refused: %s", reply.get("detail"))
             raise ExecutionFailed("a toolbox module could not be compiled", hint="reinstall warmcell")
-        raise InvalidRequest(str(reply.get("detail")), field="code")
+        raise InvalidRequest(one_line(str(reply.get("detail"))), field="code")
     facts = reply.get("facts")
     is_typed = isinstance(facts, dict) and all(isinstance(value, bool | str) for value in facts.values())
     if reply.get("op") != "loaded" or not is_typed:

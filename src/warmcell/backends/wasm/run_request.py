@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warmcell.cage.records import NamedTuple
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, FuelExhausted, InvalidRequest, MemoryExceeded
+from warmcell.core.lines import one_line
 from warmcell.core.records import dataclass, field
 from warmcell.core.types import (
     MIB,
@@ -277,7 +278,7 @@ def make_result(report: ExitReport, stdout: Capture, stderr: Capture, context: R
     limits = context.request.limits
     if report.kind == "failed":
         hint = "`ulimit -v unlimited`, or free some memory" if "ulimit -v" in report.message else None
-        raise ExecutionFailed(f"the WASM run failed: {report.message}", hint=hint)
+        raise ExecutionFailed(f"the WASM run failed: {one_line(report.message)}", hint=hint)
     result = _result(report, stdout, stderr, context)
     match report.kind:
         case "timeout":

@@ -91,11 +91,15 @@ class HostCalls:
         self._needs_fuel = request.limits.fuel is not None
         self._commands, self._run = commands, run
         self._offered = ""
+        self._is_fetching = False
 
     def handle(self, frame: Frame) -> None:
         what = frame.message.get("what")
+        if self._is_fetching:
+            raise ProtocolViolation("host call during a fetch")
         if what == "fetch" and self._fetch is not None:
             request = fetch_request(frame)
+            self._is_fetching = True
             # In a thread: this one watches the run's deadline and output meanwhile.
             start_daemon(self._send_fetch, self._fetch, request)
         elif what == "command" and self._commands is not None:
@@ -114,6 +118,7 @@ class HostCalls:
             data = _error(error.code, str(error))
         except Exception as error:
             data = _error("sandbox.fetch_failed", f"fetch failed: {type(error).__name__}")
+        self._is_fetching = False  # before the worker can read the answer
         with contextlib.suppress(WorkerDied, WorkerTimedOut):
             self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
 
@@ -154,7 +159,7 @@ class HostCalls:
             self._send(message, b"", [compiled.descriptor])
 
     def _send(self, message: dict[str, Any], blob: bytes = b"", descriptors: list[int] | None = None) -> None:
-        self._worker.channel.send(message, blob, descriptors or [], timeout=_SEND_SECONDS)
+        self._worker.channel.send(message, blob, descriptors or [], timeout=self._pending.seconds_to_deadline())
 
 
 def fetch_request(frame: Frame) -> bytes:

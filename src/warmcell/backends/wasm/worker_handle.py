@@ -328,6 +328,10 @@ class PendingRequest:
         """Processor time since the request started, for a worker that can no longer report it."""
         return max(0.0, self._worker.cpu_seconds() - self._cpu_before)
 
+    def seconds_to_deadline(self) -> float:
+        """Until the deadline; 0 after it."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def extend(self, seconds: float) -> None:
         """Moves the deadline."""
         self._deadline += seconds
