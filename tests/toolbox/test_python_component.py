@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.helpers import PATIENCE, until
 
+from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.toolbox import python_component
 from warmcell.toolbox.signed_directory import SignedDirectory
 
@@ -23,7 +27,7 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A slow builder that writes the text "made"."""
     names: list[str] = []
 
-    def build(name: str, kept: SignedDirectory) -> None:
+    def build(name: str, kept: SignedDirectory, _run: Run) -> None:
         names.append(name)
         time.sleep(0.2)
         made = tmp_path / "made"
@@ -83,6 +87,37 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: P
     with pytest.raises(python_component.ComponentUnavailable, match="failed"):
         python_component.ensure_component()
     assert {item.name for item in cache.iterdir()} == {"secret", "build.lock"}
+
+
+def test_a_cancelled_build_ends(monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    builder = tmp_path / "builder"
+    builder.write_text(f"#!/bin/sh\ntouch {began}\nexec sleep {10 * PATIENCE}\n")
+    builder.chmod(0o700)
+    monkeypatch.setattr(python_component, "require_builder", lambda: None)
+    monkeypatch.setattr(python_component, "own_interpreter", lambda: str(builder))
+    run = Run()
+    with ThreadPoolExecutor() as threads:
+        build = threads.submit(python_component.ensure_component, None, run)
+        until(began.exists)
+        run.cancel()
+        with pytest.raises(RunCancelled):
+            build.result(PATIENCE)
+    assert {item.name for item in cache.iterdir()} == {"secret", "build.lock"}
+
+
+def test_cancelling_ends_the_wait_for_another_build(cache: Path, builds: list[str]) -> None:
+    python_component.ensure_component()
+    python_component.components().forget(python_component.component_name())
+    run, reports = Run(), list[str]()
+    with ThreadPoolExecutor() as threads, open(cache / "build.lock", "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        build = threads.submit(python_component.ensure_component, reports.append, run)
+        until(lambda: reports)
+        run.cancel()
+        with pytest.raises(RunCancelled):
+            build.result(PATIENCE)
+    assert len(builds) == 1
 
 
 def test_an_unusable_cache_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ _REHEARSALS = {
     "git": ("git", "--version"),
     PYTHON: ("python3", "-c", "import sys; sys.stdout.write('.')"),
 }
+#: Modules that had to be built, and were.
+_built: set[str] = set()
 
 
 class ToolboxRunner:
@@ -53,10 +55,12 @@ class ToolboxRunner:
         """
         env = {**(env or {}), "PWD": check_text("cwd", cwd)}
         request = RunRequest(tuple(argv), limits, env, stdin, tuple(preopens), fetch, listener)
-        source = command_module(request.argv[0])
+        run = run or Run()
+        find = functools.partial(command_module, run=run)
+        source = find(request.argv[0])
         if source is None:
             raise CommandNotFound(request.argv[0])
-        return self._supervisor.run(source, request, run or Run(), commands=command_module)
+        return self._supervisor.run(source, request, run, commands=find)
 
     def close(self) -> None:
         self._supervisor.close()
@@ -71,10 +75,17 @@ def prefetch(command: str) -> None:
             loader.prefetch(LoadRequest(source, needs_fuel=False))
 
 
-def command_module(command: str) -> ModuleSource | None:
-    """The module of a command, or None if there is no such command."""
+def command_module(command: str, run: Run | None = None) -> ModuleSource | None:
+    """The module of a command, or None if there is no such command. Cancelling `run` ends its build."""
     name = module_of(command)
-    return _own_source(name) if name is not None else None
+    if name is None:
+        return None
+    source = _own_source(name)
+    if name == PYTHON and name not in _built:
+        if not has_shipped_module(source.digest):
+            _build_python(run)
+        _built.add(name)
+    return source
 
 
 @functools.cache
@@ -91,16 +102,17 @@ def _python_source() -> ModuleSource:
     """The interpreter: ready-made in a wheel, otherwise built once, which takes half a minute."""
     from warmcell.toolbox import python_component
 
-    def build() -> str:
-        try:
-            return python_component.ensure_component(report_slow_step)
-        except python_component.ComponentUnavailable as error:
-            raise BackendUnavailable(f"python3 is not available: {error}", hint=python_component.REMEDY) from error
-
     def read() -> bytes:
-        return python_component.read_component(build())
+        return python_component.read_component(_build_python())
 
     digest = python_component.component_digest()
-    if not has_shipped_module(digest):
-        build()
     return ModuleSource("component", read, digest, "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])
+
+
+def _build_python(run: Run | None = None) -> str:
+    from warmcell.toolbox import python_component
+
+    try:
+        return python_component.ensure_component(report_slow_step, run)
+    except python_component.ComponentUnavailable as error:
+        raise BackendUnavailable(f"python3 is not available: {error}", hint=python_component.REMEDY) from error
