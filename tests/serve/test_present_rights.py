@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -44,7 +45,14 @@ class Tokens:
         document = json.loads(self._file.read_text())
         document["tokens"] = [token | fields for token in document["tokens"] if fields]
         self._file.write_text(json.dumps(document))
-        self.server.reload()
+        self.server.process.send_signal(signal.SIGHUP)
+        until(lambda: self._is_known(fields))  # the server says "reloaded" twice, also when it finds the change by itself
+
+    def _is_known(self, fields: dict[str, Any]) -> bool:
+        answer = httpx.get(f"{self.server.url}/v1/identity", headers=self.headers, timeout=60, trust_env=False)
+        if "scopes" not in fields:
+            return answer.status_code == 401
+        return answer.status_code == 200 and sorted(answer.json()["scopes"]) == sorted(fields["scopes"])
 
     def open(self, head: str, body: bytes = b"", headers: dict[str, str] | None = None) -> socket.socket:
         """Send a request, or its beginning."""

@@ -25,14 +25,12 @@ def resolve_mounts(
 
     `links` are the cage's own top-level symbolic links (`/bin` to `usr/bin`); targets are named by where they lead.
     `pins_links`: a read-only link in a writable path is mounted on itself, so that the guest cannot replace it. Only
-    the cage can do that; elsewhere such a link stays as it is.
+    the cage can do that; elsewhere it is refused.
     """
     mounts: dict[str, Mount] = {}
     for allowed in paths:
-        is_link = _is_link_inside(allowed, paths)
-        if is_link and not pins_links:
-            continue
-        mount = _pin_link(allowed, links) if is_link else _resolve(allowed, links)
+        is_pinned = pins_links and _is_link_inside(allowed, paths)
+        mount = _pin_link(allowed, links) if is_pinned else _resolve(allowed, links)
         known = mounts.get(mount.target, mount)
         if known.source != mount.source:
             raise PolicyViolation(

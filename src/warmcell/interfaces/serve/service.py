@@ -39,7 +39,6 @@ from warmcell.workspace.private_directory import PrivateDirectory
 
 _log = logging.getLogger("warmcell.serve")
 
-
 #: A tenant's id, the hash of its token, and a scope; None for what a secret of a sandbox allows.
 Right = tuple[str, str, str | None]
 
