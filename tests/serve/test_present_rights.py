@@ -46,7 +46,8 @@ class Tokens:
         document["tokens"] = [token | fields for token in document["tokens"] if fields]
         self._file.write_text(json.dumps(document))
         self.server.process.send_signal(signal.SIGHUP)
-        until(lambda: self._is_known(fields))  # the server says "reloaded" twice, also when it finds the change by itself
+        # Not by what it says: it reloads, and says so, once more when it finds the change by itself.
+        until(lambda: self._is_known(fields))
 
     def _is_known(self, fields: dict[str, Any]) -> bool:
         answer = httpx.get(f"{self.server.url}/v1/identity", headers=self.headers, timeout=60, trust_env=False)

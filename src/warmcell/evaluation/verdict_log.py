@@ -16,6 +16,7 @@ from warmcell.evaluation.json_lines import open_lines, parse_record, read_lines
 from warmcell.judging.verdicts import NOT_JUDGED
 from warmcell.workspace.untrusted_files import open_regular
 
+_MOST_CHECKED = 1 << 20
 _HINT = "give another file, or remove this one to start again"
 Row = dict[str, Any]
 
@@ -67,8 +68,20 @@ class VerdictLog:
                 break
             position = start
         if position < end:
-            next(self.rows(), None)  # a file of something else is refused before it is changed
+            if position:
+                next(self.rows())  # a file of something else is refused before it is changed
+            elif not self._is_torn_verdict(end):
+                raise InvalidRequest(f"{self.path}: not a file of verdicts", field="out", hint=_HINT)
             os.ftruncate(self._fd, position)
+
+    def _is_torn_verdict(self, end: int) -> bool:
+        """Whether the only line can be the beginning of a verdict, or is one without its end of line."""
+        text = os.pread(self._fd, _MOST_CHECKED, 0)
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            return text.startswith(b"{")
+        return isinstance(row, dict) and _is_verdict(row) and len(text) == end
 
     def _remove_unjudged(self) -> None:
         """Rewrites the file beside itself and renames it, so that an interruption leaves one or the other."""

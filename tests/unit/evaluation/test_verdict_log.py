@@ -31,9 +31,13 @@ def test_a_line_that_was_cut_off_anywhere_is_removed(tmp_path: Path) -> None:
 
 def test_a_long_torn_line_is_removed_too(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
-    path.write_text("x" * 200_000)
+    path.write_text('{"task_id": "' + "x" * 200_000)
     VerdictLog(str(path)).close()
     assert path.read_text() == ""
+    path.write_text("x" * 200_000)
+    with pytest.raises(InvalidRequest, match="not a file of verdicts"):
+        VerdictLog(str(path))
+    assert path.read_text() == "x" * 200_000
 
 
 def test_what_was_not_judged_is_removed_for_another_try(tmp_path: Path) -> None:

@@ -371,8 +371,9 @@ class TestTogether:
             code = "import sys; print('up', flush=True); sys.stdin.read(); print('slow')"
             events = backend.stream_blocking(ExecRequest("python", code, PATIENCE), stdin=ours)
             assert next(events).data == b"up\n"  # type: ignore[union-attr]
-            zygote = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()[0]  # its first
-            os.kill(int(zygote), signal.SIGKILL)
+            listing, children = Path(f"/proc/{manager}/task/{manager}/children"), list[str]()
+            until(lambda: children.extend(listing.read_text().split()) or children)  # empty while one of them ends
+            os.kill(int(children[0]), signal.SIGKILL)  # its first is the zygote
             assert answers(backend) and alive([manager])
             os.close(theirs)
             *_, last = events

@@ -122,7 +122,7 @@ _KEYRING_CALLS = (
     (0x40000028, (309, 310, 311)),
 )
 
-_SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 1, 8, 32
+_MODE_FILTER, _SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 2, 1, 8, 32
 
 
 def _open_rule(flags: int, mode: int) -> List[Instruction]:
@@ -350,7 +350,7 @@ def refuse_keyrings(calls: CallList) -> None:
     program = _keyring_filter()
     header = struct.pack("@HP", len(program) // 8, calls.address(calls.buffer(program)))
     calls.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    calls.call("seccomp", _SET_MODE_FILTER, 0, header)
+    calls.call("prctl", _PR_SET_SECCOMP, _MODE_FILTER, header)
 
 
 def _keyring_filter() -> bytes:
