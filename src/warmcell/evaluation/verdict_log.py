@@ -69,7 +69,7 @@ class VerdictLog:
             position = start
         if position < end:
             if position:
-                next(self.rows())  # a file of something else is refused before it is changed
+                next(self.rows(), None)  # a file of something else is refused before it is changed
             elif not self._is_torn_verdict(end):
                 raise InvalidRequest(f"{self.path}: not a file of verdicts", field="out", hint=_HINT)
             os.ftruncate(self._fd, position)
