@@ -55,7 +55,7 @@ def test_between_opening_and_owning(
 ) -> None:
     """Also where short calls keep the interpreter lock, as they do once there were several runs at a time."""
     before = open_descriptors()
-    descriptors.keep_lock()
+    descriptors.keep_interpreter_lock()
     library = SimpleNamespace(**{call: getattr(descriptors._libc, call) for call in ("close", "pipe2", "socketpair")})
     with monkeypatch.context() as patched:
         patched.setattr(descriptors, "_libc", library if keeps_lock else None)

@@ -137,7 +137,7 @@ def test_closing_ends_a_worker_that_is_still_starting(pool: WorkerPool, monkeypa
         sandbox.sh("true")
         until(lambda: pool.is_making or any(worker.is_spare for worker in pool.ready()))
     pool.close()
-    assert pool.keeper is None and pool.pids == []
+    assert pool.maker is None and pool.pids == []
 
 
 def test_a_program_that_runs_one_command_and_ends_makes_no_spare(pool: WorkerPool) -> None:
@@ -145,7 +145,7 @@ def test_a_program_that_runs_one_command_and_ends_makes_no_spare(pool: WorkerPoo
         sandbox.sh("true")
         worker = pool.pids
     pool.close()
-    assert len(worker) == 1 and pool.keeper is None and pool.pids == []
+    assert len(worker) == 1 and pool.maker is None and pool.pids == []
 
 
 def test_writes_to_a_mounted_directory_are_watched(

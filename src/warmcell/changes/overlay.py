@@ -115,7 +115,7 @@ class _Server:
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.let_go()
+            process.close_channels()
             process.await_end(5)
 
     def _ask(self, order: dict[str, Any]) -> list[int]:
@@ -159,7 +159,7 @@ def _receive(process: ManagerProcess) -> tuple[dict[str, Any], list[int]]:
             raise host_failure(error, "receive an overlay") from None
         answer, descriptors = {}, []
     if not answer:
-        raise EnforcerFailed(_NAME, f"the overlay server exited: {process.last_words()}")
+        raise EnforcerFailed(_NAME, f"the overlay server exited: {process.read_last_error()}")
     return answer, descriptors
 
 

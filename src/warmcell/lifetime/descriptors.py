@@ -249,7 +249,7 @@ def open_memory_file(content: bytes) -> int:
 _libc: Any = None
 
 
-def keep_lock() -> None:
+def keep_interpreter_lock() -> None:
     """From now on. Not from the start, because loading the C library's functions takes longer than it saves one run."""
     global _libc
     if _libc is None and sys.platform == "linux" and sys.maxsize > 1 << 32:

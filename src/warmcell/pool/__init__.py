@@ -1,1 +1,1 @@
-"""Zygotes and warm cells: made ahead of time, leased once, destroyed."""
+"""Zygotes and warm cells. Cells are made ahead of time, leased once and destroyed."""

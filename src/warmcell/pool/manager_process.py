@@ -1,4 +1,4 @@
-"""Starts the process that becomes a manager with its zygote. Light to load, so that a command can call it first."""
+"""Starts the process that becomes a manager with its zygote. Imports little, so that a command can call it first."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ else:  # the C modules, which load faster
 
 
 class ManagerProcess:
-    """A process that becomes a manager, and our ends of its channels. Safe from many threads.
+    """A process that becomes a manager, and our ends of its channels. Thread-safe.
 
-    It exits when its control channel is closed. In a fork it counts as dead, while the original keeps using it.
+    It exits when its control channel is closed. In a fork of the program this object counts as dead; the parent keeps
+    using the process.
     """
 
     def __init__(self, interpreter: str, prefix: tuple[str, ...] = (), early: PrestartedManager | None = None) -> None:
         self._lock = threading.Lock()
-        #: The order that it was sent, if any.
+        #: The order sent to it, or empty.
         self.order: dict[str, Any] = {}
-        #: Messages that were received and not yet handled.
+        #: Received messages that are not handled yet.
         self.unread: list[dict[str, Any]] = []
         self._pidfd = -1
         self._channels, self._process = Descriptors(), Descriptors()
@@ -53,44 +54,42 @@ class ManagerProcess:
 
     def _spawn(self, command: list[str]) -> None:
         self.control, their_control = self._channels.socketpair(socket.SOCK_SEQPACKET)
-        # Pipes, for the same reason as in PrestartedManager.
+        # Pipes, not /dev/null: see PrestartedManager.
         stdin, _ = self._channels.pipe()
         _, stdout = self._channels.pipe()
-        self._complaints, stderr = self._channels.pipe()
+        self._stderr, stderr = self._channels.pipe()
         children = (stdin, stdout, stderr, their_control)
         self.pid = _spawn(command, children)
         self._channels.close_only(*children)
 
     def _adopt(self, early: PrestartedManager) -> None:
-        self._channels.take([*early.others, early.complaints])
+        self._channels.take([*early.others, early.stderr])
         self.control = self._channels.take_socket(early.control)
-        self.pid, self._complaints = early.pid, early.complaints
+        self.pid, self._stderr = early.pid, early.stderr
 
     def send_order(self, order: dict[str, Any], *, once: bool = False) -> None:
-        """Sends the order that says what to become. It can be sent before the process has loaded. `once`: it will most
-        likely have a single guest.
-        """
+        """Sends the order that says what to become, even before the process has loaded. `once`: expect one guest."""
         from warmcell.cage.wire import send_packet
 
         send_packet(self.control, {**order, "once": True} if once else order)
         self.order = order
 
     def discard(self) -> None:
-        """Kills it, where nothing else uses it yet."""
+        """Kills a process that nothing else uses yet."""
         self.kill()
         self.await_end(5)
-        self.let_go()
+        self.close_channels()
 
     def _open_pidfd(self) -> None:
         try:
             self._pidfd = self._process.open(lambda: os.pidfd_open(self.pid))
         except OSError:
-            os.kill(self.pid, signal.SIGKILL)  # it was not reaped, so the number is still its own
+            os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid cannot have been reused
             os.waitpid(self.pid, 0)
             raise
 
     def switch_to(self, pid: int, pidfd: int) -> None:
-        """It cloned itself into its own namespaces: the clone, also our child, takes its place."""
+        """The process cloned itself into new namespaces. The clone, also our child, replaces it."""
         with self._lock:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
@@ -98,12 +97,12 @@ class ManagerProcess:
             self._process.take([pidfd])
             self.pid, self._pidfd = pid, pidfd
 
-    def what_it_saw(self) -> tuple[bool, int]:
-        """Waits until it has created its namespaces. Returns whether it has, and the Landlock version.
+    def report_namespaces(self) -> tuple[bool, int]:
+        """Waits for its report on namespaces. Returns whether it created them, and the Landlock version.
 
-        Other messages are kept for the reader of its answer.
+        Other messages go to `unread`.
         """
-        if self._pidfd < 0 or self.control.fileno() < 0:  # not ours, or closed
+        if self._pidfd < 0 or self.control.fileno() < 0:  # of our parent, or closed
             return False, 0
         from warmcell.cage.wire import receive_packet
 
@@ -112,7 +111,7 @@ class ManagerProcess:
         while not self.unread and poll.poll(_NAMESPACES_SECONDS * 1000):
             try:
                 message, descriptors = receive_packet(self.control)
-            except ConnectionResetError:  # it died with its order unread
+            except ConnectionResetError:  # it died before it read its order
                 message, descriptors = {}, []
             if "pid" in message:
                 self.switch_to(message["pid"], descriptors[0])
@@ -132,11 +131,11 @@ class ManagerProcess:
     def _was_reaped(self) -> bool:
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-        except ChildProcessError:  # the caller ignores SIGCHLD, and the kernel reaped it
+        except ChildProcessError:  # the host program ignores SIGCHLD, so the kernel reaped it
             return True
 
     def await_end(self, seconds: float) -> bool:
-        """Whether it has exited within `seconds`."""
+        """Waits up to `seconds`. Returns whether it has exited."""
         pidfd = self._pidfd
         if self.is_running():
             poll = select.poll()
@@ -145,11 +144,11 @@ class ManagerProcess:
                 poll.poll(seconds * 1000)
         return not self.is_running()
 
-    def await_end_or_deafness(self, seconds: float) -> bool:
-        """Whether within `seconds` it has exited or closed its channel, though its guests may go on."""
+    def await_end_or_hangup(self, seconds: float) -> bool:
+        """Waits up to `seconds`. Returns whether it has exited or closed its channel; its guests may still run."""
         poll = select.poll()
         try:
-            poll.register(self.control, 0)  # POLLHUP is reported without being asked for
+            poll.register(self.control, 0)  # POLLHUP is always reported
             if self._pidfd >= 0:
                 poll.register(self._pidfd, select.POLLIN)
             return bool(poll.poll(seconds * 1000))
@@ -163,16 +162,16 @@ class ManagerProcess:
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def last_words(self) -> str:
-        """The last line that it wrote to stderr before it died."""
+    def read_last_error(self) -> str:
+        """Waits for its end. Returns the last line that it wrote to stderr."""
         self.await_end(2)
-        os.set_blocking(self._complaints, False)
+        os.set_blocking(self._stderr, False)
         with suppress(OSError):
-            lines = os.read(self._complaints, 1 << 16).decode("utf-8", "replace").strip().splitlines()
+            lines = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()
             return lines[-1] if lines else "no message"
         return "no answer"
 
-    def let_go(self) -> None:
+    def close_channels(self) -> None:
         """Closes its channels, so that it exits."""
         with self._lock:
             self._channels.close()
@@ -183,31 +182,31 @@ class ManagerProcess:
 
 
 def _spawn(command: list[str], descriptors: Sequence[int]) -> int:
-    """Moves each descriptor above the numbers that the child's get, then spawns."""
-    raised = Descriptors()
+    """Spawns with copies of the descriptors above the numbers that they get in the child."""
+    copies = Descriptors()
     try:
         return spawn(
             command,
-            [raised.open(partial(fcntl.fcntl, each, fcntl.F_DUPFD_CLOEXEC, LOWEST_OWN)) for each in descriptors],
+            [copies.open(partial(fcntl.fcntl, each, fcntl.F_DUPFD_CLOEXEC, LOWEST_OWN)) for each in descriptors],
         )
     finally:
-        raised.close()
+        copies.close()
 
 
-#: Processes that were started ahead, by interpreter.
-_ahead: dict[str, ManagerProcess] = {}
+#: Processes started before they were needed, by interpreter.
+_prestarted: dict[str, ManagerProcess] = {}
 
 
 def start_ahead(interpreter: str, early: PrestartedManager | None = None, *, packages: str = "") -> None:
     """Starts a plain manager before it is needed, so that it loads while its supervisor loads.
 
-    `packages`: it is for WebAssembly workers, whose runtime is in that directory.
+    `packages`: the directory with the WebAssembly runtime, for a manager of WebAssembly workers.
     """
-    if interpreter in _ahead:
+    if interpreter in _prestarted:
         if early is not None:
             early.discard()
         return
-    with suppress(OSError):  # reported when it is needed
+    with suppress(OSError):  # reported when a manager is needed
         start = ManagerProcess(interpreter, early=early)
         order = first_order("namespaces", packages=packages)
         try:
@@ -218,22 +217,22 @@ def start_ahead(interpreter: str, early: PrestartedManager | None = None, *, pac
         except OSError:
             start.discard()
             raise
-        _ahead[interpreter] = start
-        set_reporter(start.what_it_saw)
+        _prestarted[interpreter] = start
+        set_reporter(start.report_namespaces)
 
 
 def acquire_manager(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) -> ManagerProcess:
-    """The process that was started ahead, if it fits, or a new one; it has its order."""
-    early = _ahead.pop(interpreter, None)
-    # Do not check whether it runs: it may have switched to its clone, which its answer reports.
+    """The prestarted process if its order is the same, else a new one. Either way it has its order."""
+    early = _prestarted.pop(interpreter, None)
+    # Do not check that it is running: it may have been replaced by its clone, which its answer reports.
     if early is not None and not prefix and early.order == order:
         return early
     if early is not None:
-        early.let_go()
+        early.close_channels()
     start = ManagerProcess(interpreter, prefix)
     try:
         start.send_order(order)
-    except BrokenPipeError:  # it died: the reader of its answer finds out how
+    except BrokenPipeError:  # it died; reading its answer reports how
         pass
     except OSError:
         start.discard()
@@ -252,7 +251,12 @@ def first_order(
     host_network: bool = False,
 ) -> dict[str, Any]:
     """The order that says what a manager and its zygote become. `packages`: where the WebAssembly runtime is."""
-    worker = WASM_WORKER if packages else PYTHON_WORKER if has_worker else ""
-    of_python = {"site": with_site, "preload": list(preload), "spares": spares}
-    network = {"host_network": True} if host_network else {}
-    return {"isolation": isolation, "worker": worker, "packages": packages, **of_python, **network}
+    return {
+        "isolation": isolation,
+        "worker": WASM_WORKER if packages else PYTHON_WORKER if has_worker else "",
+        "packages": packages,
+        "site": with_site,
+        "preload": list(preload),
+        "spares": spares,
+        **({"host_network": True} if host_network else {}),
+    }

@@ -1,4 +1,4 @@
-"""Spawns the interpreter that becomes a manager. Imports next to nothing, because a command starts with this."""
+"""Spawns the interpreter that becomes a manager. Imports almost nothing, because a command starts with this."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ else:
 
 CAGE_DIR = str(warmcell.cage.__path__[0])
 _CONTROL = 3
-LOWEST_OWN = 10  # lower numbers are the child's targets
-ENVIRONMENT = {**CAGED_ENV, CHILD_MARK: "1"}  # what most guests get, so that they need not change it
+LOWEST_OWN = 10  # the child's descriptors get lower numbers
+ENVIRONMENT = {**CAGED_ENV, CHILD_MARK: "1"}  # that of most guests, which then need not change it
 #: The environment variable by which `bin/front.c` hands over a manager that it started before this program.
 HANDED_OVER = "WARMCELL_MANAGER"
 LOADER_PATH = "LD_LIBRARY_PATH"
 
 #: How `warmcell top` recognises a manager.
 MANAGER_MARK = "from cage.manager.start import main"
-#: The same as cage/__main__.py, but without a file name or runpy on the stack, which guests can inspect. It raises its
-#: limits on descriptors and file size: it outlives the moment in which its supervisor has few left. The collector is
-#: off while it loads, because what it loads stays.
+#: Does what cage/__main__.py does, without a file name or runpy on the stack, which guests can inspect. Raises the soft
+#: limits on descriptors and file size, because a manager may outlive a shortage of its supervisor's. The garbage
+#: collector is off during loading, because modules are never freed.
 BOOT = f"""
 import gc, os, resource, sys
 gc.disable()
@@ -52,8 +52,8 @@ main({_CONTROL})()()
 
 
 def spawn(command: list[str], descriptors: Sequence[int]) -> int:
-    """Spawns in a new session, with these descriptors (none of them low) as 0, 1, 2, ... and no others of ours."""
-    # An interpreter may not start without the directories that its loader searches.
+    """Spawns in a new session with only these descriptors, as 0, 1, 2, ... None of them may have such a number here."""
+    # Some interpreters do not start without the directories that their loader searches.
     libraries = {LOADER_PATH: os.environ[LOADER_PATH]} if LOADER_PATH in os.environ else {}
     return os.posix_spawnp(
         command[0],
@@ -67,19 +67,19 @@ def spawn(command: list[str], descriptors: Sequence[int]) -> int:
 
 
 class PrestartedManager:
-    """A manager's process that was started before anything could own it, and our ends of its channels.
+    """A manager's process and our ends of its channels, without an owner: `lifetime` is not loaded yet.
 
     For a program that has just started: no other thread can fork, and its own 0, 1 and 2 may be closed.
     """
 
-    #: Whether it has its order.
+    #: Whether its order was sent.
     has_order = False
 
     def __init__(self, interpreter: str) -> None:
         self.interpreter = interpreter
         self._opened: list[int] = []
         try:
-            # Pipes, not /dev/null: what a forked guest's sys.stdout caches about its descriptor must be true of a pipe.
+            # Pipes, not /dev/null: a forked guest's sys.stdout caches facts about its descriptor, which is a pipe.
             stdin, stdout, stderr = (self._move_to_high_numbers(os.pipe2(os.O_CLOEXEC)) for _ in range(3))
             ours, theirs = make_pair(SOCK_SEQPACKET)
             control = self._move_to_high_numbers((ours.detach(), theirs.detach()))
@@ -89,7 +89,7 @@ class PrestartedManager:
             _close(self._opened)
             raise
         _close(children)
-        self.control, self.complaints = control[0], stderr[0]
+        self.control, self.stderr = control[0], stderr[0]
         self.others = (stdin[1], stdout[0])
 
     def _move_to_high_numbers(self, pair: tuple[int, int]) -> list[int]:
@@ -99,30 +99,30 @@ class PrestartedManager:
         return moved
 
     @classmethod
-    def from_handover(cls, interpreter: str, words: str) -> PrestartedManager:
-        """The manager that the program before exec started, as described by `words`. ValueError if it does not fit."""
-        numbers, started, package = words.split("\n")
-        pid, control, complaints, stdin, stdout, has_order = map(int, numbers.split())
+    def from_handover(cls, interpreter: str, handover: str) -> PrestartedManager:
+        """The manager that `bin/front.c` started before exec. Raises ValueError if it is of another installation."""
+        numbers, started, package = handover.split("\n")
+        pid, control, stderr, stdin, stdout, has_order = map(int, numbers.split())
         if started != interpreter or not os.path.samefile(package, os.path.dirname(CAGE_DIR)):
             raise ValueError("of another installation")
         early = cls.__new__(cls)
         early.interpreter, early.pid, early.has_order = interpreter, pid, bool(has_order)
-        early.control, early.complaints, early.others = control, complaints, (stdin, stdout)
+        early.control, early.stderr, early.others = control, stderr, (stdin, stdout)
         os.waitid(os.P_PID, early.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is not our child
-        for descriptor in (early.control, early.complaints, *early.others):
+        for descriptor in (early.control, early.stderr, *early.others):
             os.set_inheritable(descriptor, False)
         return early
 
     def discard(self) -> None:
-        """Kills it, where it is not needed after all."""
+        """Kills a process that is not needed after all."""
         if self.has_order:
             self._await_clone()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        _close((self.control, self.complaints, *self.others))
+        _close((self.control, self.stderr, *self.others))
 
     def _await_clone(self) -> None:
-        """It switches to a clone, also our child, and reports that first."""
+        """Follows the process to its clone: it clones itself, and its first message has the clone's pid."""
         from warmcell.cage.wire import packet_socket, receive_packet
 
         control = packet_socket(self.control)
@@ -139,10 +139,10 @@ class PrestartedManager:
 
 def start_early(interpreter: str) -> PrestartedManager | None:
     """The manager that was handed over, or a new one. None on failure, which is reported when a manager is needed."""
-    words = os.environ.pop(HANDED_OVER, "")
+    handover = os.environ.pop(HANDED_OVER, "")
     try:
-        if words:
-            return PrestartedManager.from_handover(interpreter, words)
+        if handover:
+            return PrestartedManager.from_handover(interpreter, handover)
     except (OSError, ValueError):
         pass  # that process exits when its channel closes, at the latest when we exit
     try:

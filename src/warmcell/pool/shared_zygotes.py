@@ -1,8 +1,8 @@
-"""The zygotes of this program: backends that need the same kind share them, and they end with the last backend.
+"""The zygotes of this program. Backends that need the same kind share them; they end with the last backend.
 
-A zygote knows what guests look like, never what they are for: environment, code and input go with the job to the guest
-alone, and the sources of host paths stay with the manager. Path names that guests see are in the zygote's memory, of
-which guests are copies; so for names of the caller's own the manager forks a twin, which serves one backend alone.
+Guests are copies of their zygote's memory, so it must hold nothing that is private to one guest. Environment, code and
+input go with the job to the guest, and the sources of host paths stay with the manager. If a plan contains the caller's
+own path names, the manager forks a twin of the zygote, which serves one backend only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from warmcell.pool.supply import IDLE_SECONDS
 from warmcell.pool.zygote import START_SECONDS, ZygoteKey, ZygoteProcess
 
 _CELLS_PER_ZYGOTE = 10_000
-#: How many runs in progress one manager is enough for, and how many processors it keeps busy.
+#: How many runs in progress one manager serves, and how many processors it keeps busy.
 _RUNS_PER_MANAGER, _PROCESSORS_PER_MANAGER = 4, 4
-#: For how long a zygote that was alive counts as alive.
+#: How long a zygote that was seen alive is not checked again.
 _ALIVE_SECONDS = 0.05
-#: What a process inherits: a root and namespaces.
-_SURROUNDINGS = ("/", "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net", "/proc/thread-self/ns/user")
+#: A zygote inherits these from the thread that starts it: root directory and namespaces.
+_INHERITED = ("/", "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net", "/proc/thread-self/ns/user")
 
 
 class _Member:
@@ -42,8 +42,8 @@ class _Member:
         self._seen_alive = 0.0
 
     def is_usable(self) -> bool:
-        """In a burst the last answer holds for a moment: asking the kernel takes a lock that every fork and exit of the
-        machine takes, and an order to a zygote that has died since is repeated elsewhere.
+        """Checks with the kernel at most every `_ALIVE_SECONDS`: the check takes a lock that all forks and exits on the
+        host take. A cell ordered from a zygote that has died since is ordered again from another.
         """
         if self.cells >= _CELLS_PER_ZYGOTE or self.zygote.is_lost:
             return False
@@ -56,17 +56,17 @@ class _Member:
 
 
 class ZygoteShare:
-    """The zygotes of one kind. Safe from many threads.
+    """The zygotes of one kind. Thread-safe.
 
-    Each has a manager of its own, which serves a few processors: there are several while many runs are in progress on a
-    large machine, otherwise one. Dead and used-up ones are replaced.
+    Each has its own manager, which serves a few processors. There is one zygote, or several while many runs are in
+    progress on a large machine. Zygotes that died or made `_CELLS_PER_ZYGOTE` cells are replaced.
     """
 
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...]) -> None:
         self.key = key
         self._prefix = prefix
         self._lock = Lock()
-        #: Held by the thread that starts the first zygote or a replacement.
+        #: Held while the first zygote or a replacement is started.
         self._starting = FairSemaphore(1)
         self._members: tuple[_Member, ...] = ()
         self._turns = count()
@@ -78,7 +78,7 @@ class ZygoteShare:
         self.users = 0
 
     def zygote(self, run: Run, cancelled: int = -1, demand: int = 1) -> ZygoteProcess:
-        """A living zygote for one cell. If there is none, one thread starts it and the others wait.
+        """A living zygote for one cell. If there is none, one thread starts one and the others wait.
 
         `demand`: how many runs are in progress.
         """
@@ -94,7 +94,7 @@ class ZygoteShare:
         return member.zygote
 
     def _pick(self) -> _Member | None:
-        """The next in turn. Runs are alike, so this spreads them as well as counting would."""
+        """The next usable zygote, round robin."""
         members = self._members
         turn = next(self._turns)
         for offset in range(len(members)):
@@ -106,12 +106,12 @@ class ZygoteShare:
     def _add(self, zygote: ZygoteProcess) -> _Member:
         with self._lock:
             if not self._is_closed:
-                worn = [member.zygote for member in self._members if not member.is_usable()]
-                for each in worn:
+                unusable = [member.zygote for member in self._members if not member.is_usable()]
+                for each in unusable:
                     each.retire()
-                self._retired += worn
+                self._retired += unusable
                 member = _Member(zygote)
-                kept = (member for member in self._members if member.zygote not in worn)
+                kept = (member for member in self._members if member.zygote not in unusable)
                 self._members = (*kept, member)
                 return member
         zygote.close()  # all users left while it started
@@ -130,18 +130,18 @@ class ZygoteShare:
             self._is_growing = True
         try:
             start_daemon(self._grow, name="warmcell-manager")
-        except SandboxError:  # without a thread, the existing ones go on
+        except SandboxError:  # no thread: the existing zygotes are enough
             self._is_growing = False
 
     def _grow(self) -> None:
         try:
-            with suppress(SandboxError, OSError):  # the existing ones go on
+            with suppress(SandboxError, OSError):  # the existing zygotes are enough
                 self._add(ZygoteProcess(self.key, self._prefix))
         finally:
             self._is_growing = False
 
     def end_twin(self, number: int) -> None:
-        """A pool that goes on without this share has ordered cells from a twin."""
+        """Called when a pool that ordered cells from a twin leaves this share."""
         for zygote in [*(member.zygote for member in self._members), *self._retired]:
             zygote.end_twin(number)
 
@@ -173,13 +173,16 @@ class ZygoteShare:
 
 @cache
 def most_managers() -> int:
-    """How many of one kind are worth having. A manager is one thread and uses a small part of a run's time."""
+    """How many managers of one kind are worth having: one per `_PROCESSORS_PER_MANAGER` processors."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, processors // _PROCESSORS_PER_MANAGER)
 
 
 class SharedZygotes:
-    """Shares by kind, known weakly: those of backends that were never closed go with them. A fork starts with none."""
+    """Shares by kind, held by weak references, so that backends that are never closed do not leak them.
+
+    A fork starts with none.
+    """
 
     def __init__(self) -> None:
         self.abandon()
@@ -190,33 +193,31 @@ class SharedZygotes:
         self._shares: WeakValueDictionary[object, ZygoteShare] = WeakValueDictionary()
 
     def join(self, key: ZygoteKey, prefix: tuple[str, ...]) -> ZygoteShare:
-        """A share, to be left once. Shared with other backends of the same user, root and namespaces, if allowed."""
-        place = (key, prefix, _fingerprint_program(key.interpreter)) if key.may_be_shared else object()
+        """The share for a key; the caller calls `leave` once. Backends of the same user, root and namespaces share."""
+        full_key = (key, prefix, _fingerprint_program(key.interpreter)) if key.may_be_shared else object()
         with self._lock:
-            share = self._shares.get(place)
+            share = self._shares.get(full_key)
             if share is None:
-                share = self._shares[place] = ZygoteShare(key, prefix)
+                share = self._shares[full_key] = ZygoteShare(key, prefix)
             share.users += 1
             return share
 
     def leave(self, share: ZygoteShare) -> bool:
-        """Whether that was the last user; the share is then closed."""
+        """Returns whether that was the last user. The share is then closed."""
         with self._lock:
             share.users -= 1
             if share.users:
                 return False
-            for place in [place for place, known in self._shares.items() if known is share]:
-                del self._shares[place]
+            for full_key in [full_key for full_key, known in self._shares.items() if known is share]:
+                del self._shares[full_key]
         share.close()
         return True
 
 
 def _fingerprint_program(interpreter: str) -> tuple[object, ...]:
-    """What a zygote inherits from the program that starts it. If the program changes any of it, it needs another
-    zygote.
-    """
+    """What a zygote inherits from this program. If any of it changes, the program needs another zygote."""
     identities = []
-    for path in (*_SURROUNDINGS, interpreter):
+    for path in (*_INHERITED, interpreter):
         try:
             status = os.stat(path)
             identities.append((status.st_dev, status.st_ino))

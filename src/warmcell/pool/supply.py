@@ -1,6 +1,6 @@
 """Supply: things made ahead of need (warm cells, WASM workers, spare sandboxes), each in one state.
 
-making -> ready -> leased -> gone        what can be used again goes from leased back to ready
+making -> ready -> leased -> gone        a reusable thing goes from leased back to ready
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:  # `typing` loads slowly
 IDLE_SECONDS = 30.0
 MAKING, READY, LEASED, GONE = "making", "ready", "leased", "gone"
 _ALL = 1 << 30
-#: The budget of warm cells: 1/n of the descriptors, and this many.
+#: Warm cells may use 1/n of the descriptors, and there are at most so many.
 _SHARE_OF_DESCRIPTORS, _MOST_WARM = 4, 256
 
 
@@ -55,7 +55,7 @@ class Item(Generic[K, T]):
 
 @dataclass(slots=True)
 class Demand(Generic[K, T]):
-    """The things of one key: how many to keep, those that are ready, oldest first, and those being made."""
+    """The things of one key: how many to keep, which are ready (oldest first), and which are being made."""
 
     target: int
     last_used: float = 0.0
@@ -68,19 +68,19 @@ class Demand(Generic[K, T]):
 
 
 class Supply(Generic[K, T]):
-    """Safe from many threads. The lock is held for moments only, never while something starts or stops.
+    """Thread-safe. The lock is never held while something starts or stops.
 
-    So methods return what the caller must now make or end. The keeper does both in a thread: `pause`, `make_ahead` and
-    `end` are its steps. `largest` bounds one key, `total` all keys; an idle key keeps `smallest`. Too small a total is
-    dealt one by one to the most recently used keys.
+    Instead, methods return what the caller must make or end. The maker, a thread, does both; `pause`, `make_ahead` and
+    `end` are its steps. `largest` bounds one key, `total` all keys; an idle key keeps `smallest`. If the total is too
+    small for all, the keys get one each in turn, the most recently used first.
     """
 
-    #: The keeper looks after every change, and at least so often.
-    look_seconds = IDLE_SECONDS
+    #: The maker checks after every change, and at least so often.
+    check_seconds = IDLE_SECONDS
 
     def __init__(self, smallest: int, largest: int, total: int) -> None:
         self.smallest, self.largest, self.total = smallest, largest, total
-        #: Nothing becomes ready any more.
+        #: If set, nothing becomes ready any more.
         self.is_closed = False
         self.last_used = 0.0
         self.abandon()
@@ -89,22 +89,23 @@ class Supply(Generic[K, T]):
         """In a forked copy: the original keeps everything."""
         self.lock = threading.RLock()  # used directly: the condition's own methods cost a call each
         self.changed = threading.Condition(self.lock)
-        #: Most recently used last. And the leased things that will come back.
+        #: Most recently used last.
         self.demands: dict[K, Demand[K, T]] = {}
+        #: Leased things that will be given back.
         self.in_use: dict[T, Item[K, T]] = {}
-        self.keeper: threading.Thread | None = None
-        #: Whether the keeper makes something now, wanted or not.
+        self.maker: threading.Thread | None = None
+        #: Whether the maker is making something now, even if it is no longer wanted.
         self.is_making = False
 
     def use(self, key: K, now: float) -> Demand[K, T]:
-        """The demand for a key, which is now the most recently used one."""
+        """The demand for a key, which becomes the most recently used one."""
         demand = self.demands.pop(key, None) or Demand(min(self.smallest, self.largest))
         self.demands[key] = demand
         demand.last_used = self.last_used = now
         return demand
 
-    def hand_over(self, key: K, now: float) -> T | None:
-        """The oldest ready thing, for good. None: the caller makes one itself, and more are kept from now on."""
+    def take_ready(self, key: K, now: float) -> T | None:
+        """Removes and returns the oldest ready thing. If there is none, raises the target; the caller makes one."""
         with self.lock:
             demand = self.use(key, now)
             if demand.ready:
@@ -113,7 +114,7 @@ class Supply(Generic[K, T]):
             return None
 
     def raise_target(self, target: int) -> int:
-        """The new target of a key of which none was ready."""
+        """The new target of a key that had nothing ready."""
         return max(target * 2, 1)
 
     def lower_targets(self, now: float) -> None:
@@ -124,7 +125,7 @@ class Supply(Generic[K, T]):
                 demand.target = min(demand.target, self.smallest if idle <= 10 * IDLE_SECONDS else 0)
 
     def lease_best(self, keys: Iterable[K], rank: Callable[[T], int | None]) -> T | None:
-        """The ready thing of the lowest rank, the newest of several. Rank None: not suitable."""
+        """Leases the ready thing with the lowest rank, the newest of equals. Rank None means unsuitable."""
         with self.lock:
             demands = filter(None, map(self.demands.get, keys))
             ready = [(rank(item.thing), item, demand) for demand in demands for item in reversed(demand.ready)]
@@ -136,7 +137,7 @@ class Supply(Generic[K, T]):
             return self._lease(item)
 
     def add_leased(self, key: K, thing: T) -> None:
-        """Adds one that the caller made because it needs it at once."""
+        """Adds a thing that the caller made for its own immediate use."""
         item: Item[K, T] = Item(key)
         item.thing = thing
         with self.lock:
@@ -148,7 +149,7 @@ class Supply(Generic[K, T]):
         return item.thing
 
     def give_back(self, thing: T, key: K, now: float) -> bool:
-        """Whether a leased thing is ready again, now under `key`. If not, the caller ends it."""
+        """Returns a leased thing to the supply, under `key`. If it returns False, the caller ends the thing."""
         with self.lock:
             item = self.in_use.pop(thing, None)
             if item is None:
@@ -157,23 +158,23 @@ class Supply(Generic[K, T]):
             return self._make_ready(item, self.use(key, now), now)
 
     def forget(self, thing: T) -> None:
-        """A leased thing has ended."""
+        """Called when a leased thing has ended."""
         with self.lock:
             if (item := self.in_use.pop(thing, None)) is not None:
                 item.take_out()
 
     def room(self) -> int:
-        """How many may be ready or being made, of all keys."""
+        """How many of all keys together may be ready or being made."""
         return self.total
 
     def _shares(self) -> dict[K, int]:
         """How many each key may have, most recently used first."""
         shares = dict.fromkeys(reversed(self.demands), 0)
         left = self.room()
-        while left > 0 and (hungry := [key for key in shares if shares[key] < self.demands[key].target]):
-            for key in hungry[:left]:
+        while left > 0 and (below := [key for key in shares if shares[key] < self.demands[key].target][:left]):
+            for key in below:
                 shares[key] += 1
-            left -= len(hungry[:left])
+            left -= len(below)
         return shares
 
     def start_making(self, most: int = _ALL) -> list[Item[K, T]]:
@@ -189,7 +190,7 @@ class Supply(Generic[K, T]):
             return items
 
     def finish(self, item: Item[K, T], thing: T, now: float) -> bool:
-        """Whether what was made is ready. If not, the demand for it has ended, and the caller ends it."""
+        """Marks a made thing as ready. If it returns False, the demand is gone and the caller ends the thing."""
         with self.lock:
             if item.state != MAKING:
                 return False
@@ -204,7 +205,7 @@ class Supply(Generic[K, T]):
         return not self.is_closed
 
     def fail(self, item: Item[K, T]) -> None:
-        """If it is still being made, it could not be: make no more of its key until one is missing again."""
+        """Makes no more of the item's key until one is missing again. Does nothing if the item is finished."""
         with self.lock:
             if item.state == MAKING:
                 item.state, demand = GONE, self.demands[item.key]
@@ -212,7 +213,7 @@ class Supply(Generic[K, T]):
                 demand.target = min(demand.target, len(demand.ready))
 
     def surplus(self, now: float) -> list[T]:
-        """Removes the ready things that are too many, which the caller ends."""
+        """Removes and returns ready things over their key's share, which the caller ends."""
         with self.lock:
             self.lower_targets(now)
             things: list[T] = []
@@ -224,7 +225,7 @@ class Supply(Generic[K, T]):
             return things
 
     def remove(self, is_useless: Callable[[Item[K, T]], bool]) -> list[T]:
-        """Removes these ready things, which the caller ends."""
+        """Removes and returns matching ready things, which the caller ends."""
         with self.lock:
             items = [item for demand in self.demands.values() for item in demand.ready if is_useless(item)]
             for item in items:
@@ -232,7 +233,7 @@ class Supply(Generic[K, T]):
             return [item.take_out() for item in items]
 
     def clear(self) -> list[T]:
-        """Removes all ready things, which the caller ends, and all demand: what is being made is not kept either."""
+        """Removes all demand and returns all ready things, which the caller ends. What is being made is not kept."""
         with self.lock:
             things = self.remove(lambda _: True)
             for item in [item for demand in self.demands.values() for item in demand.making]:
@@ -241,7 +242,7 @@ class Supply(Generic[K, T]):
             return things
 
     def shed(self) -> bool:
-        """Ends what is ready; whether there was anything."""
+        """Ends what is ready. Returns whether there was anything."""
         things = self.clear()
         self.end(things)
         return bool(things)
@@ -250,49 +251,49 @@ class Supply(Generic[K, T]):
         with self.lock:
             return [item.thing for demand in self.demands.values() for item in demand.ready]
 
-    def start_keeper(self) -> None:
-        """If no thread can be started, things are made when they are needed, and stay until they are used."""
+    def start_maker(self) -> None:
+        """Starts the maker. If no thread can be started, things are made when needed and stay until they are used."""
         with self.lock, suppress(SandboxError):
-            if self.keeper is None and not self.is_closed:
-                self.keeper = start_daemon(self._keep, name=f"warmcell-{type(self).__name__}")
+            if self.maker is None and not self.is_closed:
+                self.maker = start_daemon(self._run_maker, name=f"warmcell-{type(self).__name__}")
 
-    def stop_keeper(self, seconds: float) -> None:
-        """Closes the supply, and waits for a bounded time until nothing is made any more."""
+    def stop_maker(self, seconds: float) -> None:
+        """Closes the supply and waits a bounded time for the maker to end."""
         with self.lock:
             self.is_closed = True
             self.changed.notify_all()
-            keeper = self.keeper
-        if keeper is not None and keeper is not threading.current_thread():
-            keeper.join(seconds)
+            maker = self.maker
+        if maker is not None and maker is not threading.current_thread():
+            maker.join(seconds)
 
     def pause(self) -> None:
-        """Called by the keeper before each look."""
+        """Called by the maker before each round."""
 
     def make_ahead(self, key: K) -> T | None:
-        """Called by the keeper. None if it could not be made, or is already there."""
+        """Called by the maker. None if the thing could not be made or exists already."""
         raise NotImplementedError
 
     def end(self, things: list[T]) -> None:
-        """Called by the keeper and by `shed`."""
+        """Called by the maker and by `shed`."""
         raise NotImplementedError
 
-    def _keep(self) -> None:
+    def _run_maker(self) -> None:
         try:
-            while self._look():
+            while self._work_once():
                 pass
         finally:
             with self.lock:
-                if self.keeper is threading.current_thread():
-                    self.keeper = None
+                if self.maker is threading.current_thread():
+                    self.maker = None
 
-    def _look(self) -> bool:
-        """Makes and ends what is due, or waits for a change. Whether to go on."""
+    def _work_once(self) -> bool:
+        """Makes and ends what is due, or waits for a change. Returns whether to go on."""
         self.pause()
         with self.lock:
             surplus, wanted = ([], []) if self.is_closed else (self.surplus(time.monotonic()), self.start_making())
             is_due = surplus or wanted
-            if self.is_closed or not (is_due or self.changed.wait(self.look_seconds) or self.demands):
-                self.keeper = None  # under the lock: a new demand starts another
+            if self.is_closed or not (is_due or self.changed.wait(self.check_seconds) or self.demands):
+                self.maker = None  # under the lock, so that a new demand starts another maker
                 return False
             self.is_making = bool(wanted)
         try:
@@ -302,19 +303,16 @@ class Supply(Generic[K, T]):
                 thing = self.make_ahead(item.key)
                 if thing is not None and not self.finish(item, thing, time.monotonic()):
                     self.end([thing])
-                self.fail(item)  # unless it is ready
+                self.fail(item)  # does nothing if it is ready
         finally:
             self.is_making = False
             for item in wanted:
-                self.fail(item)  # what an unexpected error left
+                self.fail(item)  # those that an unexpected error left unmade
         return True
 
 
 class WarmCellBudget:
-    """How many warm cells the whole program may keep: they wait for runs that may never come, and use its descriptors.
-
-    One for the program. Safe from many threads.
-    """
+    """Bounds the warm cells of the whole program, because idle cells use its descriptors. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -324,25 +322,25 @@ class WarmCellBudget:
         with self._lock:
             self._pools.add(pool)
 
-    def has_place_for(self, asking: Supply[Any, Any], descriptors: int) -> bool:
-        """Whether one more of its cells, with so many descriptors, may stay warm. If not, an idle pool makes room.
+    def has_room_for(self, pool: Supply[Any, Any], descriptors: int) -> bool:
+        """Whether `pool` may keep one more cell of so many descriptors. If the budget is used up, sheds an idle pool.
 
-        A pool in use does not: with more pools than places, every run would end what the next one needs.
+        A pool in use is never shed: with more pools than the budget allows, every run would end the next one's cell.
         """
         with self._lock:
             counts = {pool: len(pool.ready()) for pool in self._pools}
         if sum(counts.values()) < most_waiting(descriptors):
             return True
-        others = [pool for pool, count in counts.items() if count and pool is not asking]
-        idlest = min(others, key=lambda pool: pool.last_used, default=None)
+        others = [other for other, count in counts.items() if count and other is not pool]
+        idlest = min(others, key=lambda other: other.last_used, default=None)
         if idlest is None or time.monotonic() - idlest.last_used < IDLE_SECONDS:
             return False
         return idlest.shed()
 
 
 def most_waiting(descriptors_of_a_cell: int) -> int:
-    """The budget, from the current limit on descriptors."""
-    import resource  # needed only by programs that keep warm cells
+    """How many warm cells the current limit on descriptors allows."""
+    import resource  # not needed without warm cells
 
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY:

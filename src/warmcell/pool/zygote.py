@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from warmcell.cage.plan import Bind, encode_binds
-from warmcell.cage.wire import receive_packet, send_packet
+from warmcell.cage.wire import GuestJob, receive_packet, send_packet
 from warmcell.core.errors import BackendUnavailable, EnforcerFailed, EnforcerUnavailable
 from warmcell.core.light import suppress
 from warmcell.core.records import dataclass
@@ -27,24 +27,26 @@ from warmcell.runner.cgroups import GroupLimits
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Any
+    from contextlib import AbstractContextManager
+    from typing import Any, Protocol
 
     from warmcell.cage.plan import Sources
 else:  # the C modules, which load faster
     import _socket as socket
 
+    Protocol = object
+
 _IN_FLIGHT_SECONDS = 5.0
-_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-
-_SMALL_FILES = 1 << 16
-
-START_SECONDS = 60.0  # a preload such as pandas may take its time
-DYING_SECONDS = 0.2  # a killed process counts as alive for a moment
+_DISCONNECTED = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+#: A cage is built with files of at most this size.
+_BUILD_FILE_BYTES = 1 << 16
+START_SECONDS = 60.0  # preloading pandas, say, takes long on a slow disk
+DYING_SECONDS = 0.2  # a killed process looks alive for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class ZygoteKey:
-    """What distinguishes zygotes; backends with the same key may share one."""
+    """What distinguishes zygotes. Backends with the same key may share one."""
 
     interpreter: str
     isolation: str
@@ -56,14 +58,14 @@ class ZygoteKey:
     preload: tuple[str, ...] = ()
     #: Whether cells may be kept warm.
     keeps_spares: bool = False
-    #: Whether its guests have the host's network; else each has one of its own.
+    #: Whether its guests share the host's network; otherwise each has its own.
     has_host_network: bool = False
-    #: Directories in which its guests' loader looks for libraries besides the usual ones: it reads them at the start.
+    #: Additional library directories for the loader, which reads them when the process starts.
     library_path: str = ""
 
     @property
     def may_be_shared(self) -> bool:
-        """Not if guests share the host's root: its memory then has the name of every run's directory."""
+        """False if guests share the host's root: the zygote's memory then contains the path of every run."""
         return self.isolation != "landlock"
 
     def first_order(self) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class ZygoteKey:
 
 
 def _loader_prefix(key: ZygoteKey) -> tuple[str, ...]:
-    """A command that sets the loader's path and becomes the next one."""
+    """A command prefix that sets the loader's path."""
     if not key.library_path:
         return ()
     paths = ":".join(filter(None, (key.library_path, os.environ.get(LOADER_PATH))))
@@ -90,19 +92,68 @@ def _is_file_size_too_small() -> bool:
     """Whether RLIMIT_FSIZE is too small for the files that a cage is built with."""
     import resource
 
-    return 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[1] < _SMALL_FILES
+    return 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[1] < _BUILD_FILE_BYTES
+
+
+class Overlay(Protocol):
+    """A mounted overlay that is shown to many cells."""
+
+    @property
+    def upper(self) -> str:
+        """The host directory that writes go to."""
+        ...
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device numbers that stat() reports for its files and directories."""
+        ...
+
+    def copy_tree(self) -> AbstractContextManager[int]:
+        """A detached copy for one cell, closed after the block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CellKind:
+    """What distinguishes cells: unused cells of one kind are interchangeable."""
+
+    zygote: ZygoteKey
+    plan: str
+    group: GroupLimits | None
+    #: Whether such cells are kept warm.
+    is_pooled: bool = True
+    #: Whether its init watches the run.
+    has_keeper: bool = True
+    #: Whether its job execs a program, which must be allowed where new processes are refused.
+    execs: bool = True
+    #: Whether the job is certain to exec, by its path.
+    is_program: bool = False
+    #: Sent to the cell when it is ready, for programs that start first and get their code later.
+    prelude: GuestJob | None = None
+    #: The caller's descriptor for the guest's stdin, instead of a pipe; such a cell is never pooled.
+    stdin: int | None = None
+    #: Whether the plan contains path names of the caller, which guests of other pools must not find.
+    has_private_paths: bool = False
+    #: For the plan's given bind, if it has one.
+    overlay: Overlay | None = None
+    #: The sources of the caller's paths, if the plan does not contain them.
+    sources: Sources = ()
+
+    def __hash__(self) -> int:
+        return hash((self.plan, self.execs, self.is_program))  # the fields in which nearly all differ
 
 
 class ZygoteProcess:
-    """Safe from many threads. `close` ends the zygote after the runs that it looks after.
+    """A zygote and its manager, as the supervisor sees them. Thread-safe; unusable in a fork of the program.
 
-    Constructed when it is ready to serve; raises `RunCancelled` if `cancelled` becomes readable before. Dead in a fork.
+    The constructor returns when the zygote is ready, or raises `RunCancelled` if `cancelled` becomes readable before.
+    `close` ends the zygote after its runs.
     """
 
     def __init__(self, key: ZygoteKey, prefix: tuple[str, ...] = (), cancelled: int = -1) -> None:
         self.key = key
         self._lock = threading.Lock()
-        #: The process may go on with its guests but makes no more cells.
+        #: Whether it makes no more cells. Its guests may still run.
         self.is_lost = False
         try:
             start = acquire_manager(key.interpreter, (*prefix, *_loader_prefix(key)), key.first_order())
@@ -115,7 +166,7 @@ class ZygoteProcess:
         try:
             self._prepare(cancelled)
         except BaseException:
-            self._process.kill()  # in the middle of a preload it would not notice that its channel was closed
+            self._process.kill()  # during a preload it does not notice that its channel was closed
             self.close()
             raise
 
@@ -130,15 +181,15 @@ class ZygoteProcess:
             return
         if "failed" in answer:
             raise self._refusal(*answer["failed"])
-        last_words = self._process.last_words()
-        if last_words == NOT_AN_INTERPRETER:
+        last_error = self._process.read_last_error()
+        if last_error == NOT_AN_INTERPRETER:
             raise BackendUnavailable(
                 f"{self.key.interpreter} is not a Python interpreter", hint="set ProcessConfig(python_path=...) to one"
             )
         if _is_file_size_too_small():
             raise host_failure(OSError(errno.EFBIG, os.strerror(errno.EFBIG)), f"start {self.key.interpreter}")
-        died = EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {last_words}")
-        raise shortage_from_message(last_words, f"start {self.key.interpreter}") or died
+        died = EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} died at start: {last_error}")
+        raise shortage_from_message(last_error, f"start {self.key.interpreter}") or died
 
     def _answer(self, cancelled: int) -> tuple[dict[str, Any], list[int]]:
         if self._process.unread:
@@ -154,7 +205,7 @@ class ZygoteProcess:
             raise EnforcerFailed(self.key.enforcer, f"{self.key.interpreter} was not ready after {START_SECONDS:g} s")
         try:
             return receive_packet(self._control)
-        except ConnectionResetError:  # it died before it read our order
+        except ConnectionResetError:  # it died before it read its order
             return {}, []
 
     def _refusal(self, step: str, number: int, what: str) -> Exception:
@@ -181,36 +232,31 @@ class ZygoteProcess:
 
     def order_cell(
         self,
-        plan: str,
-        group_parent: GroupParent | None,
-        limits: GroupLimits | None,
+        kind: CellKind,
+        group_parent: GroupParent | None = None,
         *,
-        stdin: int | None = None,
-        has_keeper: bool = True,
-        execs: bool = True,
-        is_program: bool = False,
         waits: bool = False,
         trees: Sequence[int] = (),
         twin: int = 0,
-        sources: Sources = (),
     ) -> Cell:
-        """Orders a cell; the caller calls `await_ready` and closes it. `CellLost` if the zygote is gone.
+        """Orders a cell; the caller calls `await_ready` and closes it. Raises `CellLost` if the zygote is gone.
 
-        `stdin` is the caller's descriptor for the guest's stdin, in place of a pipe. `has_keeper`: its init watches the
-        run. `execs`: its job execs a program, which must be allowed where processes are refused. `is_program`: it is
-        certain to exec, by its path. `waits`: its job comes later, so there is time to prepare. `trees` are the mount
-        trees of the plan's given binds. `twin` is the number of a twin of the zygote, which is made for it if it does
-        not exist: the plan contains path names of the caller's own, which guests of other pools must not find.
-        `sources` are those of the caller's paths, if the plan is without them.
+        `waits`: its job comes later, so there is time to prepare. `trees` are the mount trees of the plan's given
+        binds. `twin` is the number of the twin that makes the cell, forked from the zygote at the first order.
         """
         is_caged = self.key.isolation == "namespaces"
-        cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=has_keeper, stdin=stdin)
+        cell = Cell(self.key.enforcer, has_namespaces=is_caged, has_keeper=kind.has_keeper, stdin=kind.stdin)
         try:
-            if group_parent and limits:
-                cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", limits)
-            order: dict[str, Any] = {"plan": plan, "execs": execs, "waits": waits, "program": is_program}
-            if sources:
-                order["sources"] = sources
+            if group_parent and kind.group:
+                cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", kind.group)
+            order: dict[str, Any] = {
+                "plan": kind.plan,
+                "execs": kind.execs,
+                "waits": waits,
+                "program": kind.is_program,
+            }
+            if kind.sources:
+                order["sources"] = kind.sources
             if twin:
                 order["twin"] = twin
             self._send(order, [*cell.descriptors_to_send(), *trees])
@@ -221,7 +267,7 @@ class ZygoteProcess:
         return cell
 
     def attach(self, cell: Cell, binds: Sequence[Bind], disk_bytes: int, timeout: float) -> None:
-        """Mounts more host paths into a cell that has its job, at places of its plan; writes there are measured."""
+        """Mounts more host paths into a running cell, at mount points of its plan; writes there count as disk usage."""
         with Descriptors() as owned:
             ours, theirs = owned.socketpair(socket.SOCK_SEQPACKET)
             try:
@@ -239,7 +285,7 @@ class ZygoteProcess:
             raise CellLost("the zygote is gone")
 
     def end_twin(self, number: int) -> None:
-        """No more cells will be ordered from that twin. If this cannot be sent, it ends with its zygote."""
+        """Ends a twin that is not used any more. If this cannot be sent, the twin ends with its zygote."""
         with self._lock, suppress(OSError):
             send_packet(self._control, {"end_twin": number}, flags=socket.MSG_DONTWAIT)
 
@@ -251,9 +297,9 @@ class ZygoteProcess:
                     send_packet(self._control, order, descriptors)
                 return
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in _DISCONNECTED:
                     raise CellLost(f"the zygote is gone: {error}") from None
-                # Descriptors in flight count against the user's limit; wait until some are received.
+                # Sent but not yet received descriptors count against the user's limit: wait until some are received.
                 if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
                     raise
             time.sleep(0.005)
@@ -266,19 +312,19 @@ class ZygoteProcess:
         return not self._process.is_running()
 
     def await_death(self, seconds: float) -> None:
-        """Where cells are lost the zygote may be dying: another order before it is dead would lose the next cell.
+        """Called when a cell was lost: its zygote may be dying, and would lose the next cell as well.
 
-        Its manager then closes our channel and goes on as long as it has guests.
+        If it is dying, its manager closes our channel and exits after its guests.
         """
-        self.is_lost = self._process.await_end_or_deafness(seconds)
+        self.is_lost = self._process.await_end_or_hangup(seconds)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def retire(self) -> None:
-        """Closes its control channel, so that it exits after the runs that it looks after."""
-        self._process.let_go()
+        """Closes its control channel, so that it exits after its runs."""
+        self._process.close_channels()
 
     def close(self) -> None:
         """Retires it and waits for a bounded time."""
@@ -288,5 +334,4 @@ class ZygoteProcess:
             self._process.await_end(5)
 
     def abandon(self) -> None:
-        """In a forked copy it is dead; the original keeps using it."""
         self._lock = threading.Lock()

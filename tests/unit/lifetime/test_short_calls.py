@@ -20,7 +20,7 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(descriptors, "_libc", None)
     if request.param:
         require(sys.platform == "linux", "only on Linux")
-        descriptors.keep_lock()
+        descriptors.keep_interpreter_lock()
 
 
 @pytest.mark.usefixtures("calls")
@@ -68,7 +68,7 @@ def patient_interpreter() -> Iterator[None]:
 def test_no_other_thread_gets_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     require(sys.platform == "linux", "only on Linux")
     monkeypatch.setattr(descriptors, "_libc", None)
-    descriptors.keep_lock()
+    descriptors.keep_interpreter_lock()
     turns, is_over = [0], threading.Event()
 
     def count() -> None:

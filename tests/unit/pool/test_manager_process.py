@@ -28,15 +28,15 @@ from warmcell.pool.zygote import ZygoteKey, ZygoteProcess
 @pytest.fixture(autouse=True)
 def none_started_ahead() -> None:
     """Ends managers that another test of this process left waiting."""
-    while manager_process._ahead:
-        manager_process._ahead.popitem()[1].let_go()
+    while manager_process._prestarted:
+        manager_process._prestarted.popitem()[1].close_channels()
 
 
 def test_one_that_is_not_needed_ends_and_leaves_nothing() -> None:
     before = open_descriptors()
     process = ManagerProcess(base_executable())
     assert process.is_running()
-    process.let_go()
+    process.close_channels()
     assert process.await_end(10) and not process.is_running()
     assert eventually(lambda: open_descriptors() <= before)
 
@@ -44,19 +44,19 @@ def test_one_that_is_not_needed_ends_and_leaves_nothing() -> None:
 def test_one_that_somebody_let_go_of_is_not_asked_again() -> None:
     """A backend that is closed in one thread, while another finds that its cell was lost."""
     process = ManagerProcess(base_executable())
-    assert not process.await_end_or_deafness(0.05)
-    process.let_go()
-    assert process.await_end_or_deafness(0) and process.await_end(10)
+    assert not process.await_end_or_hangup(0.05)
+    process.close_channels()
+    assert process.await_end_or_hangup(0) and process.await_end(10)
 
 
 def test_one_started_ahead_is_used_once() -> None:
     start_ahead(base_executable())
-    early = manager_process._ahead[base_executable()]
+    early = manager_process._prestarted[base_executable()]
     assert (
         acquire_manager(base_executable(), (), first_order("namespaces")) is early
-        and base_executable() not in manager_process._ahead
+        and base_executable() not in manager_process._prestarted
     )
-    early.let_go()
+    early.close_channels()
     assert early.await_end(10)
 
 
@@ -66,28 +66,30 @@ def test_one_that_comes_when_another_was_started_ahead_ends() -> None:
     start_ahead(base_executable(), second)
     with pytest.raises(ChildProcessError):
         os.waitpid(second.pid, os.WNOHANG)
-    first = manager_process._ahead.pop(base_executable())
-    assert first.what_it_saw()[0] and first.is_running()  # it clones itself; from then on the clone is the manager
-    first.let_go()
+    first = manager_process._prestarted.pop(base_executable())
+    assert (
+        first.report_namespaces()[0] and first.is_running()
+    )  # it clones itself; from then on the clone is the manager
+    first.close_channels()
     assert first.await_end(10)
 
 
 def test_one_that_will_not_do_is_let_go() -> None:
     """A scope of systemd must be around it from the beginning."""
     start_ahead(base_executable())
-    early = manager_process._ahead[base_executable()]
+    early = manager_process._prestarted[base_executable()]
     wrapped = acquire_manager(base_executable(), ("/usr/bin/env",), first_order("namespaces"))
     assert wrapped is not early and early.await_end(10)
-    wrapped.let_go()
+    wrapped.close_channels()
     assert wrapped.await_end(10)
 
 
 def test_one_that_became_something_else_is_let_go() -> None:
     start_ahead(base_executable())
-    early = manager_process._ahead[base_executable()]
+    early = manager_process._prestarted[base_executable()]
     other = acquire_manager(base_executable(), (), first_order("none", has_worker=False))
     assert other is not early and early.await_end(10)
-    other.let_go()
+    other.close_channels()
     assert other.await_end(10)
 
 
@@ -97,7 +99,7 @@ def test_an_interpreter_that_is_not_there_is_an_error_and_no_leak() -> None:
         ManagerProcess("/nowhere/python")
     assert eventually(lambda: open_descriptors() <= before)
     start_ahead("/nowhere/python")  # reported when it is needed
-    assert "/nowhere/python" not in manager_process._ahead
+    assert "/nowhere/python" not in manager_process._prestarted
 
 
 def test_its_error_message_is_reported(tmp_path: Path) -> None:
@@ -105,8 +107,8 @@ def test_its_error_message_is_reported(tmp_path: Path) -> None:
     broken.write_text(f"#!{sys.executable}\nraise SystemExit('no such luck')\n")
     broken.chmod(0o755)
     process = ManagerProcess(str(broken))
-    assert process.last_words() == "no such luck"
-    process.let_go()
+    assert process.read_last_error() == "no such luck"
+    process.close_channels()
     assert process.await_end(10)
 
 
@@ -115,7 +117,7 @@ def test_it_can_be_killed_twice() -> None:
     process.kill()
     assert process.await_end(10)
     process.kill()
-    process.let_go()
+    process.close_channels()
 
 
 def test_it_sees_its_own_four_descriptors_even_when_low_numbers_are_free(tmp_path: Path) -> None:
@@ -154,20 +156,20 @@ def test_where_it_could_not_make_them_they_are_tried(monkeypatch: pytest.MonkeyP
     tried = CageError("create namespaces", errno.EPERM, "")
     monkeypatch.setattr(namespaces_probe, "refusal", lambda: tried)
     start_ahead(base_executable())
-    early = manager_process._ahead.pop(base_executable())
+    early = manager_process._prestarted.pop(base_executable())
     early.kill()
     assert probe._try(namespaces_witness.read_report()[0]) is tried and early.unread == [{}]
-    early.let_go()
-    assert early.await_end(10) and early.what_it_saw() == (False, 0)
+    early.close_channels()
+    assert early.await_end(10) and early.report_namespaces() == (False, 0)
 
 
 @pytest.fixture
 def no_witness() -> Iterator[None]:
     """Nor one that was started ahead for a command of another test, which had no use for it in the end."""
     namespaces_witness._witnesses.clear()
-    for early in manager_process._ahead.values():
+    for early in manager_process._prestarted.values():
         early.discard()
-    manager_process._ahead.clear()
+    manager_process._prestarted.clear()
     yield
     namespaces_witness._witnesses.clear()
 

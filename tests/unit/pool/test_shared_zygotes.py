@@ -34,7 +34,7 @@ from warmcell import (
     SandboxPolicy,
     SandboxPolicyBuilder,
 )
-from warmcell.backends.process.cell_template import _names_places
+from warmcell.backends.process.cell_template import _has_private_paths
 from warmcell.cage.linux.processes import children
 from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.lifetime.host_program import base_executable
@@ -110,7 +110,7 @@ class TestWho:
     ) -> None:
         """A chroot or a new namespace; recognised by what is at these places."""
         before = zygotes.join(KEY, ())
-        monkeypatch.setattr(module, "_SURROUNDINGS", (str(tmp_path), *module._SURROUNDINGS[1:]))
+        monkeypatch.setattr(module, "_INHERITED", (str(tmp_path), *module._INHERITED[1:]))
         assert zygotes.join(KEY, ()) is not before
 
     def test_the_last_one_ends_it(self, zygotes: SharedZygotes) -> None:
@@ -302,7 +302,7 @@ def test_runs_go_on_where_one_of_several_managers_is_killed(monkeypatch: pytest.
 )
 def test_which_names_keep_backends_apart(bind: Bind, is_named: bool) -> None:
     plan = LaunchPlan(binds=(bind,), scratch_dirs=(("/tmp", 0o1777), ("/work", 0o755)), cwd="/work")
-    assert _names_places(plan) is is_named
+    assert _has_private_paths(plan) is is_named
 
 
 @pytest.mark.needs("linux", "user namespaces")

@@ -1,4 +1,4 @@
-"""A supply and its keeper: every thing is in one state, and nothing starts or stops under the lock."""
+"""A supply and its maker: every thing is in one state, and nothing starts or stops under the lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warmcell.pool.supply import GONE, LEASED, READY, Supply
 class Workshop(Supply[str, str]):
     """Makes names of things, and remembers what it was asked to end."""
 
-    look_seconds = 0.01
+    check_seconds = 0.01
 
     def __init__(self, smallest: int = 0, largest: int = 4, total: int = 8) -> None:
         self.made, self.ended = 0, list[str]()
@@ -49,8 +49,8 @@ class Workshop(Supply[str, str]):
         self.ended += things
 
     def miss(self, key: str = "a") -> None:
-        assert self.hand_over(key, 0.0) is None
-        self.start_keeper()
+        assert self.take_ready(key, 0.0) is None
+        self.start_maker()
         with self.lock:
             self.changed.notify()
 
@@ -60,8 +60,8 @@ def supply(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
     monkeypatch.setattr(Workshop, "lower_targets", lambda *_: None)
     made = Workshop()
     yield made
-    made.stop_keeper(PATIENCE)
-    assert made.keeper is None
+    made.stop_maker(PATIENCE)
+    assert made.maker is None
 
 
 def test_a_thing_that_is_used_again_goes_back_and_forth_and_then_is_gone() -> None:
@@ -106,10 +106,10 @@ def test_the_best_one_is_leased_and_of_equals_the_newest(ranks: dict[str, int | 
 
 def test_a_closed_supply_keeps_nothing() -> None:
     supply = Supply[str, str](0, 4, 8)
-    supply.hand_over("a", 0.0)
+    supply.take_ready("a", 0.0)
     (item,) = supply.start_making()
     supply.add_leased("a", "leased")
-    supply.stop_keeper(0)
+    supply.stop_maker(0)
     assert not supply.finish(item, "made", 0.0) and item.state == GONE
     assert not supply.give_back("leased", "a", 0.0)
     assert not supply.ready() and not supply.in_use
@@ -118,7 +118,7 @@ def test_a_closed_supply_keeps_nothing() -> None:
 def test_the_keeper_makes_what_is_missing_and_ends_what_is_too_much(supply: Workshop) -> None:
     supply.miss()
     until(lambda: supply.ready() == ["a 1"])
-    assert supply.hand_over("a", 0.0) == "a 1"
+    assert supply.take_ready("a", 0.0) == "a 1"
     with supply.lock:
         supply.changed.notify()
     until(lambda: supply.ready() == ["a 2"])
@@ -126,7 +126,7 @@ def test_the_keeper_makes_what_is_missing_and_ends_what_is_too_much(supply: Work
         supply.demands["a"].target = 0
         supply.changed.notify()
     until(lambda: supply.ended == ["a 2"])
-    until(lambda: supply.keeper is None)  # there is no demand left
+    until(lambda: supply.maker is None)  # there is no demand left
     supply.miss()
     until(lambda: supply.ready() == ["a 3"])
 
@@ -134,8 +134,8 @@ def test_the_keeper_makes_what_is_missing_and_ends_what_is_too_much(supply: Work
 def test_more_than_the_bounds_is_never_made(supply: Workshop) -> None:
     supply.largest, supply.total = 2, 3
     for key in "aabbcc":
-        supply.hand_over(key, 0.0)
-    supply.start_keeper()
+        supply.take_ready(key, 0.0)
+    supply.start_maker()
     until(lambda: len(supply.ready()) == 3 and not supply.is_making)
     assert sorted(thing.split()[0] for thing in supply.ready()) == ["a", "b", "c"] and supply.made == 3
 
@@ -151,8 +151,8 @@ def test_what_is_being_made_when_nobody_wants_it_any_more_is_ended(supply: Works
         may_go_on.set()
     else:
         threading.Timer(0.05, may_go_on.set).start()
-        supply.stop_keeper(PATIENCE)
-        assert supply.keeper is None and not supply.is_making
+        supply.stop_maker(PATIENCE)
+        assert supply.maker is None and not supply.is_making
     until(lambda: supply.ended == ["a 1"])
     assert not supply.ready()
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_made_is_tried_again_when_one_is_missing(
     with monkeypatch.context() as patch:
         patch.setattr(Workshop, "make_ahead", lambda _, key: tries.append(key))
         supply.miss()
-        until(lambda: supply.keeper is None)  # it is forgotten, and nothing else is wanted
+        until(lambda: supply.maker is None)  # it is forgotten, and nothing else is wanted
     assert tries == ["a"] and not supply.demands
     supply.miss()
     until(lambda: supply.ready() == ["a 1"])
@@ -176,10 +176,10 @@ def test_a_keeper_that_fails_unexpectedly_leaves_nothing_in_the_making(
     failures: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda hook: failures.append(hook.exc_type))
     supply.on_make = lambda: 1 / 0
-    supply.hand_over("a", 0.0)
-    supply.hand_over("a", 0.0)
-    supply.start_keeper()
-    until(lambda: failures == [ZeroDivisionError] and supply.keeper is None)
+    supply.take_ready("a", 0.0)
+    supply.take_ready("a", 0.0)
+    supply.start_maker()
+    until(lambda: failures == [ZeroDivisionError] and supply.maker is None)
     assert not supply.is_making and not supply.demands["a"].making
     supply.on_make = lambda: None
     supply.miss()
@@ -188,14 +188,14 @@ def test_a_keeper_that_fails_unexpectedly_leaves_nothing_in_the_making(
 
 def test_without_a_thread_it_works_without_a_keeper(supply: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no thread")))
-    supply.start_keeper()
-    assert supply.keeper is None and supply.hand_over("a", 0.0) is None
+    supply.start_maker()
+    assert supply.maker is None and supply.take_ready("a", 0.0) is None
 
 
 def test_a_fork_starts_with_nothing_even_if_another_thread_held_the_lock(supply: Workshop) -> None:
     supply.miss()
     until(lambda: supply.ready() == ["a 1"])
-    supply.stop_keeper(PATIENCE)
+    supply.stop_maker(PATIENCE)
     supply.is_closed = False
     supply.add_leased("a", "leased")
     has_lock, may_release = threading.Event(), threading.Event()
@@ -221,7 +221,7 @@ def test_under_descriptor_pressure_what_is_ready_is_ended(supply: Workshop, monk
     pressure.register(supply)
     supply.miss()
     until(lambda: supply.ready() == ["a 1"])
-    supply.stop_keeper(PATIENCE)
+    supply.stop_maker(PATIENCE)
     supply.add_leased("a", "leased")
 
     def attempt() -> str:

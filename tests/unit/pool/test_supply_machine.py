@@ -29,9 +29,9 @@ class SupplyMachine(RuleBasedStateMachine):
         self.largest, self.total = largest, total
 
     @rule(kind=_KINDS)
-    def hand_over(self, kind: str) -> None:
+    def take_ready(self, kind: str) -> None:
         oldest = min((thing for thing, its_kind in self.waiting.items() if its_kind == kind), default=None)
-        assert self.supply.hand_over(kind, self.now) == oldest
+        assert self.supply.take_ready(kind, self.now) == oldest
         self.waiting.pop(-1 if oldest is None else oldest, None)
 
     @rule()
@@ -111,7 +111,7 @@ def _supply(smallest: int, largest: int, total: int) -> Supply[str, int]:
 def test_a_burst_doubles_what_is_kept_up_to_its_bound_and_idleness_shrinks_it() -> None:
     supply = _supply(smallest=1, largest=4, total=16)
     for expected in (2, 4, 4):
-        assert supply.hand_over("python", now=0) is None
+        assert supply.take_ready("python", now=0) is None
         assert supply.demands["python"].target == expected
     items = supply.start_making()
     assert [item.key for item in items] == ["python"] * 4
@@ -122,8 +122,8 @@ def test_a_burst_doubles_what_is_kept_up_to_its_bound_and_idleness_shrinks_it() 
 
 def test_the_kind_used_last_is_made_first_when_room_is_short() -> None:
     supply = _supply(smallest=0, largest=4, total=1)
-    supply.hand_over("old", now=1)
-    supply.hand_over("new", now=2)
+    supply.take_ready("old", now=1)
+    supply.take_ready("new", now=2)
     assert [item.key for item in supply.start_making()] == ["new"]
 
 
@@ -131,7 +131,7 @@ def test_kinds_that_were_not_used_for_longest_give_way() -> None:
     """Of twelve kinds the last six have a thing each; none is remembered for ever."""
     supply = _supply(smallest=1, largest=4, total=6)
     for number in range(12):
-        assert supply.hand_over(f"kind {number}", now=number) is None
+        assert supply.take_ready(f"kind {number}", now=number) is None
         supply.surplus(number)
         for item in supply.start_making():
             assert supply.finish(item, number, number)
@@ -143,6 +143,6 @@ def test_room_is_dealt_one_by_one() -> None:
     supply = _supply(smallest=0, largest=4, total=8)
     for kind in ("shell", "node", "python"):
         for _ in range(4):
-            supply.hand_over(kind, now=1)
+            supply.take_ready(kind, now=1)
     kinds = [item.key for item in supply.start_making()]
     assert {kind: kinds.count(kind) for kind in kinds} == {"python": 3, "node": 3, "shell": 2}

@@ -73,12 +73,12 @@ def test_a_new_supply_is_empty() -> None:
 )
 def test_hand_over(before: State, is_hit: bool, after: State) -> None:
     supply = before.supply()
-    assert (supply.hand_over("a", 7.0), numbers_of(supply)) == ("a" if is_hit else None, after)
+    assert (supply.take_ready("a", 7.0), numbers_of(supply)) == ("a" if is_hit else None, after)
 
 
 def test_who_is_used_last_stands_last() -> None:
     supply = state(a=KindDemand(target=1), b=KindDemand(target=1)).supply()
-    supply.hand_over("a", 1.0)
+    supply.take_ready("a", 1.0)
     assert list(supply.demands) == ["b", "a"]
 
 
@@ -186,5 +186,5 @@ def test_a_cleared_supply_has_no_demand_and_keeps_nothing_that_was_being_made() 
     supply = state(a=KindDemand(1, 1, 1)).supply()
     (item,) = supply.demands["a"].making
     assert (supply.clear(), numbers_of(supply)) == (["a"], state())
-    supply.hand_over("a", 0)
+    supply.take_ready("a", 0)
     assert supply.start_making() and not supply.finish(item, "a", 0)

@@ -51,7 +51,7 @@ def test_an_idle_pool_makes_room_and_a_busy_one_does_not(
     demands = [Holder(*other) for other in others]  # here, and not in the table: they idle from now on
     for demand in (asking, *demands):
         room.enter(demand)
-    assert room.has_place_for(asking, 8) is has_place
+    assert room.has_room_for(asking, 8) is has_place
     assert [demand.waiting for demand in demands] == left
 
 
@@ -60,7 +60,7 @@ def test_a_pool_does_not_make_room_for_itself(monkeypatch: pytest.MonkeyPatch) -
     room: Any = WarmCellBudget()
     asking = Holder(4, 99)
     room.enter(asking)
-    assert not room.has_place_for(asking, 8) and asking.waiting == 4
+    assert not room.has_room_for(asking, 8) and asking.waiting == 4
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_of_many_groups_that_wait_to_be_removed_few_have_files_open(tmp_path: Pa
         for name in ("memory.peak", "cpu.stat", "memory.events", "pids.events"):
             (tmp_path / f"cell-{number}" / name).write_text("")
         group.open_counters()
-        pool._leave_group(group)
+        pool._keep_group(group)
     assert len(open_descriptors() - before) == 2 * 4
     for path in tmp_path.glob("*/*"):
         path.unlink()

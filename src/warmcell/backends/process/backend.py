@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from warmcell.languages.runtime import LanguageRuntime
     from warmcell.net.rules.fetch_policy import FetchPolicy
     from warmcell.policy.model import NetworkRule
-    from warmcell.pool.pool import Overlay
+    from warmcell.pool.zygote import Overlay
     from warmcell.runner.listening import Listener
 
 #: More runs in progress than this are a crowd.

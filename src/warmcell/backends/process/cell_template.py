@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from warmcell.cage.plan import Sources
     from warmcell.enforcers.contract import SandboxEnforcer
     from warmcell.policy.model import SandboxPolicy
-    from warmcell.pool.pool import CellKind
+    from warmcell.pool.zygote import CellKind
 
 _MOST_TEMPLATES = 32
 
@@ -74,7 +74,7 @@ class CellTemplate:
         self.keeps_cells = config.pool_size > 0
         self._plan = self._compile()
         self.zygote = _zygote_key(effective, config, self._plan)
-        self.names_places = _names_places(self._plan)
+        self.has_private_paths = _has_private_paths(self._plan)
         #: The kind of cells for runs in the warm interpreter.
         self.python_kind: CellKind | None = None
         self._prepared = PreparedTemplate(encode(self._plan), Directories(effective.work))
@@ -205,7 +205,7 @@ def _zygote_key(effective: EffectivePolicy, config: ProcessConfig, plan: LaunchP
     )
 
 
-def _names_places(plan: LaunchPlan) -> bool:
+def _has_private_paths(plan: LaunchPlan) -> bool:
     """Whether the plan contains path names of the caller's own. Common places reveal nothing to other guests."""
     own = {bind.target for bind in plan.binds if not is_shared(bind, plan) and not _is_own_toolchain(bind)}
     return not {plan.cwd, *own} <= COMMON_PLACES

@@ -21,7 +21,8 @@ from warmcell.lifetime.held_directories import has_abandoned
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR, is_within
-from warmcell.pool.pool import CellKind, Overlay, Pool
+from warmcell.pool.pool import Pool
+from warmcell.pool.zygote import CellKind, Overlay
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent
 from warmcell.runner.cgroups import GroupLimits
@@ -203,7 +204,7 @@ class Launcher:
             execs=worker != "python",
             is_program=worker in (None, "image-python") and "/" in launch.program.argv[0],
             prelude=make_prelude(worker, launch, template),
-            names_places=template.names_places,
+            has_private_paths=template.has_private_paths,
             overlay=self._overlay_of(template),
         )
         if is_python and template.is_shared:
@@ -315,7 +316,7 @@ class Launcher:
             is_pooled=False,
             has_keeper=False,
             execs=False,
-            names_places=template.names_places,
+            has_private_paths=template.has_private_paths,
             overlay=self._overlay_of(template),
         )
 

@@ -28,7 +28,8 @@ from warmcell.lifetime.run import Run
 from warmcell.policy.compile import replace_sources
 from warmcell.policy.places import CODE_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
-from warmcell.pool.pool import CellKind, Pool
+from warmcell.pool.pool import Pool
+from warmcell.pool.zygote import CellKind
 from warmcell.runner.cell import CellLost
 
 _GUEST_FILES = os.path.join(warmcell.guest.__path__[0], "live")

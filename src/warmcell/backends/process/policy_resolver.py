@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from warmcell.enforcers.contract import SandboxEnforcer
     from warmcell.languages.config import ProcessConfig
     from warmcell.policy.gpu import GpuDriver
-    from warmcell.pool.pool import Overlay
+    from warmcell.pool.zygote import Overlay
 
 _OLDEST_FOR_IMAGES = (6, 6)
 _USE_NATIVE = "use the native enforcer (enforcer='auto' or 'native')"

@@ -24,7 +24,7 @@ from warmcell.policy.compile import compile_plan
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import NATIVE, resolve
 from warmcell.pool.shared_zygotes import ZygoteShare, shared_zygotes
-from warmcell.pool.zygote import DYING_SECONDS, ZygoteKey, ZygoteProcess
+from warmcell.pool.zygote import DYING_SECONDS, CellKind, ZygoteKey, ZygoteProcess
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
@@ -177,7 +177,8 @@ class CagedLauncher:
             with run.descriptor() as cancelled:
                 zygote = share.zygote(run, cancelled)
             try:
-                cell = zygote.order_cell(plan, parent, group, stdin=control, has_keeper=False, execs=False)
+                kind = CellKind(key, plan, group, stdin=control, has_keeper=False, execs=False)
+                cell = zygote.order_cell(kind, parent)
             except CellLost:
                 zygote.await_death(DYING_SECONDS)
                 raise

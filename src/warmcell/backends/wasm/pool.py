@@ -80,7 +80,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
     In a fork it is empty: the workers belong to the parent.
     """
 
-    look_seconds = _IDLE_SECONDS / 4
+    check_seconds = _IDLE_SECONDS / 4
 
     def __init__(self, most: int = MOST_WORKERS) -> None:
         self._slots = FairSemaphore(most)
@@ -154,8 +154,8 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
         self._slots.release()
         if not is_kept:
             worker.dispose()
-        elif self.keeper is None:
-            self.start_keeper()
+        elif self.maker is None:
+            self.start_maker()
 
     def start_ahead(self) -> None:
         """Starts a worker early: it loads while the calling program loads the rest."""
@@ -175,7 +175,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
             self.use(_SPARE, time.monotonic())
             self._prepare_spare = prepare
             self.changed.notify()
-        self.start_keeper()
+        self.start_maker()
 
     def make_ahead(self, key: Mounts | None) -> None:
         prepare, self._prepare_spare = self._prepare_spare, None
@@ -198,7 +198,7 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
         """Called at exit, when backends have ended their runs. Kills the workers that are still in use."""
         self._is_closing.set()
         # A spare that is just being started is not leased yet, and its cage would outlive us.
-        self.stop_keeper(_START_SECONDS)
+        self.stop_maker(_START_SECONDS)
         with self.lock:
             idle, busy = self.clear(), list(self.in_use)
             for worker in busy:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmcell.images import Image
     from warmcell.languages.config import ProcessConfig
     from warmcell.net.rules.fetch_policy import FetchPolicy
-    from warmcell.pool.pool import Overlay
+    from warmcell.pool.zygote import Overlay
 
 #: Where guests find installed packages.
 PACKAGES = "/packages"

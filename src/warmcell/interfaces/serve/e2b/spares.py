@@ -124,7 +124,7 @@ class Spares(Supply[int | None, PreparedSandbox]):
             self._ending += self.clear()
         self._tenants[tenant.disk_mb] = tenant
         self._last_asked = asyncio.get_running_loop().time()
-        found = self.hand_over(tenant.disk_mb, self._last_asked)
+        found = self.take_ready(tenant.disk_mb, self._last_asked)
         self._start_keeping()
         return found
 
