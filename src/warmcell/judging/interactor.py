@@ -41,7 +41,7 @@ class PipeWriter:
             self._unread += data
             self.catch_up()
 
-    def behind(self) -> tuple[int, int] | None:
+    def wait_target(self) -> tuple[int, int] | None:
         return (self._descriptor, select.POLLOUT) if len(self._unread) > _MOST_UNREAD else None
 
     def catch_up(self) -> None:

@@ -40,7 +40,7 @@ class OutputChannel(Generic[StreamName]):
             with suppress(RuntimeError):  # the loop was closed, and its readers with it
                 self._loop.call_soon_threadsafe(self._changed.set)
 
-    def behind(self) -> tuple[int, int] | None:
+    def wait_target(self) -> tuple[int, int] | None:
         with self._lock:
             if self._size <= MOST_BYTES:
                 return None

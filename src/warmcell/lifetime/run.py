@@ -23,7 +23,7 @@ class Run:
 
     def __init__(self) -> None:
         #: When the caller requested it, by the monotonic clock.
-        self.asked = time.monotonic()
+        self.requested_at = time.monotonic()
         self.is_cancelled = False
         self._lock = threading.Lock()
         self._ends: list[Callable[[], object]] = []

@@ -1,4 +1,4 @@
-"""Cell: the supervisor's end of one caged process, from its creation to its end. Used once."""
+"""Cell: the supervisor's end of one caged process, from creation to end. Used once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from functools import partial
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.wire import SHORT_PACKET, GuestJob, encode_job, receive_packet, send_packet
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from warmcell.cage.program_job import ProgramJob
-else:  # their halves in C: the rest takes longer to load
+else:  # the C modules, which load faster
     import _signal as signal
     import _socket as socket
 
 _PATIENCE_MS = 5000
-#: Measuring large directories takes long on a slow disk of a busy host.
+#: Measuring large directories takes long on a busy host with a slow disk.
 _MEASURE_SECONDS = 60.0
-#: The fields of a report.
+#: The fields of a report and their types.
 _REPORT: dict[str, type | tuple[type, ...]] = {
     "exit": int,
     "verdict": str,
@@ -46,49 +47,48 @@ _REPORT: dict[str, type | tuple[type, ...]] = {
 
 
 class CellLost(Exception):
-    """The cell died before it received a job: another one can take its place."""
+    """The cell died before it received its job. The run can be repeated in another cell."""
 
 
 class Cell:
     """Descriptors and state of a cell. Its owner must call `close`, which leaves nothing behind.
 
-    For one thread at a time. In a fork of this process it is closed without touching the original.
+    For one thread at a time. In a fork of the program it is closed, which does not affect the parent's.
     """
 
     def __init__(
         self, enforcer: str, *, has_namespaces: bool = True, has_keeper: bool = True, stdin: int | None = None
     ) -> None:
         self.enforcer = enforcer
-        #: How long it may take to end everything when asked. Killing init ends nothing where it has no namespace, and
-        #: loses the report where it has one, so a busy host gets the time to send it.
+        #: How long to wait after a request to stop, before init is killed. Without a namespace that kill ends nothing
+        #: else; with one, the report is lost.
         self.grace = 1.0 if has_namespaces else 10.0
         #: Whether a keeper process watches the run.
         self.has_keeper = has_keeper
-        #: Whether it is known to be gone, with everything in it.
+        #: Whether all its processes are known to have ended.
         self.is_gone = False
         self.group: Group | None = None
         self.group_usage: KernelUsage | None = None
-        #: What to do with the group when it is empty.
+        #: Called with the group when it is empty.
         self.dispose_of_group: Callable[[Group], object] = Group.remove
-        #: The pid of its first process, as the manager numbers it.
+        #: The pid of its first process in the manager's pid namespace.
         self.number = 0
         self.pidfd = -1
-        #: The guest's own process, unless it is a child of a keeper.
-        self.guest = -1
+        #: Of the guest's own process, unless it is a child of a keeper.
+        self.guest_pidfd = -1
         self.listener = -1
         self.report: dict[str, Any] | None = None
-        #: In a live cage, called with the kind and the object of refusals, and for how many seconds the same one is not
-        #: reported again.
+        #: In a live cage, called with each refusal's kind and object, and the seconds during which it is not repeated.
         self.on_denied: Callable[[str, str, float], object] = lambda kind, what, silence: None
         #: Why the program could not be started. Set only before the guest's code runs.
         self.start_failure = ""
         self._is_ordered = self._is_ready = self._is_closed = False
-        #: Whether the directories that the guest may write to are to be measured first, and have been.
+        #: Whether the manager must measure the guest's writable directories before the job, and whether it has.
         self._measures = self._is_measured = False
-        #: Whether its guest has the modules of live cages already.
+        #: Whether its guest has loaded the modules of live cages.
         self.has_live_modules = False
-        #: Whether it takes its job as a list of system calls, and that job.
-        self._takes_list = False
+        #: Whether it expects its job as a list of system calls.
+        self._takes_call_list = False
         self._program_job: ProgramJob | None = None
         self._owned = Descriptors()
         with self._owned:
@@ -111,8 +111,8 @@ class Cell:
 
     def descriptors_to_send(self) -> list[int]:
         """The cell's ends in the order that the zygote expects; `close_their_ends` closes our copies of them."""
-        for way in self.group.join_paths() if self.group is not None else ():
-            self._theirs.append(self._owned.open(lambda way=way: os.open(way, os.O_WRONLY | os.O_CLOEXEC)))  # type: ignore[misc]
+        for path in self.group.join_paths() if self.group is not None else ():
+            self._theirs.append(self._owned.open(partial(os.open, path, os.O_WRONLY | os.O_CLOEXEC)))
         return self._theirs
 
     def close_their_ends(self) -> None:
@@ -124,20 +124,20 @@ class Cell:
         self._theirs = []
 
     def await_ready(self, timeout: float, cancelled: int = -1) -> None:
-        """Waits until the cage is built and verified. Raises with the step that failed.
+        """Waits until the cage is built and verified. Raises an error that names the step that failed.
 
         Raises `RunCancelled` as soon as the descriptor `cancelled` is readable.
         """
-        # A keeper's first message may arrive before the message with its pid.
+        # A keeper's first message may arrive before the manager's message with its pid.
         self._receive_until(lambda: self._is_ready and self.pidfd >= 0, "the cage was not ready", timeout, cancelled)
 
-    def _receive_until(self, is_there: Callable[[], bool], problem: str, timeout: float, cancelled: int) -> None:
+    def _receive_until(self, is_done: Callable[[], bool], problem: str, timeout: float, cancelled: int) -> None:
         deadline = time.monotonic() + timeout
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
         if cancelled >= 0:
             poll.register(cancelled, select.POLLIN)
-        while not is_there():
+        while not is_done():
             ready = [descriptor for descriptor, _ in poll.poll(max(0, deadline - time.monotonic()) * 1000)]
             if cancelled in ready:
                 raise RunCancelled
@@ -146,7 +146,7 @@ class Cell:
             self.receive_message()
 
     def receive_message(self) -> None:
-        """Receives one message from the cell: its pid, that it is ready, or its report at the end."""
+        """Receives and handles one message from the cell, such as its pid, readiness, or final report."""
         message, descriptors = self._receive()
         if not message:
             raise CellLost("the cell ended")
@@ -162,12 +162,12 @@ class Cell:
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "pid" in message:
             self.number, self.pidfd = int(message["pid"]), descriptors[0]
-            # A sleeping init ends, and everything with it, when the third descriptor is closed, by us or by our death.
-            self.guest = descriptors[1] if len(descriptors) > 1 else -1
+            # The third descriptor, if any, keeps a sleeping init alive until we close it or die.
+            self.guest_pidfd = descriptors[1] if len(descriptors) > 1 else -1
             descriptors = descriptors[3:]
         if "ready" in message:
             self._is_ready = True
-            self._takes_list = bool(message.get("list"))
+            self._takes_call_list = bool(message.get("list"))
             self.has_live_modules = bool(message.get("live_modules"))
             self._measures = bool(message.get("measures"))
             self.listener = descriptors[0] if descriptors else -1
@@ -181,11 +181,10 @@ class Cell:
         elif _is_report(message):
             self.report = message
         else:
-            raise ValueError("no report")
+            raise ValueError("not a report")
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        """If the cell ended with a message of ours unread, the first attempt fails, and the next one reads its own."""
-        for _ in range(2):
+        for _ in range(2):  # the first fails with ECONNRESET if the cell ended before it had read a message of ours
             try:
                 with undisturbed_by_forks:
                     message, descriptors = receive_packet(self.status, SHORT_PACKET)
@@ -204,17 +203,17 @@ class Cell:
             return EnforcerUnavailable(self.enforcer, f"the kernel does not mount the image{reason}", hint=hint)
         return EnforcerFailed(self.enforcer, f"could not {step}: {what}{reason}")
 
-    def give_listener(self) -> socket.socket | None:
+    def take_listener(self) -> socket.socket | None:
         """The listener of the guest's egress proxy, if it has one. The caller closes it."""
         if self.listener < 0:
             return None
         descriptor, self.listener = self._owned.give(self.listener), -1
-        from socket import socket as whole
+        from socket import socket as python_socket
 
-        return whole(fileno=descriptor)
+        return python_socket(fileno=descriptor)
 
     def start(self, job: GuestJob, run: Run | None = None) -> None:
-        """Sends the waiting cell its job. Raises `RunCancelled` if the run is cancelled before."""
+        """Sends the waiting cell its job. Raises `RunCancelled` if the run is cancelled first."""
         try:
             if self._measures and job.mode != "prelude":
                 self._await_measure(run or Run())
@@ -223,7 +222,7 @@ class Cell:
             raise CellLost(str(error)) from None
 
     def _await_measure(self, run: Run) -> None:
-        """Directories are measured now, not when the cell was made, and before the guest can write."""
+        """Has the writable directories measured: now, because they may have changed since the cell was made."""
         problem = "the writable directories were not measured"
         send_packet(self.status, {"measure": True})
         with run.descriptor() as cancelled:
@@ -232,66 +231,62 @@ class Cell:
             raise CellLost("the cell ended")
 
     def _encode(self, job: GuestJob) -> bytes:
-        if not self._takes_list:
+        if not self._takes_call_list:
             return encode_job(job)
-        self._takes_list = False  # the next job is read by the program that this one started
+        self._takes_call_list = False  # the next job goes to the program that this one starts
         from warmcell.cage.program_job import encode_program_job
 
         self._program_job = encode_program_job(job)
         return self._program_job.content
 
     def receive_start(self) -> bool:
-        """Call it when the job channel is readable. True if it was closed: the guest's code runs, or never will.
+        """Reads the job channel. Returns True once it is closed: the guest's code runs, or `start_failure` is set.
 
-        Our own code in the guest's process closes it after it has read the job and before it runs any of the guest's.
+        Our code in the guest's process closes it after it has read the job and before it runs any of the guest's code.
         If the guest is a program, the kernel closes it in execve.
         """
         try:
-            words = self.job.recv(4096, socket.MSG_DONTWAIT)
+            failure = self.job.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             self.start_failure = JOB_UNREAD
             return True
-        if words and self._program_job is not None:
-            self.start_failure = self._program_job.explain(words)
+        if failure and self._program_job is not None:
+            self.start_failure = self._program_job.explain(failure)
         else:
-            self.start_failure += words.decode("utf-8", "replace")
-        return not words
-
-    def close_job(self) -> None:
-        """Closes the job channel after the start: at the end the caller waits."""
-        self._owned.close_only(self.job.fileno())
+            self.start_failure += failure.decode("utf-8", "replace")
+        return not failure
 
     def close_early(self, *descriptors: int) -> None:
-        """Closes descriptors that are no longer needed while there is time: at the end the caller waits."""
+        """Closes descriptors before the end of the run, for which the caller waits."""
         self._owned.close_only(*descriptors)
 
     def close_start_channels(self) -> None:
-        """In a live cage: closes what was needed for the start, since there may be hundreds of cages."""
-        self._owned.close_only(self.job.fileno(), self.guest)
-        self.guest = -1
+        """Closes what only the start needs. For live cages, of which there may be hundreds."""
+        self._owned.close_only(self.job.fileno(), self.guest_pidfd)
+        self.guest_pidfd = -1
 
     def prepare_for_end(self) -> None:
-        """Opens the counters while there is time: at the end the caller waits."""
+        """Opens the group's counters before the run, because the caller waits for its end."""
         if self.group is not None:
             self.group.open_counters()
 
     @property
     def guest_pid(self) -> int:
-        """The pid of the guest's own process on this host. 0 if only its keeper knows it, or if it is gone."""
-        return _pid_of(self.guest)
+        """The host's pid of the guest's own process. 0 if it has ended or only its keeper knows it."""
+        return _pid_of(self.guest_pidfd)
 
     def pids(self) -> list[int]:
-        """The processes on this host below which all of the cell's are. 0 for one that is gone."""
-        return [_pid_of(self.guest), _pid_of(self.pidfd)]
+        """The host's pids of the roots of the cell's process trees. 0 for one that has ended."""
+        return [_pid_of(self.guest_pidfd), _pid_of(self.pidfd)]
 
     def cpu_seconds(self) -> float:
-        """The usage of the whole control group so far."""
+        """Processor time of the control group so far; 0 without one."""
         return self.group.cpu_seconds() if self.group is not None else 0.0
 
     def ask_to_stop(self) -> None:
-        """Requests that everything in the cell be killed and a report sent."""
+        """Asks the keeper to kill everything in the cell and report. Without a keeper, kills init."""
         if not self.has_keeper:
             self.kill()
             return
@@ -299,13 +294,13 @@ class Cell:
             send_packet(self.status, {"stop": True})
 
     def kill(self) -> None:
-        """Kills the namespace with everything in it."""
+        """Kills init, and with it everything in its pid namespace."""
         if self.pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def await_end(self, timeout: float) -> bool:
-        """Whether all processes of the cell have ended: its init is the last to be reaped."""
+        """Waits up to `timeout` seconds. Returns whether all processes have ended: init is the last to be reaped."""
         if self.pidfd >= 0 and not self.is_gone:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
@@ -313,7 +308,7 @@ class Cell:
         return self.is_gone or self.pidfd < 0
 
     def is_alive(self) -> bool:
-        """Whether it still waits for a job and its watcher lives. Neither sends anything before the job."""
+        """Whether it waits for a job and its watcher is alive. Neither sends anything before the job."""
         if not self._is_ready or self._is_closed:
             return False
         poll = select.poll()
@@ -326,7 +321,7 @@ class Cell:
         self.stdin = -1
 
     def close(self) -> None:
-        """Ends the cell if it has not ended, waits until it is gone, and releases everything."""
+        """Ends the cell if necessary, waits for its end, and releases everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -334,14 +329,14 @@ class Cell:
             if not self.is_gone:
                 self._end()
         except BaseException:
-            self.kill()  # there was no memory for waiting
+            self.kill()  # poll may fail for lack of memory
             raise
         finally:
-            self._give_back()
+            self._release()
 
     def _end(self) -> None:
         self._close_theirs()
-        self.close_job()
+        self.close_early(self.job.fileno())
         if self._is_ordered and self.pidfd < 0:
             self._await_pid()
         if self.report is None and not self.await_end(0):
@@ -350,9 +345,9 @@ class Cell:
                 self.kill()
         self.await_end(10)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self._owned.close()
-        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest = self.listener = -1
+        self.stdin = self.stdout = self.stderr = self.pidfd = self.guest_pidfd = self.listener = -1
         if self.group is not None:
             try:
                 self.group_usage = self.group.usage()
@@ -360,7 +355,7 @@ class Cell:
                 self.dispose_of_group(self.group)
 
     def _await_pid(self) -> None:
-        """Cancelled while it was being made: it can be ended and waited for only when its pid is known."""
+        """Waits for the pid of a cell that is being made: without it, it cannot be ended or waited for."""
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
         with suppress(CellLost, SandboxError, OSError):
@@ -379,7 +374,7 @@ def _pid_of(pidfd: int) -> int:
 
 
 def _is_report(message: dict[str, Any]) -> bool:
-    for name, kind in _REPORT.items():  # not a generator: this is done for every run
+    for name, kind in _REPORT.items():  # not all(...), which is slower: this is done for every run
         if name in message and not isinstance(message[name], kind):
             return False
     if "resident" in message and [type(size) for size in message["resident"]] != [int, int, int]:

@@ -1,9 +1,9 @@
 """GroupParent: the control group below which this process makes the groups of its cells.
 
-How much of the cgroup tree we may use depends on the environment, from all of it (root) to nothing (a container). The
-kernel's rules behind this file: a version 2 group that delegates controllers may not contain processes (except the
-root); a process can only move between groups below one that its user may write to; and a limit on our own group must
-also hold for our guests, so the nearest place is the best.
+How much of the cgroup tree we may use depends on the environment, from all of it (root) to nothing (a container). Three
+rules shape this file. A version 2 group that delegates controllers must not contain processes, except the root. A
+process can only move between groups below one that its user may write to. And a limit on our own group must also hold
+for our guests, so the nearest usable group is the best.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
     import subprocess
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-_PARENT = "warmcell.home."  # and then pid and time
-_ASIDE = "warmcell.aside"  # for the processes of a group that delegates controllers
+_PARENT = "warmcell.home."  # followed by pid and time
+_ASIDE = "warmcell.aside"  # holds the processes of a group that delegates controllers
 _ATTEMPTS = 8
-_MOST_BESIDE = 256
-#: By version: the controller and the file of a group's weight, that of one task, and the kernel's maximum.
+_MOST_SIBLINGS = 256
+#: By version: the controller and the file of a group's weight, the weight of one task, and the kernel's maximum.
 _WEIGHTS = {1: ("cpu", "cpu.shares", 1024, 1 << 18), 2: ("", "cpu.weight", 100, 10_000)}
 
 _IN_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
 _SCOPE_START_SECONDS, _SCOPE_END_SECONDS = 5.0, 2.0
-#: Kept as long as this process lives: the scope ends with it.
+#: Kept while this process lives: a scope ends with its anchor process.
 _scopes: list[_Scope] = []
 
 
 class GroupParent:
-    """One directory (version 2, the key is "") or one per controller (version 1), each a group below one of `bases`.
+    """A group (version 2, with the key "") or one per controller (version 1), each below one of `bases`.
 
-    Locked as long as this process lives, so that no other takes it for abandoned; removed at exit, or by the next
-    supervisor if we were killed. A fork makes its own when it first needs one, so that each can exit independently.
+    Created on first use, also in a fork of the program, so that each process can exit independently. Locked while this
+    process lives, and removed at exit; the next supervisor removes one that is not locked.
     """
 
     def __init__(self, bases: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
         self._bases = bases
-        #: The prefix that a zygote's command needs, for its cells to be allowed to join these groups.
+        #: Command prefix for zygotes, without which their cells may not join these groups.
         self.prefix = prefix
         self._locks = Descriptors()
         self._directories: dict[str, str] = {}
-        self._settling = Lock()
-        #: Of cells that wait for a processor, in tasks.
+        self._creating = Lock()
+        #: How many cells wait for a processor.
         self._added_weight = 0
-        self._weighing = Lock()
+        self._weight_lock = Lock()
         own_until_exit(self)
 
     @property
@@ -72,16 +72,15 @@ class GroupParent:
 
     @property
     def has_cpu(self) -> bool:
-        """Whether cells can get a share of the processors."""
+        """Whether a cell's share of the processors can be limited."""
         return self.version == 1 or os.path.exists(f"{self.directories['']}/cpu.max")
 
     @property
     def directories(self) -> dict[str, str]:
         if not self._directories:
-            # Two threads would make one each, and a failure of one would remove both.
-            with self._settling:
+            with self._creating:  # if two threads created directories, a failure of one would remove both
                 if not self._directories:
-                    self._directories = self._settle()
+                    self._directories = self._create()
         return self._directories
 
     def make_group(self, name: str, limits: GroupLimits) -> Group:
@@ -91,11 +90,11 @@ class GroupParent:
         return Group(self.directories, name, limits, self._add_weight)
 
     def _add_weight(self, tasks: int) -> None:
-        """To the scheduler all our cells are together one task beside each other task of the host: many that compute
-        would starve each other. With these they get what they would get without a group.
+        """Raises the weight of our group. By default the scheduler gives all our cells together as much processor time
+        as one other task of the host; with one task's weight per cell they get as much as without a group.
         """
         controller, file, one, most = _WEIGHTS[self.version]
-        with self._weighing:
+        with self._weight_lock:
             self._added_weight += tasks
             if self._directories:
                 with suppress(OSError):  # no cpu controller
@@ -106,7 +105,7 @@ class GroupParent:
         self._directories, self._added_weight = {}, 0
 
     def close(self) -> None:
-        """Kills the cells that are left and removes the groups."""
+        """Kills remaining cells and removes the groups."""
         directories, self._directories = self._directories, {}
         self._remove(directories)
 
@@ -120,22 +119,23 @@ class GroupParent:
             if os.path.isdir(f"{base}/{_ASIDE}"):
                 _move_members_back(base)
 
-    def _settle(self) -> dict[str, str]:
+    def _create(self) -> dict[str, str]:
         for _ in range(_ATTEMPTS):
-            # Before we locked it, another supervisor's sweep may have removed it.
-            with suppress(FileNotFoundError, BlockingIOError):
-                return self._make()
+            with suppress(FileNotFoundError, BlockingIOError):  # another supervisor's sweep removed it before we locked
+                return self._create_once()
         raise OSError(errno.EAGAIN, "each new group was removed by another process", ":".join(self._bases.values()))
 
-    def _make(self) -> dict[str, str]:
-        """Delegates once more, from here to the cells, so that other processes cannot take the controllers back."""
+    def _create_once(self) -> dict[str, str]:
+        """Creates the groups and delegates controllers from them to the cells' groups, where no other process can take
+        the controllers back.
+        """
         name = f"{_PARENT}{os.getpid()}.{time.monotonic_ns():x}"
         directories = {controller: f"{base}/{name}" for controller, base in self._bases.items()}
         try:
             for path in dict.fromkeys(directories.values()):
                 _sweep(os.path.dirname(path))
                 os.mkdir(path, 0o755)
-                self._hold(path)
+                self._lock_group(path)
                 if self.version == 2 and not _delegate_controllers(path):
                     raise OSError(errno.ENOTSUP, "controllers cannot be delegated", path)
         except OSError:
@@ -143,8 +143,8 @@ class GroupParent:
             raise
         return directories
 
-    def _hold(self, path: str) -> None:
-        """The lock belongs to the open directory: a fork that closes its copy does not release it."""
+    def _lock_group(self, path: str) -> None:
+        """Locks a directory. The lock belongs to the open file description: a fork's close() does not release it."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         fcntl.flock(self._locks.open(lambda: os.open(path, flags)), fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.stat(path)  # raises if it was removed
@@ -152,7 +152,7 @@ class GroupParent:
 
 @cache
 def group_parent() -> GroupParent | None:
-    """Where groups with limits can be made, found by making one; None if nowhere."""
+    """The place where groups with limits can be made, found by making one; None if there is none."""
     if not os.path.isdir(ROOT):
         return None
     try:
@@ -175,27 +175,27 @@ def find() -> GroupParent | None:
         try:
             parent = candidate()
             if parent is not None:
-                with on_error(parent.close):  # it must be able to make a group
+                with on_error(parent.close):  # proves that it can make groups
                     parent.make_group("warmcell-probe", GroupLimits(64 << 20, 16)).remove()
                 return parent
         except (OSError, ValueError, KeyError) as error:
-            # A temporary lack of descriptors must not mean weaker limits for the rest of this process.
+            # A temporary lack of descriptors must not weaken the limits for the rest of this process.
             if isinstance(error, OSError) and is_exhaustion(error):
                 raise
     return None
 
 
 def _in_version_2() -> GroupParent | None:
-    """The nearest group that may delegate controllers to cells: one without processes, or the root.
+    """The nearest group that can delegate controllers: one without processes, or the root.
 
-    Our own group comes first if it only contains our processes, because a limit on it must hold for the cells as well:
-    we then move into a group below it. If no group above can be used, the other processes of ours move too.
+    If our own group only contains our processes, they move into a group below it, and it becomes such a group. If no
+    group above it can be used, the processes of others in our group are moved as well.
     """
     own = os.path.normpath(ROOT + groups_of()[""])
     own = os.path.dirname(own) if os.path.basename(own) == _ASIDE else own
     if not os.path.exists(f"{own}/cgroup.controllers"):  # not version 2, or hidden by a namespace
         return None
-    if not _holds_others(own) and _move_members_below(own):
+    if not _has_foreign_members(own) and _move_members_below(own):
         return GroupParent({"": own})
     base = next((path for path in _upwards(own) if _delegate_controllers(path)), None)
     base = base or (own if _move_members_below(own) else None)
@@ -203,7 +203,7 @@ def _in_version_2() -> GroupParent | None:
 
 
 def _in_version_1() -> GroupParent | None:
-    """Every controller has its own hierarchy, and all of them must be writable."""
+    """Our groups in the controllers' hierarchies, if all of them are writable."""
     own = groups_of()
     bases = {name: os.path.realpath(f"{ROOT}/{name}") + own[name].rstrip("/") for name in _V1_CONTROLLERS}
     return GroupParent(bases) if all(os.access(path, os.W_OK) for path in bases.values()) else None
@@ -221,21 +221,20 @@ def _in_a_scope_of_systemd() -> GroupParent | None:
 class _Scope:
     """A scope of the user's systemd, which makes one on request where a login session may not make groups itself.
 
-    Kept alive by a process in it that reads from our pipe, and exits when we do.
-
-    A fork keeps its copy of the pipe, because its cells are in the same scope, which ends with the last of the two.
+    It exists while its anchor does, a process that reads from our pipe and exits at end of file. A fork of the program
+    keeps its copy of the pipe, because its cells use the same scope.
     """
 
     def __init__(self, path: str, zygote_prefix: tuple[str, ...], anchor: subprocess.Popen[bytes]) -> None:
         self.path = path
-        #: Processes cannot move from the session into the scope, so zygotes are started in a scope as well.
+        #: Starts zygotes in a scope as well: processes cannot move from the session into a scope.
         self.zygote_prefix = zygote_prefix
         self._anchor: subprocess.Popen[bytes] | None = anchor
-        self._kept: subprocess.Popen[bytes] | None = None
+        self._parents_anchor: subprocess.Popen[bytes] | None = None
         own_until_exit(self)
 
     def abandon(self) -> None:
-        self._kept, self._anchor = self._anchor, None
+        self._parents_anchor, self._anchor = self._anchor, None
 
     def close(self) -> None:
         import subprocess
@@ -244,27 +243,27 @@ class _Scope:
         if anchor is None or anchor.stdin is None:
             return
         anchor.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # a fork of ours still needs it
+        with suppress(subprocess.TimeoutExpired):  # a fork of ours still holds the pipe
             anchor.wait(_SCOPE_END_SECONDS)
 
 
 def _start_scope() -> _Scope | None:
-    """A scope in which we may make groups; None where this user has no systemd."""
+    """A scope in which we may make groups; None if this user has no systemd."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.path.exists(f"{runtime}/systemd/private"):
         return None
-    asking = ("/usr/bin/env", "-i", f"XDG_RUNTIME_DIR={runtime}", *_IN_SCOPE)
-    anchor = _start_anchor([*asking, "--property=Delegate=yes", "--", "/usr/bin/cat"])
+    in_scope = ("/usr/bin/env", "-i", f"XDG_RUNTIME_DIR={runtime}", *_IN_SCOPE)
+    anchor = _start_anchor([*in_scope, "--property=Delegate=yes", "--", "/usr/bin/cat"])
     if anchor is None:
         return None
     path = os.path.normpath(ROOT + groups_of(anchor.pid)[""])
-    scope = _Scope(path, (*asking, "--", "/usr/bin/env", "-i", "LANG=C.UTF-8"), anchor)
+    scope = _Scope(path, (*in_scope, "--", "/usr/bin/env", "-i", "LANG=C.UTF-8"), anchor)
     _scopes.append(scope)
     return scope
 
 
 def _start_anchor(command: list[str]) -> subprocess.Popen[bytes] | None:
-    """It answers once it is in the scope: only then does `systemd-run` exec the program."""
+    """Starts `cat` in the scope and waits for its echo: `systemd-run` execs it only once it is in the scope."""
     import subprocess
 
     anchor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -286,8 +285,8 @@ def _upwards(path: str) -> Iterator[str]:
 
 
 def _delegate_controllers(path: str) -> bool:
-    """Delegates memory and pids, and cpu where it is available: a user's session often does not have it."""
-    if not os.access(f"{path}/cgroup.procs", os.W_OK):  # a cell joins its group from here
+    """Delegates memory and pids, and cpu if it is available, which it often is not in a user's session."""
+    if not os.access(f"{path}/cgroup.procs", os.W_OK):  # required for moving cells to groups below
         return False
     try:
         _write_control(path, "+memory +pids")
@@ -303,7 +302,7 @@ def _write_control(path: str, change: str) -> None:
         file.write(change)
 
 
-def _holds_others(path: str) -> bool:
+def _has_foreign_members(path: str) -> bool:
     from warmcell.cage.linux.processes import descendants
 
     ours = {os.getpid(), *descendants(os.getpid())}
@@ -311,7 +310,7 @@ def _holds_others(path: str) -> bool:
 
 
 def _move_members_below(path: str) -> bool:
-    """Moves all processes of the group into one below it, so that it can delegate; undone if it cannot."""
+    """Moves all processes of the group into one below it, so that it can delegate. Undone if it still cannot."""
     if not os.access(path, os.W_OK) or not {"memory", "pids"} <= set(read(f"{path}/cgroup.controllers").split()):
         return False
     try:
@@ -328,7 +327,7 @@ def _move_members_below(path: str) -> bool:
 
 
 def _move_members_back(path: str) -> None:
-    """Moves them back. Fails while another supervisor has cells there; that one does it when it exits."""
+    """Undoes that. Fails while another supervisor has cells below the group, which undoes it when it exits."""
     with suppress(OSError):
         _write_control(path, "-cpu -memory -pids")
         _move(f"{path}/{_ASIDE}", path)
@@ -342,13 +341,13 @@ def _move(source: str, target: str) -> None:
 
 
 def _sweep(base: str) -> None:
-    """Removes what killed supervisors left: groups without a lock, and processes that are still exiting in them.
+    """Removes unlocked groups, which killed supervisors left, with the processes in them.
 
-    Also beside our own group: a restarted session, service or container has another one.
+    Also below our siblings: a session, service or container that was restarted is in another group than before.
     """
-    beside = _groups_in(os.path.dirname(base)) if base != ROOT and os.path.dirname(base) != ROOT else [base]
-    for place in dict.fromkeys([base, *beside[:_MOST_BESIDE]]):
-        for path in _groups_in(place):
+    siblings = _groups_in(os.path.dirname(base)) if base != ROOT and os.path.dirname(base) != ROOT else [base]
+    for group in dict.fromkeys([base, *siblings[:_MOST_SIBLINGS]]):
+        for path in _groups_in(group):
             if os.path.basename(path).startswith(_PARENT):
                 _remove_abandoned(path)
 

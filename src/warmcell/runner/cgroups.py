@@ -1,6 +1,6 @@
-"""The control group of one cell, version 2 or 1: limits that the kernel enforces for the whole tree of a run.
+"""The control group of one cell, version 2 or 1: limits that the kernel enforces for all processes of a run.
 
-The supervisor makes a group per cell, the cell joins it itself, and the supervisor reads and removes it.
+The supervisor makes a group per cell, the cell joins it, and the supervisor reads its counters and removes it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from warmcell.lifetime.descriptors import Descriptors, is_shortage
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-else:  # their halves in C: the rest takes longer to load
+else:  # the C module, which loads faster
     import _signal as signal
 
 ROOT = "/sys/fs/cgroup"
 _REMOVAL_SECONDS = 2.0
-_PERIOD = 100_000
-_SHORT = 4096  # more than any of these files
-#: What is read when the run is over, by controller: peak memory, CPU time, kills, and refused processes.
+_PERIOD_MICROSECONDS = 100_000
+_COUNTER_BYTES = 4096  # more than any of these files has
+#: Read at the end of a run, by controller: peak memory, CPU time, kills, and refused processes.
 _COUNTERS_1 = (
     ("memory", "memory.max_usage_in_bytes"),
     ("cpuacct", "cpuacct.usage"),
@@ -36,7 +36,7 @@ _COUNTERS_1 = (
 )
 _COUNTERS_2 = (("", "memory.peak"), ("", "cpu.stat"), ("", "memory.events"), ("", "pids.events"))
 _ALL, _TIME = slice(4), slice(1, 2)
-#: A group or file that is gone or never existed. With any other error we could not read a limit.
+#: Errors that mean that a group or file is gone or never existed. Any other error is ours.
 _NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES)
 
 
@@ -50,21 +50,21 @@ class GroupLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelUsage:
-    """What a cgroup counted, if there was one."""
+    """What a cgroup counted; zeros without one."""
 
     peak_memory: int = 0
     cpu_time: float = 0.0
     memory_kills: int = 0
     process_refusals: int = 0
-    #: Out-of-memory kills that were not due to the limit of this run.
+    #: Out-of-memory kills that were not caused by the limit of this run.
     outside_kills: int = 0
 
 
 class Group:
-    """Below `directories`: one for version 2, whose key is "", or one per controller for version 1.
+    """The group of one cell, below `directories`: one with the key "" for version 2, one per controller for version 1.
 
-    `remove` is called when its processes are gone. `add_weight` adds a number of tasks to the weight that all groups
-    below `directories` have together.
+    The owner calls `remove` when its processes have ended. `add_weight` adds a number of tasks to the common weight of
+    all groups below `directories`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Group:
         self._paths = {controller: f"{base}/{name}" for controller, base in directories.items()}
         self._opened = Descriptors()
         self._add_weight, self._has_weight = add_weight, False
-        #: In the order of the tables above; -1 if this kernel does not have the file.
+        #: Descriptors in the order of the tables above; -1 if this kernel does not have the file.
         self._counters: list[int] = []
         try:
             for path in dict.fromkeys(self._paths.values()):  # cpu and cpuacct are often one hierarchy
@@ -99,7 +99,7 @@ class Group:
         self._write("", "memory.swap.max", 0, is_optional=True)
         self._write("", "pids.max", limits.processes)
         if limits.cpus:
-            self._write("", "cpu.max", f"{_quota(limits.cpus)} {_PERIOD}")
+            self._write("", "cpu.max", f"{_quota(limits.cpus)} {_PERIOD_MICROSECONDS}")
 
     def _limit_version_1(self, limits: GroupLimits) -> None:
         self._write("memory", "memory.limit_in_bytes", limits.memory_bytes)
@@ -118,16 +118,16 @@ class Group:
             os.write(descriptor, str(value).encode())
 
     def join_paths(self) -> list[str]:
-        """The files by which the cell joins, opened by us because the cell cannot see them.
+        """The files that a cell writes to in order to join. We open them, because the cell cannot see them.
 
-        Moving a whole process takes a kernel lock that costs ten milliseconds. Version 1 can move a single thread
-        without it, and a cell that joins has only one.
+        Moving a whole process takes a kernel lock, which costs ten milliseconds. Version 1 can move a single thread
+        without it, and a cell has only one when it joins.
         """
         name = "cgroup.procs" if self._is_version_2 else "tasks"
         return [f"{path}/{name}" for path in dict.fromkeys(self._paths.values())]
 
     def open_counters(self) -> None:
-        """While the cell waits, so that `usage`, at the end of a run, only has to read."""
+        """Opens the counters while the cell waits, so that `usage`, at the end of a run, only has to read."""
         with suppress(OSError):  # no descriptors left
             self._counters = [self._open_counter(path) for path in self._counter_paths()]
 
@@ -146,43 +146,44 @@ class Group:
         return [f"{self._paths[controller]}/{name}" for controller, name in counters]
 
     def usage(self) -> KernelUsage:
-        """In few system calls: the caller waits for it at the end of a run."""
-        peak, time_used, memory, pids = self._look(_ALL)
-        kills = _entry(memory, b"oom_kill")
-        # A kill while the group was not full came from a limit above it, or from a host without memory.
-        is_own = kills > 0 and (not self._is_version_2 or _entry(memory, b"oom") > 0)
+        """Reads all counters in few system calls: the caller waits for the end of a run."""
+        peak, time_used, memory, pids = self._read_counters(_ALL)
+        kills = _value_of(memory, b"oom_kill")
+        # Without an event of our own limit, a kill was caused by a limit above this group or by the host.
+        is_own = kills > 0 and (not self._is_version_2 or _value_of(memory, b"oom") > 0)
         return KernelUsage(
-            int(peak or 0),  # version 2 has it since Linux 5.19; with 0, the manager's figure is used
+            int(peak or 0),  # version 2 has it since Linux 5.19; for 0 the manager's figure is used
             self._seconds(time_used),
             kills if is_own else 0,
-            _entry(pids, b"max"),
+            _value_of(pids, b"max"),
             0 if is_own else kills,
         )
 
     def cpu_seconds(self) -> float:
-        return self._seconds(*self._look(_TIME))
+        return self._seconds(*self._read_counters(_TIME))
 
     def _seconds(self, time_used: bytes) -> float:
-        return _entry(time_used, b"usage_usec") / 1e6 if self._is_version_2 else int(time_used or 0) / 1e9
+        return _value_of(time_used, b"usage_usec") / 1e6 if self._is_version_2 else int(time_used or 0) / 1e9
 
-    def _look(self, which: slice) -> list[bytes]:
-        """The content of those counters; b"" where there is none."""
+    def _read_counters(self, which: slice) -> list[bytes]:
+        """The content of those files; b"" for one that does not exist."""
         try:
             if self._counters:
-                return [os.pread(counter, _SHORT, 0) if counter >= 0 else b"" for counter in self._counters[which]]
+                counters = self._counters[which]
+                return [os.pread(counter, _COUNTER_BYTES, 0) if counter >= 0 else b"" for counter in counters]
         except OSError as error:
             if error.errno not in _NOT_THERE:
                 raise
         return [read(path, kernel_files.read_short).encode() for path in self._counter_paths()[which]]
 
-    def ask_for_weight(self) -> None:
-        """Its processes wait for a processor: adds the weight of one task, until it is removed."""
+    def add_task_weight(self) -> None:
+        """Adds the weight of one task until the group is removed, because its processes wait for a processor."""
         if not self._has_weight:
             self._has_weight = True
             self._add_weight(1)
 
     def remove(self) -> None:
-        """Kills what is still in it and removes it."""
+        """Kills remaining members and removes the group."""
         if self._has_weight:
             self._has_weight = False
             self._add_weight(-1)
@@ -191,7 +192,7 @@ class Group:
             remove_group(path)
 
 
-def _entry(text: bytes, key: bytes) -> int:
+def _value_of(text: bytes, key: bytes) -> int:
     """The number after `key` in a file with one key and number per line; 0 if the key is missing."""
     _, _, after = (b"\n" + text).partition(b"\n" + key + b" ")
     return int(after.partition(b"\n")[0] or 0)
@@ -199,11 +200,11 @@ def _entry(text: bytes, key: bytes) -> int:
 
 def _quota(cpus: float) -> int:
     """Microseconds per period; the kernel's minimum is a thousand."""
-    return max(int(cpus * _PERIOD), 1000)
+    return max(int(cpus * _PERIOD_MICROSECONDS), 1000)
 
 
 def remove_group(path: str) -> None:
-    """Removes it and kills its members. A group stays busy for a moment after its last process was reaped."""
+    """Removes a group and kills its members. A group stays busy for a moment after its last process was reaped."""
     deadline = time.monotonic() + _REMOVAL_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -230,12 +231,12 @@ def _kill_members(path: str) -> None:
 
 
 def members(path: str) -> list[int]:
-    """Pids that are valid here: processes of other pid namespaces show as 0."""
+    """The members' pids, without those of other pid namespaces, which the kernel lists as 0."""
     return [int(pid) for pid in read(f"{path}/cgroup.procs").split() if pid != "0"]
 
 
 def read(path: str, reader: Callable[[str], str] = kernel_files.read) -> str:
-    """ "" if the file does not exist: a group may go at any time. Raises if we have no descriptors left."""
+    """The content of a file of a group, which may be removed at any time: then "". Raises if descriptors run out."""
     try:
         return reader(path)
     except OSError as error:
@@ -245,7 +246,7 @@ def read(path: str, reader: Callable[[str], str] = kernel_files.read) -> str:
 
 
 def groups_of(pid: int | None = None) -> dict[str, str]:
-    """The group of this or another process per controller, below `ROOT`; the key "" is version 2."""
+    """The group of this or another process by controller, relative to `ROOT`; the key "" is version 2."""
     paths: dict[str, str] = {}
     for line in kernel_files.read(f"/proc/{pid or 'self'}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

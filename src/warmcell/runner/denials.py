@@ -1,4 +1,4 @@
-"""The denials of a run, from facts, with rule and remedy. Pure except for the collector."""
+"""The denials of a run, with rule and remedy, from what the cage noted. Pure, except for the collector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_TRACERS = ("ptrace", "process_vm_readv", "process_vm_writev")
 
 
 class DenialCollector:
-    """The distinct denials of a run, at most 64, and its connections if it has a network. Thread-safe."""
+    """Collects the distinct denials of a run, at most 64, and its connections if it has a network. Thread-safe."""
 
     def __init__(self) -> None:
         self._denials: dict[Denial, None] = {}
@@ -32,10 +32,10 @@ class DenialCollector:
 
 
 def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_targets: tuple[str, ...]) -> list[Denial]:
-    """Every denial that the cage noted, in terms of the policy."""
-    has_notes = end.denials or end.verdict or end.cut_short or end.limits_met
+    """All denials of a run, in terms of the policy."""
+    has_notes = end.denials or end.verdict or end.stop_reason or end.limits_met
     if not (has_notes or kernel.memory_kills or kernel.process_refusals):
-        return []  # as nearly always
+        return []  # the usual case
     found = denials_from(end.denials, allowed_targets)
     if end.verdict == "memory" or kernel.memory_kills:
         found.append(_limit("memory", f"more than {limits.memory_mb} MB", "memoryMb", "memory_mb"))
@@ -57,7 +57,7 @@ def explain(end: Exit, kernel: KernelUsage, limits: EffectiveLimits, allowed_tar
 
 
 def denials_from(noted: list[list[str]], allowed_targets: tuple[str, ...]) -> list[Denial]:
-    """Denials from the kinds and objects that the cage noted, without files that the policy allows."""
+    """Denials for the (kind, object) pairs that the cage noted, without files that the policy allows."""
     found = [_denial(kind, what) for kind, what in noted if kind != "path"]
     return found + [
         _denial("path", what)

@@ -1,4 +1,4 @@
-"""Listening: output is delivered while the run goes on, no faster than the listener takes it."""
+"""Delivers output while the run goes on, no faster than the listener takes it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
     Stream = Literal["stdout", "stderr"]
 else:
-    Protocol = object  # type checkers alone look at these
+    Protocol = object  # for type checkers only
 
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
 class Listener(Protocol):
     """Called in the thread of the run. An exception ends the run and is raised to its caller. It must not be an
-    `OSError`, which would be mistaken for one of the run's own.
+    `OSError`, which would be taken for a failure of the run.
     """
 
     def deliver(self, stream: Stream, data: bytes) -> None:
-        """Takes the data, whatever `behind` says: when the guest ends, all that the pipes hold is delivered at once."""
+        """Takes the data, even while `wait_target` is set: at the guest's end all remaining output is delivered."""
         ...
 
-    def behind(self) -> tuple[int, int] | None:
-        """A descriptor and events to poll for before more is read. None if it keeps up."""
+    def wait_target(self) -> tuple[int, int] | None:
+        """The descriptor and events to wait for before more output is read. None if the listener keeps up."""
         ...
 
     def catch_up(self) -> None:
-        """Called when the descriptor of `behind` is ready."""
+        """Called when the descriptor of `wait_target` is ready."""
         ...
 
 
 class DeliveringCapture(Capture):
-    """A capture that delivers what it keeps: in the end exactly the bytes of the result."""
+    """A capture that delivers what it keeps: in total exactly the bytes of the result."""
 
     __slots__ = ("_listener", "_stream", "delivered")
 
@@ -52,13 +52,13 @@ class DeliveringCapture(Capture):
 
     def add(self, chunk: bytes) -> None:
         super().add(chunk)
-        # At the cap a character may stay incomplete, and is then not in the result: see `text_of`.
+        # A character cut off at the cap is not in the result: see `text_of`.
         tail = bytes(self.kept[-4:]) if len(self.kept) == self.cap else b""
         self._deliver(len(self.kept) - len(tail) + len(cut_at_character(tail)))
 
     def finish(self) -> None:
         """Called at the end of the stream."""
-        if self.total <= self.cap:
+        if not self.is_truncated:
             self._deliver(len(self.kept))
 
     def _deliver(self, end: int) -> None:
@@ -68,8 +68,8 @@ class DeliveringCapture(Capture):
             self._listener.deliver(self._stream, piece)
 
 
-class Pace:
-    """Outputs are polled while the listener keeps up. While it does not, the guest blocks in write."""
+class OutputThrottle:
+    """Polls the outputs while the listener keeps up. While it does not, the guest blocks in write."""
 
     def __init__(self, listener: Listener, outputs: Iterable[int], poll: select.poll) -> None:
         self._listener = listener
@@ -80,30 +80,30 @@ class Pace:
     def close_output(self, output: int) -> None:
         self._open.discard(output)
 
-    def take(self, descriptor: int) -> bool:
-        """Whether the listener waited for this descriptor."""
+    def on_ready(self, descriptor: int) -> bool:
+        """Lets the listener catch up if it waited for this descriptor. Returns whether it did."""
         if descriptor != self._awaited:
             return False
         self._listener.catch_up()
         return True
 
-    def keep(self) -> bool:
-        """Call it after every round of poll. Returns whether the listener has just caught up."""
-        behind = self._listener.behind()
-        awaited = -1 if behind is None else behind[0]
+    def update(self) -> bool:
+        """Starts or stops polling the outputs. Call it after each poll. Returns whether the listener caught up."""
+        target = self._listener.wait_target()
+        awaited = -1 if target is None else target[0]
         if awaited == self._awaited:
             return False
         if self._awaited >= 0:
             self._poll.unregister(self._awaited)
         for output in self._open:
-            if behind is None:
+            if target is None:
                 self._poll.register(output, select.POLLIN)
             elif self._awaited < 0:
                 self._poll.unregister(output)
-        if behind is not None:
-            self._poll.register(*behind)
+        if target is not None:
+            self._poll.register(*target)
         self._awaited = awaited
-        return behind is None
+        return target is None
 
     def end(self) -> None:
         """Restores the poll object for later users."""

@@ -1,4 +1,4 @@
-"""Runs that did not start: none of the guest's code ran, and none will. Also the typed errors for them."""
+"""Errors for runs that did not start: none of the guest's code ran."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 
 from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidRequest, SandboxError
 
-#: As a failure to start, in the words of `Exit.start_failure`.
+#: A value of `Exit.start_failure`.
 JOB_UNREAD = "0 its process ended before it had read its job"
 
 
@@ -19,15 +19,15 @@ class NotStarted(ExecutionFailed):
 
 
 class JobUnread(NotStarted):
-    """The cell was killed while it waited: another one can take its place."""
+    """The cell was killed before it had read its job. The run can be repeated in another cell."""
 
 
-_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 
 def command_refusal(command: str, failure: NotStarted) -> SandboxError:
     """The typed error for an errno of exec."""
-    if failure.errno in _NOT_THERE:
+    if failure.errno in _NOT_FOUND:
         return CommandNotFound(command)
     if failure.errno == errno.EACCES:
         return CommandNotFound(

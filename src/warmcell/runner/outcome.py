@@ -1,4 +1,4 @@
-"""Judges how a run ended: from facts to `ExecResult`, or to the error of the limit that ended it. Pure module."""
+"""Judges how a run ended: returns an `ExecResult` or raises the error of the limit that ended it. Pure module."""
 
 from __future__ import annotations
 
@@ -16,50 +16,53 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from typing import Literal
-else:  # their halves in C: the rest takes longer to load
+else:  # the C module, which loads faster
     import _signal as signal
 
 _SIGNAL_BASE, _CANNOT_EXECUTE = 128, 126
-#: What execve says of a file that is not a program that it can load: malformed, or with such an interpreter.
+#: Errors of execve for a file that is malformed or names an interpreter that is missing or malformed.
 _BAD_PROGRAM = frozenset(
     (errno.ENOEXEC, errno.EINVAL, errno.ENOENT, errno.EACCES, errno.ELIBBAD, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 )
-#: Of the disk that the run was given, if it has one of its own.
 _NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG))
 
 
 @dataclass(frozen=True, slots=True)
 class FilePages:
-    """How many bytes of files such a program may have mapped: if it was never looked at, and since the last look."""
+    """Estimates of the bytes of files that such a program has mapped."""
 
+    #: In total, for a guest that the watcher never measured.
     usual: int
+    #: Since the watcher's last measurement.
     new: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentPeak:
-    """What the kernel reports at the end of a guest whose peak of resident memory was over its limit, in bytes.
+    """The peak resident memory of a guest, reported by the kernel at its end if it was over the limit. In bytes.
 
-    The peak is an upper bound of what the guest took. It includes pages shared with the process that it was forked
-    from, and pages of files, which belong to the page cache.
+    The peak is an upper bound: it includes pages shared with the process that the guest was forked from, and pages of
+    files, which belong to the page cache.
     """
 
     peak: int
-    #: With the process that it was forked from: anonymous memory, and file pages if it was never looked at.
+    #: Shared with the process that it was forked from: anonymous memory, and file pages if it was never measured.
     shared: int
-    #: The most file pages that one of its processes had mapped, as the watcher saw it; -1 if it never looked.
+    #: The most bytes of files that one of its processes had mapped, as the watcher measured; -1 if it never did.
     files: int
 
     def own_at_least(self, mapped: FilePages) -> int:
-        """What was certainly its own, and not the page cache's."""
+        """A lower bound of the guest's own memory, without the page cache."""
         return self.peak - self.shared - (mapped.usual if self.files < 0 else self.files + mapped.new)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """The most memory that the guest had on one device, in bytes; and for how long its kernels executed, or -1."""
+    """What a guest used of its GPUs."""
 
+    #: The most bytes on one device.
     peak: int
+    #: How long its kernels executed; -1 if unknown.
     seconds: float
 
 
@@ -69,69 +72,69 @@ class Exit:
 
     stdout: Capture
     stderr: Capture
-    #: On the monotonic clock, when the guest's code could run; and for how long it ran.
-    began: float
+    #: When the guest's code could run, on the monotonic clock.
+    started_at: float
     duration: float
-    #: Why we ended it: "timeout", "cpu", "output", "cancelled", "never began", "starved"; "" if we did not.
-    cut_short: str = ""
+    #: Why we ended it: "timeout", "cpu", "output", "cancelled", "not started", "starved"; "" if we did not.
+    stop_reason: str = ""
     #: The wait status of the guest, or None if it was never reported.
     status: int | None = None
-    #: The limit at which the watcher ended it: "memory", "cpu", "disk", "gpu memory"; "gpu unreadable" if it could not
-    #: be measured.
+    #: The limit at which the watcher ended it: "memory", "cpu", "disk", "gpu memory", or "gpu unreadable" if the
+    #: driver does not report memory.
     verdict: str = ""
     cpu_time: float = 0.0
     peak_memory: int = 0
     denials: list[list[str]] = field(default_factory=list)
-    #: Limits that the kernel enforces by an error, and that the run met: "processes", "disk".
+    #: Limits that the kernel enforces by an error, and that the run reached: "processes", "disk".
     limits_met: list[str] = field(default_factory=list)
     resident: ResidentPeak | None = None
-    #: exec's errno, or 0 if exec was not reached; a blank; the program and the reason.
+    #: "" or "ERRNO REASON": exec's errno, or 0 if exec was not reached, and the reason with the program's name.
     start_failure: str = ""
-    #: None if the guest had no GPU, or ended before the watcher looked.
+    #: None if the guest had no GPU or ended before it was measured.
     gpu: GpuUsage | None = None
 
     @property
     def is_own_end(self) -> bool:
-        """Whether it ended by itself, even if we had decided to end it: we end guests only by SIGKILL."""
+        """Whether the guest ended by itself, even if we were about to end it: we end guests only by SIGKILL."""
         return self.status is not None and self.status != signal.SIGKILL
 
     def is_over_memory(self, limit: int, mapped: FilePages) -> bool:
-        """Whether the peak proves it, though no look came in time to end the run."""
+        """Whether the peak proves that the guest exceeded the limit, even if the watcher did not measure in time."""
         return self.resident is not None and self.resident.own_at_least(mapped) > limit
 
     @property
     def is_timeout(self) -> bool:
-        return self.cut_short == "timeout" and not self.is_own_end
+        return self.stop_reason == "timeout" and not self.is_own_end
 
     @property
     def is_over_output(self) -> bool:
-        return self.cut_short == "output" and not self.is_own_end
+        return self.stop_reason == "output" and not self.is_own_end
 
     @property
     def is_over_cpu(self) -> bool:
-        return "cpu" in (self.cut_short, self.verdict) and not self.is_own_end
+        return "cpu" in (self.stop_reason, self.verdict) and not self.is_own_end
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What the run was given."""
+class RunTerms:
+    """The limits and circumstances by which a run is judged."""
 
     timeout: float
     memory_mb: int
     enforced: Enforced
     cpu_seconds: float | None = None
-    #: On the monotonic clock, when the caller asked for it.
-    asked: float = 0.0
+    #: On the monotonic clock.
+    requested_at: float = 0.0
     phase: Literal["run", "build"] = "run"
-    #: A wrapper such as bwrap stands between us and the guest and turns signal n into status 128 + n, as shells do.
+    #: Whether the guest is a child of a wrapper such as bwrap, which turns signal n into status 128 + n, as shells do.
     is_wrapped: bool = False
-    #: The program itself was compiled from the guest's code, so it is the guest's fault if the kernel refuses it.
+    #: Whether the program was compiled from the guest's code. Then it is the guest's fault if the kernel refuses it.
     is_guest_program: bool = False
     open_files: int = ENOUGH_OPEN_FILES
     gpu_memory_mb: int | None = None
 
 
-def _not_started(failure: str, terms: Terms) -> SandboxError:
+def _not_started(failure: str, terms: RunTerms) -> SandboxError:
     number, _, reason = failure.partition(" ")
     is_unread = failure == JOB_UNREAD
     is_short = is_unread or reason.endswith(os.strerror(errno.EMFILE))
@@ -145,14 +148,14 @@ def _not_started(failure: str, terms: Terms) -> SandboxError:
 
 
 def _as_cannot_execute(end: Exit) -> Exit:
-    """The result that a shell gives."""
+    """The end as a shell would report it."""
     stderr = Capture(end.stderr.cap)
     stderr.add(f"cannot execute {end.start_failure.partition(' ')[2]}\n".encode())
     return replace(end, stderr=stderr, status=_CANNOT_EXECUTE << 8, start_failure="")
 
 
 def judge(
-    end: Exit, terms: Terms, kernel: KernelUsage, denials: list[Denial], connections: tuple[Connection, ...] = ()
+    end: Exit, terms: RunTerms, kernel: KernelUsage, denials: list[Denial], connections: tuple[Connection, ...] = ()
 ) -> ExecResult:
     """The result, or `ExecutionTimeout` / `MemoryExceeded` with the partial result, or `ExecutionFailed`."""
     is_memory = end.verdict == "memory" or kernel.memory_kills > 0
@@ -163,15 +166,15 @@ def judge(
     if end.verdict == "gpu unreadable":
         reason = "the driver does not report GPU memory, so gpu_memory_mb cannot be enforced"
         raise ExecutionFailed(reason, hint="leave Limits(gpu_memory_mb=...) out; `warmcell doctor` tries it")
-    if end.cut_short == "never began" and not end.is_own_end:
+    if end.stop_reason == "not started" and not end.is_own_end:
         raise ExecutionFailed("the guest received its job but did not start: this host is overloaded")
-    if end.cut_short == "starved" and not end.is_own_end and not is_memory:
+    if end.stop_reason == "starved" and not end.is_own_end and not is_memory:
         raise ExecutionFailed(f"the guest had no processor for most of {end.duration:.0f} s: this host is overloaded")
     is_over_cpu = end.is_over_cpu
-    was_cut_short = is_over_cpu or end.is_timeout
-    if end.status is None and not (was_cut_short or is_memory or end.is_over_output):
+    is_over_time = is_over_cpu or end.is_timeout
+    if end.status is None and not (is_over_time or is_memory or end.is_over_output):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
-    if kernel.outside_kills and end.status == signal.SIGKILL and not was_cut_short:
+    if kernel.outside_kills and end.status == signal.SIGKILL and not is_over_time:
         raise ExecutionFailed(
             "the guest was killed within its own limit, because the memory of the host or container ran out"
         )
@@ -182,14 +185,14 @@ def judge(
         raise MemoryExceeded(terms.gpu_memory_mb or 0, result, is_gpu=True)
     if is_over_cpu:
         raise ExecutionTimeout(terms.cpu_seconds or 0.0, result, phase=terms.phase, clock="cpu")
-    if was_cut_short:
+    if is_over_time:
         raise ExecutionTimeout(terms.timeout, result, phase=terms.phase)
     return result
 
 
 def _result(
     end: Exit,
-    terms: Terms,
+    terms: RunTerms,
     kernel: KernelUsage,
     denials: list[Denial],
     connections: tuple[Connection, ...],
@@ -206,10 +209,10 @@ def _result(
         duration=end.duration,
         stdout_bytes=stdout_bytes,
         stderr_bytes=stderr_bytes,
-        stdout_truncated=end.stdout.total > end.stdout.cap,
-        stderr_truncated=end.stderr.total > end.stderr.cap,
+        stdout_truncated=end.stdout.is_truncated,
+        stderr_truncated=end.stderr.is_truncated,
         usage=Usage(
-            # A wrapper's own init reaps the guest, so that what was used beyond the limit is not reported.
+            # A wrapper's init reaps the guest, so the kernel may report less than the limit that ended it.
             cpu_time=max(kernel.cpu_time or end.cpu_time, (is_over_cpu and terms.cpu_seconds) or 0.0),
             wall_time=end.duration,
             peak_memory_bytes=max(kernel.peak_memory, 0) or end.peak_memory,
@@ -218,7 +221,7 @@ def _result(
         ),
         enforced=terms.enforced,
         denials=denials,
-        queued=max(0.0, end.began - terms.asked),
+        queued=max(0.0, end.started_at - terms.requested_at),
         connections=connections,
     )
 
@@ -239,13 +242,13 @@ def _exit_code(end: Exit, is_wrapped: bool, is_over_cpu: bool) -> tuple[int, int
 def text_of(capture: Capture) -> tuple[str, bytes]:
     """The guest's output as text and as bytes. Truncated output ends at a character boundary."""
     kept = bytes(capture.kept)
-    if capture.total > capture.cap:
+    if capture.is_truncated:
         kept = cut_at_character(kept)
     return kept.decode("utf-8", "replace"), kept
 
 
 def cut_at_character(data: bytes) -> bytes:
-    """Without the first bytes of a UTF-8 character whose rest was cut off; other bytes stay as they are."""
+    """The data without an incomplete UTF-8 character at its end. Other invalid bytes are kept."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

@@ -1,4 +1,4 @@
-"""How much of its time a guest used, and how long it waited for a processor. Loaded when a deadline has passed."""
+"""How much processor time a guest used and how long it waited for a processor. Loaded when a deadline has passed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from warmcell.cage.linux.processes import descendants, must_be_expected
 from warmcell.cage.watching.usage import cpu_times
 from warmcell.core.records import dataclass
 
-#: A guest that had a processor for so much of its time was not starved.
+#: A guest that could use this share of its timeout was not starved.
 _OWN_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class GuestTime:
-    """Of a tree of processes, in seconds."""
+    """Seconds that the processes of a guest computed and waited."""
 
-    #: On a processor, all processes together.
+    #: Processor time of all processes.
     cpu: float
-    #: On a run queue, of the thread that waited longest; and for us to read its output or write its input.
+    #: Time on a run queue, of the thread that waited longest, and time waiting for us to read output or write input.
     delay: float
 
     def remaining_time(self, elapsed: float, timeout: float) -> float:
-        """The part of its timeout that the guest was kept from using. 0 if it computed or slept through it.
+        """The part of its timeout that the guest could not use. 0 if it computed or slept for the whole timeout.
 
-        A guest whose threads delay each other has used the processor time that they took from each other.
+        Threads of a guest that delay each other also add to `delay`, but then `cpu` is high.
         """
-        had = elapsed - min(self.delay, elapsed)
-        return 0.0 if max(self.cpu, had) >= _OWN_SHARE * timeout else timeout - had
+        usable = elapsed - min(self.delay, elapsed)
+        return 0.0 if max(self.cpu, usable) >= _OWN_SHARE * timeout else timeout - usable
 
     def check_deadline(self, elapsed: float, timeout: float, longest: float) -> tuple[str, float]:
-        """Why the run ends after `elapsed` seconds, or "" and for how long it goes on; "starved" after `longest`.
-
-        A guest that had a part of its time has not timed out: the rest might have been enough for it.
+        """Whether to stop the run after `elapsed` seconds: the reason ("timeout", or "starved" after `longest`), or ""
+        and the seconds until the next check.
         """
         unused = self.remaining_time(elapsed, timeout)
         if unused <= 0.0:
@@ -42,14 +41,14 @@ class GuestTime:
         return ("", min(unused, longest - elapsed)) if elapsed < longest else ("starved", 0.0)
 
 
-def guest_time(roots: Iterable[int], held_up: float = 0.0) -> GuestTime:
-    """Of the processes below and including these, which waited for us for `held_up` seconds.
+def guest_time(roots: Iterable[int], guest_wait: float = 0.0) -> GuestTime:
+    """The times of these processes and all below them; `guest_wait`: seconds that they waited for us.
 
-    Processes that have ended count only if their parent waited for them.
+    Processes that have ended count only if their parent has reaped them.
     """
     pids = {pid for root in roots if root > 0 for pid in (root, *descendants(root))}
     cpu = sum(time.own + time.waited for time in cpu_times("/proc", pids).values())
-    return GuestTime(cpu, held_up + max((_run_queue_delay(pid) for pid in pids), default=0.0))
+    return GuestTime(cpu, guest_wait + max((_run_queue_delay(pid) for pid in pids), default=0.0))
 
 
 def _run_queue_delay(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""A run's streams: output is read to its end and kept up to a cap; input is written as fast as the guest reads."""
+"""A run's streams. Output is read to its end and kept up to a cap; input is written as fast as the guest reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _F_GETPIPE_SZ = 1032
 
 @dataclass(slots=True)
 class Capture:
-    """One output stream: keeps the first `cap` bytes, and reads and counts the rest, so that guests do not block."""
+    """One output stream. Keeps the first `cap` bytes; reads and counts the rest, so that the guest does not block."""
 
     cap: int
     kept: bytearray = field(default_factory=bytearray)
@@ -30,7 +30,7 @@ class Capture:
             self.kept += chunk[:room]
 
     def read(self, descriptor: int) -> bool | None:
-        """Reads what is there now. False at the end of the stream. None if there is nothing yet."""
+        """Reads what is available. Returns False at the end of the stream, None if nothing is available yet."""
         try:
             chunk = os.read(descriptor, CHUNK)
         except BlockingIOError:
@@ -39,7 +39,7 @@ class Capture:
         return bool(chunk)
 
     @property
-    def is_over(self) -> bool:
+    def is_truncated(self) -> bool:
         return self.total > self.cap
 
     def finish(self) -> None:
@@ -47,7 +47,7 @@ class Capture:
 
 
 def unread_bytes(pipe: int) -> int:
-    """How much a pipe holds."""
+    """How many bytes a pipe holds."""
     import fcntl
     import termios
 
@@ -61,37 +61,37 @@ def pipe_capacity(pipe: int) -> int:
 
 
 class Feed:
-    """What the guest reads: bytes, or a descriptor whose data is forwarded.
+    """Writes the guest's input: bytes, or data forwarded from a descriptor.
 
-    `sink` is our end of the guest's input, `close_sink` closes it. Call `handle` with descriptors that are ready.
+    `sink` is our end of the guest's stdin, `close_sink` closes it. Call `handle` with descriptors that are ready.
     """
 
     def __init__(self, source: bytes | int, sink: int, close_sink: Callable[[], None], poll: select.poll) -> None:
         self._source = source if isinstance(source, int) else -1
         self._rest = memoryview(b"" if isinstance(source, int) else source)
         self._sink, self._close_sink, self._poll = sink, close_sink, poll
-        self._is_over = False
+        self._has_ended = False
         #: Seconds that the guest may have waited for us to write.
-        self.held_up = 0.0
+        self.guest_wait = 0.0
         self._last_write = 0.0
         if self._rest:
             poll.register(sink, select.POLLOUT)
         elif self._source >= 0:
             poll.register(self._source, select.POLLIN)
-            poll.register(sink, 0)  # reports only that the guest closed its end
+            poll.register(sink, 0)  # only for POLLERR, when the guest closes its end
         else:
             close_sink()
 
     def handle(self, descriptor: int) -> None:
-        if self._is_over:  # source and sink were both ready, and the other one was at its end
+        if self._has_ended:  # source and sink were both ready, and handling the first one ended the feed
             return
         if descriptor == self._source:
-            self._draw()
+            self._read_source()
         else:
             self._write()
 
-    def _draw(self) -> None:
-        """Reads the next piece from the source, and no more until the guest has it."""
+    def _read_source(self) -> None:
+        """Reads one piece from the source, and stops polling it until the piece is written."""
         try:
             piece = os.read(self._source, CHUNK)
         except OSError:
@@ -105,7 +105,7 @@ class Feed:
 
     def _write(self) -> None:
         if self._last_write and self._source < 0 and unread_bytes(self._sink) == 0:
-            self.held_up += time.monotonic() - self._last_write
+            self.guest_wait += time.monotonic() - self._last_write
         self._last_write = time.monotonic()
         try:
             self._rest = self._rest[os.write(self._sink, self._rest[:CHUNK]) :]
@@ -123,7 +123,7 @@ class Feed:
             self._poll.register(self._source, select.POLLIN)
 
     def _end(self) -> None:
-        self._is_over = True
+        self._has_ended = True
         self._rest = self._rest[:0]
         self._poll.unregister(self._sink)
         self._close_sink()

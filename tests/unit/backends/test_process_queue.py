@@ -104,7 +104,7 @@ class TestTheClock:
             assert (build.phase == "build", build.spent, after.phase == "build", after.spent) == (True, 0.0, False, 2.0)
             template = SimpleNamespace(effective=SimpleNamespace(enforced=Enforced()), wrapper=None)
             terms = make_terms(after, template)  # type: ignore[arg-type]
-            assert (terms.timeout, terms.asked, terms.phase) == (5.0, run.asked + 2.0, "run")
+            assert (terms.timeout, terms.requested_at, terms.phase) == (5.0, run.requested_at + 2.0, "run")
             assert make_terms(build, template).phase == "build"  # type: ignore[arg-type]
             with pytest.raises(ExecutionTimeout, match="build timed out after 2 s"):
                 backend._launcher.run(replace(launch, timeout=2.0))

@@ -147,8 +147,8 @@ class TestParent:
         shares.write_text("1024")
         cells = [parent.make_group(f"warmcell-{number}", GroupLimits(1 << 20, 1)) for number in range(3)]
         for cell in cells[1:]:
-            cell.ask_for_weight()
-            cell.ask_for_weight()
+            cell.add_task_weight()
+            cell.add_task_weight()
         assert shares.read_text() == "3072"
         for cell in cells:
             cell.remove()
@@ -196,7 +196,7 @@ def test_where_groups_can_be_made_they_are_really_there() -> None:
     assert all(map(os.path.isdir, paths))
     if parent.has_cpu:
         controller, file, one, _ = cgroup_parent._WEIGHTS[parent.version]
-        made.ask_for_weight()
+        made.add_task_weight()
         assert Path(parent.directories[controller], file).read_text() == f"{2 * one}\n"
     made.remove()
     assert not any(map(os.path.isdir, paths))

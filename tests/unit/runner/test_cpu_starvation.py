@@ -57,8 +57,8 @@ def test_time_on_a_run_queue_is_not_used(cpu: float, delay: float, elapsed: floa
 def test_only_a_guest_that_had_its_time_has_timed_out(
     cpu: float, delay: float, elapsed: float, decided: tuple[str, float]
 ) -> None:
-    cut_short, more = GuestTime(cpu, delay).check_deadline(elapsed, 1.0, 20.0)
-    assert (cut_short, more) == (decided[0], pytest.approx(decided[1]))
+    stop_reason, more = GuestTime(cpu, delay).check_deadline(elapsed, 1.0, 20.0)
+    assert (stop_reason, more) == (decided[0], pytest.approx(decided[1]))
 
 
 @pytest.mark.parametrize("processors", [1, 2, 4, 16, 128])
@@ -153,13 +153,13 @@ def test_a_guest_does_not_pay_for_a_slow_reader(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.needs("user namespaces")
 def test_a_guest_that_waits_for_us_at_its_deadline_has_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """We were away for longer than its whole time, and it could not print more than a pipe holds."""
-    begin = Pump._begin
+    begin = Pump._on_start
 
     def late(pump: Pump) -> None:
         begin(pump)
         time.sleep(1)
 
-    monkeypatch.setattr(Pump, "_begin", late)
+    monkeypatch.setattr(Pump, "_on_start", late)
     with ProcessBackend() as backend:
         result = backend.execute_blocking(ExecRequest("python", "print('x' * (900 << 10))", timeout=0.7))
     assert len(result.stdout) == (900 << 10) + 1

@@ -19,7 +19,7 @@ def test_it_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return {"": f"/nowhere/{len(made)}"}
 
-    monkeypatch.setattr(GroupParent, "_settle", slowly)
+    monkeypatch.setattr(GroupParent, "_create", slowly)
     parent = GroupParent({"": "/nowhere"})
     found: list[dict[str, str]] = []
     threads = [threading.Thread(target=lambda: found.append(parent.directories)) for _ in range(4)]

@@ -38,7 +38,7 @@ def _wait(cell: _Cell, *, is_cancelled: bool) -> None:
 def test_a_report_that_comes_late_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an overloaded host, the watcher that a manager has to ask first may be slow."""
     monkeypatch.setattr(pump, "_CANCELLED_SECONDS", 0.0)
-    monkeypatch.setattr(pump, "_REPORT_LOOK_MS", 1)
+    monkeypatch.setattr(pump, "_REPORT_POLL_MS", 1)
     cell = _Cell()
     threading.Timer(0.2, cell.manager.send, [b"report"]).start()
     _wait(cell, is_cancelled=False)

@@ -10,10 +10,10 @@ import pytest
 from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import MIB, Denial, Enforced
 from warmcell.runner.not_started import NotStarted
-from warmcell.runner.outcome import Exit, FilePages, KernelUsage, ResidentPeak, Terms, cut_at_character, judge
+from warmcell.runner.outcome import Exit, FilePages, KernelUsage, ResidentPeak, RunTerms, cut_at_character, judge
 from warmcell.runner.streams import Capture
 
-TERMS = Terms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
+TERMS = RunTerms(timeout=5, memory_mb=64, enforced=Enforced(isolation_class="process"))
 EXIT_3 = 3 << 8
 
 
@@ -24,7 +24,7 @@ def capture(data: bytes = b"", cap: int = 1000) -> Capture:
 
 
 def end(**facts: object) -> Exit:
-    return replace(Exit(capture(b"out\n"), capture(), began=12.0, duration=0.5, status=0), **facts)  # type: ignore[arg-type]
+    return replace(Exit(capture(b"out\n"), capture(), started_at=12.0, duration=0.5, status=0), **facts)  # type: ignore[arg-type]
 
 
 def test_an_exit_status_is_a_result() -> None:
@@ -43,7 +43,7 @@ def test_a_limit_that_has_a_signal_of_its_own_is_told_by_it() -> None:
     assert (result.exit_code, result.signal) == (128 + signal.SIGXFSZ, signal.SIGXFSZ)
 
 
-@pytest.mark.parametrize("facts", [{"verdict": "cpu"}, {"cut_short": "cpu"}], ids=["seen by init", "by the cgroup"])
+@pytest.mark.parametrize("facts", [{"verdict": "cpu"}, {"stop_reason": "cpu"}], ids=["seen by init", "by the cgroup"])
 @pytest.mark.parametrize("status", [int(signal.SIGKILL), None], ids=["reported", "unreported"])
 def test_too_much_cpu_time_is_a_timeout_by_that_clock(facts: dict[str, str], status: int | None) -> None:
     with pytest.raises(ExecutionTimeout, match="after 2 s of cpu time") as raised:
@@ -54,27 +54,27 @@ def test_too_much_cpu_time_is_a_timeout_by_that_clock(facts: dict[str, str], sta
 
 
 def test_what_came_before_the_guest_could_run_is_queueing() -> None:
-    assert judge(end(), replace(TERMS, asked=10.5), KernelUsage(), []).queued == 1.5
+    assert judge(end(), replace(TERMS, requested_at=10.5), KernelUsage(), []).queued == 1.5
     with pytest.raises(ExecutionTimeout) as raised:
-        judge(end(status=None, cut_short="timeout"), replace(TERMS, asked=11.0), KernelUsage(), [])
+        judge(end(status=None, stop_reason="timeout"), replace(TERMS, requested_at=11.0), KernelUsage(), [])
     assert raised.value.result is not None and raised.value.result.queued == 1.0
 
 
-@pytest.mark.parametrize("why", ["timeout", "cpu", "never began"])
+@pytest.mark.parametrize("why", ["timeout", "cpu", "not started"])
 def test_who_ended_by_itself_at_the_last_moment_was_not_ended_by_us(why: str) -> None:
     """A busy host reports late; we only ever kill, so any other status is the guest's own."""
-    assert judge(end(status=EXIT_3, cut_short=why), TERMS, KernelUsage(), []).exit_code == 3
+    assert judge(end(status=EXIT_3, stop_reason=why), TERMS, KernelUsage(), []).exit_code == 3
 
 
 def test_a_guest_that_never_got_to_run_is_our_failure() -> None:
     with pytest.raises(ExecutionFailed, match="did not start") as raised:
-        judge(end(status=int(signal.SIGKILL), cut_short="never began"), TERMS, KernelUsage(), [])
+        judge(end(status=int(signal.SIGKILL), stop_reason="not started"), TERMS, KernelUsage(), [])
     assert raised.value.fault == "host"
 
 
 def test_a_timeout_says_what_timed_out() -> None:
     with pytest.raises(ExecutionTimeout, match="build timed out") as raised:
-        judge(end(status=9, cut_short="timeout"), replace(TERMS, phase="build"), KernelUsage(), [])
+        judge(end(status=9, stop_reason="timeout"), replace(TERMS, phase="build"), KernelUsage(), [])
     assert raised.value.phase == "build"
 
 
@@ -107,7 +107,7 @@ def test_a_kill_for_memory_that_was_not_the_guests_is_not_its_fault() -> None:
 
 def test_a_timeout_has_the_partial_output() -> None:
     with pytest.raises(ExecutionTimeout) as raised:
-        judge(end(status=None, cut_short="timeout"), TERMS, KernelUsage(), [])
+        judge(end(status=None, stop_reason="timeout"), TERMS, KernelUsage(), [])
     assert raised.value.result is not None and raised.value.result.stdout == "out\n"
 
 
@@ -161,5 +161,5 @@ FILES = FilePages(usual=8 * MIB, new=2 * MIB)
     ],
 )
 def test_a_peak_that_proves_too_much_memory_decides(resident: ResidentPeak | None, is_over: bool) -> None:
-    end = Exit(Capture(1), Capture(1), began=0.0, duration=0.0, status=0, resident=resident)
+    end = Exit(Capture(1), Capture(1), started_at=0.0, duration=0.0, status=0, resident=resident)
     assert end.is_over_memory(64 * MIB, FILES) == is_over

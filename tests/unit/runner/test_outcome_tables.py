@@ -12,11 +12,11 @@ from warmcell.core.errors import ExecutionFailed, ExecutionTimeout, MemoryExceed
 from warmcell.core.records import replace
 from warmcell.core.types import Denial, Enforced, ExecResult, Usage
 from warmcell.runner.not_started import NotStarted
-from warmcell.runner.outcome import Exit, KernelUsage, Terms, cut_at_character, judge, text_of
+from warmcell.runner.outcome import Exit, KernelUsage, RunTerms, cut_at_character, judge, text_of
 from warmcell.runner.streams import Capture
 
 ENFORCED = Enforced(isolation_class="process")
-TERMS = Terms(timeout=5, memory_mb=64, enforced=ENFORCED, cpu_seconds=2.0, asked=10.0)
+TERMS = RunTerms(timeout=5, memory_mb=64, enforced=ENFORCED, cpu_seconds=2.0, requested_at=10.0)
 DENIALS = [Denial("syscall", "mount", "seccomp", "")]
 KILL, XCPU, XFSZ, SYS = (int(getattr(signal, f"SIG{name}")) for name in ("KILL", "XCPU", "XFSZ", "SYS"))
 
@@ -29,7 +29,7 @@ def capture(data: bytes, cap: int = 9) -> Capture:
 
 def make_exit(**facts: Any) -> Exit:
     told = {"status": 0, "cpu_time": 0.25, "peak_memory": 77, **facts}
-    return Exit(capture(b"out\n"), capture(b"err"), began=12.0, duration=0.5, **told)
+    return Exit(capture(b"out\n"), capture(b"err"), started_at=12.0, duration=0.5, **told)
 
 
 RESULT = ExecResult(
@@ -58,12 +58,12 @@ OVER_CPU = {"exit_code": 128 + XCPU, "signal": XCPU, "usage": Usage(2.0, 0.5, 77
         ({"status": 3 << 8}, {"exit_code": 3}),
         ({"status": KILL}, KILLED),
         ({"status": KILL, "verdict": "disk"}, {"exit_code": 128 + XFSZ, "signal": XFSZ}),
-        ({"status": KILL, "cut_short": "cancelled"}, KILLED),
-        ({"status": 0, "cut_short": "timeout"}, {}),
-        ({"status": 0, "cut_short": "cpu"}, {}),
-        ({"status": 0, "cut_short": "never began"}, {}),
-        ({"began": 9.0}, {"queued": 0.0}),
-        ({"began": 10.5}, {"queued": 0.5}),
+        ({"status": KILL, "stop_reason": "cancelled"}, KILLED),
+        ({"status": 0, "stop_reason": "timeout"}, {}),
+        ({"status": 0, "stop_reason": "cpu"}, {}),
+        ({"status": 0, "stop_reason": "not started"}, {}),
+        ({"started_at": 9.0}, {"queued": 0.0}),
+        ({"started_at": 10.5}, {"queued": 0.5}),
         ({"stdout": capture(b"123456789")}, {"stdout": "123456789", "stdout_bytes": b"123456789"}),
         (
             {"stdout": capture(b"1234567890")},
@@ -124,14 +124,14 @@ def test_signals_that_a_wrapper_made_into_codes(wrapped: bool, code: int, number
 @pytest.mark.parametrize(
     ("facts", "kernel", "changed", "error"),
     [
-        ({"cut_short": "timeout"}, {}, KILLED, ExecutionTimeout),
-        ({"cut_short": "timeout"}, {"outside_kills": 1}, KILLED, ExecutionTimeout),
-        ({"cut_short": "cpu"}, {}, OVER_CPU, ExecutionTimeout),
+        ({"stop_reason": "timeout"}, {}, KILLED, ExecutionTimeout),
+        ({"stop_reason": "timeout"}, {"outside_kills": 1}, KILLED, ExecutionTimeout),
+        ({"stop_reason": "cpu"}, {}, OVER_CPU, ExecutionTimeout),
         ({"verdict": "cpu"}, {}, OVER_CPU, ExecutionTimeout),
         ({"verdict": "cpu"}, {"cpu_time": 2.5}, {**OVER_CPU, "usage": Usage(2.5, 0.5, 77)}, ExecutionTimeout),
         ({"verdict": "memory"}, {}, KILLED, MemoryExceeded),
         ({}, {"memory_kills": 1}, KILLED, MemoryExceeded),
-        ({"cut_short": "timeout"}, {"memory_kills": 1}, KILLED, MemoryExceeded),
+        ({"stop_reason": "timeout"}, {"memory_kills": 1}, KILLED, MemoryExceeded),
     ],
 )
 def test_limits(status: int | None, facts: Any, kernel: Any, changed: dict[str, Any], error: type[Exception]) -> None:
@@ -143,10 +143,10 @@ def test_limits(status: int | None, facts: Any, kernel: Any, changed: dict[str, 
 @pytest.mark.parametrize(
     ("facts", "terms", "told"),
     [
-        ({"cut_short": "timeout"}, {}, (5, "run", "wall")),
-        ({"cut_short": "timeout"}, {"phase": "build"}, (5, "build", "wall")),
-        ({"cut_short": "cpu"}, {}, (2.0, "run", "cpu")),
-        ({"cut_short": "cpu"}, {"cpu_seconds": None, "phase": "build"}, (0.0, "build", "cpu")),
+        ({"stop_reason": "timeout"}, {}, (5, "run", "wall")),
+        ({"stop_reason": "timeout"}, {"phase": "build"}, (5, "build", "wall")),
+        ({"stop_reason": "cpu"}, {}, (2.0, "run", "cpu")),
+        ({"stop_reason": "cpu"}, {"cpu_seconds": None, "phase": "build"}, (0.0, "build", "cpu")),
     ],
 )
 def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
@@ -159,9 +159,9 @@ def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
     ("facts", "kernel", "message"),
     [
         ({"status": None}, {}, "ended before it could report"),
-        ({"status": None, "cut_short": "cancelled"}, {}, "ended before it could report"),
-        ({"status": None, "cut_short": "never began"}, {}, "did not start"),
-        ({"status": KILL, "cut_short": "never began"}, {}, "did not start"),
+        ({"status": None, "stop_reason": "cancelled"}, {}, "ended before it could report"),
+        ({"status": None, "stop_reason": "not started"}, {}, "did not start"),
+        ({"status": KILL, "stop_reason": "not started"}, {}, "did not start"),
         ({"status": KILL}, {"outside_kills": 1}, "memory of the host or container ran out"),
         ({"start_failure": "2 no such file"}, {}, "could not start the program: no such file$"),
     ],
@@ -174,7 +174,7 @@ def test_failures_that_are_ours(facts: Any, kernel: Any, message: str) -> None:
 def test_what_was_never_told() -> None:
     out = capture(b"")
     assert Exit(out, out, 1.0, 2.0) == Exit(out, out, 1.0, 2.0, "", None, "", 0.0, 0, [], [], None, "")
-    assert Terms(1, 2, ENFORCED) == Terms(1, 2, ENFORCED, None, 0.0, "run", False)
+    assert RunTerms(1, 2, ENFORCED) == RunTerms(1, 2, ENFORCED, None, 0.0, "run", False)
     assert KernelUsage() == KernelUsage(0, 0.0, 0, 0, 0)
     assert NotStarted(2, "why").errno == 2
 

@@ -178,7 +178,7 @@ class FakeBackend(BackendBase):
 
 def _play(outcome: FakeOutcome, run: Run, listener: Listener | None = None) -> ExecResult:
     """Waits as long as the guest would run. All of its output comes at the start."""
-    queued = time.monotonic() - run.asked
+    queued = time.monotonic() - run.requested_at
     deliver_result(listener, outcome.output)
     is_cancelled = threading.Event()
     with run.on_cancel(is_cancelled.set):

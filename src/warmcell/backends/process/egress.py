@@ -115,7 +115,7 @@ class Egress:
 
     def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack | Cleanup) -> EgressHandle:
         """Starts the proxy on the listener that the cell opened in its own network; `cleanup` closes it."""
-        listener = cell.give_listener()
+        listener = cell.take_listener()
         if listener is None:
             return _NO_EGRESS
         from warmcell.net.connect.connection_log import ConnectionLog

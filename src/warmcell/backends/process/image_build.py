@@ -72,7 +72,7 @@ class _Deliver:
     def deliver(self, stream: Stream, data: bytes) -> None:
         self._on_output(stream, data)
 
-    def behind(self) -> None:
+    def wait_target(self) -> None:
         return None
 
     def catch_up(self) -> None:

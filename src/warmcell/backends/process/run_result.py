@@ -8,7 +8,7 @@ from warmcell.core.types import MIB, ExecResult
 from warmcell.languages.program_spec import CODE_DIR, OUT_DIR
 from warmcell.runner.cell import Cell
 from warmcell.runner.denials import DenialCollector, explain
-from warmcell.runner.outcome import FilePages, KernelUsage, Terms, judge
+from warmcell.runner.outcome import FilePages, KernelUsage, RunTerms, judge
 from warmcell.runner.pump import Bounds, Pump
 
 TYPE_CHECKING = False
@@ -59,15 +59,15 @@ def _file_pages(launch: Launch) -> FilePages:
     return _WARM_PYTHON if launch.program.worker == "python" else _INTERPRETER
 
 
-def make_terms(launch: Launch, template: CellTemplate) -> Terms:
+def make_terms(launch: Launch, template: CellTemplate) -> RunTerms:
     """The facts by which the end of the run is judged."""
-    return Terms(
+    return RunTerms(
         timeout=launch.timeout,
         memory_mb=launch.limits.memory_mb,
         enforced=template.effective.enforced,
         open_files=launch.limits.open_files,
         cpu_seconds=launch.limits.cpu_seconds,
-        asked=launch.run.asked + launch.spent,  # waiting for the compiler is not queueing
+        requested_at=launch.run.requested_at + launch.spent,  # waiting for the compiler is not queueing
         phase=launch.phase,
         is_wrapped=template.wrapper is not None,
         is_guest_program=_is_native(launch),

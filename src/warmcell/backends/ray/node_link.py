@@ -249,7 +249,7 @@ class NodeLink:
 
     async def _acknowledge(self, number: int, call: _Call) -> None:
         """Lets the guest write on when the reader has caught up. Looks now and then: its descriptor is for threads."""
-        while number in self._calls and call.listener is not None and call.listener.behind() is not None:
+        while number in self._calls and call.listener is not None and call.listener.wait_target() is not None:
             await asyncio.sleep(_LOOK_SECONDS)
         owed, call.owed = call.owed, 0
         self._send(number, "credit", owed)

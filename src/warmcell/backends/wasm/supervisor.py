@@ -297,7 +297,7 @@ def _execute(
     if not lease.is_reusable:
         worker.dispose()
     extra = pending.extra_seconds
-    context = RunContext(request, started - run.asked + extra, time.monotonic() - started - extra, enforced)
+    context = RunContext(request, started - run.requested_at + extra, time.monotonic() - started - extra, enforced)
     return _finish(worker, report, context)
 
 

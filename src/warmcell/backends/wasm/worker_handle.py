@@ -18,7 +18,7 @@ from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.host_program import base_executable
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
-from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener, Pace
+from warmcell.runner.listening import STREAMS, DeliveringCapture, Listener, OutputThrottle
 from warmcell.runner.streams import Capture
 from warmcell.toolbox.runtime import WORKER_SCRIPT, ready_made_directory, wasmtime_directory, write_worker_bytecode
 
@@ -315,7 +315,7 @@ class PendingRequest:
     ) -> None:
         self._worker, self._limits, self._make_handler = worker, limits, make_handler
         self._handler: HostCallHandler | None = None
-        self._pace = None if listener is None else Pace(listener, worker.outputs, worker.full_poll)
+        self._throttle = None if listener is None else OutputThrottle(listener, worker.outputs, worker.full_poll)
         now = time.monotonic()
         self._deadline = now + limits.seconds
         self._next_check = now + _CHECK_SECONDS
@@ -354,8 +354,8 @@ class PendingRequest:
                 pass
             return frame
         finally:
-            if self._pace is not None:
-                self._pace.end()
+            if self._throttle is not None:
+                self._throttle.end()
 
     def _poll(self) -> Frame | None:
         now = time.monotonic()
@@ -368,12 +368,12 @@ class PendingRequest:
         for descriptor, _ in self._worker.full_poll.poll(max(0, pause) * 1000):
             if descriptor == self._worker.channel.fileno():
                 frame = self._receive()
-            elif self._pace is None:
+            elif self._throttle is None:
                 self._worker.pump(descriptor)
-            elif not self._pace.take(descriptor) and not self._worker.pump(descriptor):
-                self._pace.close_output(descriptor)
-        if self._pace is not None:
-            self._pace.keep()
+            elif not self._throttle.on_ready(descriptor) and not self._worker.pump(descriptor):
+                self._throttle.close_output(descriptor)
+        if self._throttle is not None:
+            self._throttle.update()
         return frame
 
     def _receive(self) -> Frame | None:

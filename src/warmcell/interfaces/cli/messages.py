@@ -188,7 +188,7 @@ class PassThrough:
         self._waiting.append((descriptor, memoryview(data)))
         self.catch_up()
 
-    def behind(self) -> tuple[int, int] | None:
+    def wait_target(self) -> tuple[int, int] | None:
         return (self._waiting[0][0], select.POLLOUT) if self._waiting else None
 
     def catch_up(self) -> None:

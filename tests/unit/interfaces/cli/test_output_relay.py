@@ -107,14 +107,14 @@ def test_what_is_not_taken_waits_and_nothing_blocks(monkeypatch: pytest.MonkeyPa
     with os.fdopen(writer, "w") as stream, os.fdopen(reader, "rb") as other_end:
         monkeypatch.setattr(sys, "stdout", stream)
         output = PassThrough(lambda: calls.append("first"))
-        assert output.behind() is None
+        assert output.wait_target() is None
         for _ in range(4):
             output.deliver("stdout", b"x" * 50_000)
-        behind = output.behind()
+        behind = output.wait_target()
         assert behind is not None
         assert (behind[0], calls, output.has_output) == (writer, ["first"], True)
         taken = 0
-        while output.behind() is not None:
+        while output.wait_target() is not None:
             taken += len(os.read(reader, 65536))
             output.catch_up()
         assert taken < 200_000 == taken + len(os.read(reader, 200_000))
