@@ -64,7 +64,7 @@ def test_a_run_loads_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     another = create_held_directory("warmcell-run-", str(tmp_path))
     loaded, ended = modules_of("run", "python", "-c", "print(6*7)")
     assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr[-2000:]
-    another.let_go()
+    another.release()
     assert heavy(loaded) == set()
     ours = sorted(name for name in loaded if name.startswith("warmcell"))
     assert len(ours) <= MOST_MODULES, ours

@@ -224,7 +224,7 @@ def test_libraries_of_other_versions_of_go_are_bounded(tmp_path: Path) -> None:
     held = create_held_directory(".go-", str(tmp_path))
     go._forget_others(str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == sorted(["last", os.path.basename(held.path)])
-    held.let_go()
+    held.release()
 
 
 @pytest.mark.claim("WC-LK-3")

@@ -38,7 +38,7 @@ def test_what_somebody_holds_is_left_alone(tmp_path: Path) -> None:
     (left / "deep").mkdir(0o000)
     sweep(str(tmp_path), PREFIXES)
     assert os.listdir(tmp_path) == [os.path.basename(mine.path)]
-    mine.let_go()
+    mine.release()
     sweep(str(tmp_path), PREFIXES)
     assert os.listdir(tmp_path) == []
 
@@ -94,7 +94,7 @@ def test_a_sweep_between_making_and_holding_does_no_harm(tmp_path: Path, monkeyp
     monkeypatch.setattr(held_directories, "hold", swept_first)
     held = create_held_directory("warmcell-work-", str(tmp_path))
     assert os.path.isdir(held.path) and held.path not in taken and len(taken) == 3
-    held.let_go()
+    held.release()
 
 
 @pytest.mark.attack("S2-21")
@@ -111,7 +111,7 @@ def test_a_sweep_right_after_making_does_no_harm(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tempfile, "mkdtemp", swept_at_once)
     held = create_held_directory("warmcell-work-", str(tmp_path))
     assert os.path.isdir(held.path) and len(taken) == 3
-    held.let_go()
+    held.release()
 
 
 @pytest.mark.attack("S2-21")

@@ -15,7 +15,7 @@ from tests.images.image_files import Layout, entry, layer
 from warmcell.errors import ExecutionFailed, ImageNotFound, InvalidRequest
 from warmcell.images import Image, ImageStore
 from warmcell.images import store as store_module
-from warmcell.lifetime.held_directories import has_abandoned, hold, swept_places
+from warmcell.lifetime.held_directories import has_abandoned, hold, swept_directories
 from warmcell.workspace.private_directory import sweep
 
 
@@ -114,7 +114,7 @@ def test_an_import_in_progress_keeps_prune_away(
     assert store.list() == [] and trees(store) == 1
     with pytest.raises(ExecutionFailed, match="adding"):
         store.prune()
-    other.let_go()
+    other.release()
     assert store.prune() > 0 and trees(store) == 0
 
 
@@ -181,7 +181,7 @@ def test_the_next_program_removes_what_a_killed_one_was_unpacking(
     left.mkdir(parents=True)
     (left / "closed").mkdir(mode=0o000)
     assert has_abandoned()
-    for parent, prefixes in swept_places():
+    for parent, prefixes in swept_directories():
         if str(tmp_path) in parent:
             sweep(parent, prefixes)
     assert os.listdir(f"{ImageStore().path}/layers") == []

@@ -39,7 +39,7 @@ SETTINGS = "root,user"
 
 def find_sysroot() -> Path:
     """All packages, unpacked; concurrent callers wait."""
-    cache = machine.cache_directory() / "aarch64"
+    cache = machine.user_cache() / "aarch64"
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -44,13 +44,13 @@ class Report:
     console: str
 
 
-def cache_directory() -> Path:
+def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warmcell-qemu"
 
 
 def find_kernel() -> Path:
     """Unpacked from the distribution's package, once, without installing it; concurrent callers wait."""
-    cache = cache_directory()
+    cache = user_cache()
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

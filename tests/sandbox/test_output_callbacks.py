@@ -24,7 +24,7 @@ from warmcell import (
     SandboxDestroyed,
 )
 from warmcell.backends.output_callbacks import following
-from warmcell.lifetime.portal import Portal, Visits
+from warmcell.lifetime.portal import CallbackQueue, Portal
 from warmcell.sandbox.local.guest_config import GuestConfig
 from warmcell.sandbox.local.guests import ProcessGuest
 
@@ -195,7 +195,7 @@ async def test_callbacks_need_a_backend_that_streams() -> None:
 
 
 def test_an_interrupt_in_a_callback_ends_the_wait() -> None:
-    own, visits = Portal(), Visits()
+    own, queue = Portal(), CallbackQueue()
     ended = threading.Event()
 
     def raise_interrupt() -> None:
@@ -203,7 +203,7 @@ def test_an_interrupt_in_a_callback_ends_the_wait() -> None:
 
     async def ask() -> None:
         try:
-            await visits.lift(raise_interrupt)()
+            await queue.wrap(raise_interrupt)()
         finally:
             ended.set()
 
@@ -211,6 +211,6 @@ def test_an_interrupt_in_a_callback_ends_the_wait() -> None:
         return True
 
     with pytest.raises(KeyboardInterrupt):
-        own.call_visited(visits, ask)
+        own.call_with_callbacks(queue, ask)
     assert ended.is_set()
     assert own.call(still_there)

@@ -46,14 +46,14 @@ def call_with_output(
     function: Callable[..., Coroutine[Any, Any, T]], callbacks: Mapping[str, OnText | None], *args: Any, **others: Any
 ) -> T:
     """The result of a coroutine function, for blocking code: the calling thread calls the callbacks."""
-    from warmcell.lifetime.portal import Visits, portal
+    from warmcell.lifetime.portal import CallbackQueue, portal
 
-    visits, lifted = Visits(), dict[str, Any](callbacks)
+    queue, wrapped = CallbackQueue(), dict[str, Any](callbacks)
     for name, callback in callbacks.items():
         refuse_coroutine(name, callback)
         if callable(callback):
-            lifted[name] = visits.lift(callback)
-    return portal.call_visited(visits, function, *args, **lifted, **others)
+            wrapped[name] = queue.wrap(callback)
+    return portal.call_with_callbacks(queue, function, *args, **wrapped, **others)
 
 
 def refuse_coroutine(name: str, callback: object) -> None:

@@ -220,7 +220,7 @@ class ChangeLayer:
         if held is not None:
             if held.is_ours and not self._is_kept:
                 remove_directory(held.path)
-            held.let_go()
+            held.release()
 
 
 def _as_fs_changes(change: Change) -> Iterator[FsChange]:

@@ -21,7 +21,7 @@ from warmcell.diagnosis.rows import Row
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
 from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.held_directories import writable_place
+from warmcell.lifetime.held_directories import writable_directory
 from warmcell.lifetime.temporary_directory import temporary_directory
 from warmcell.policy.model import SandboxPolicy
 
@@ -79,7 +79,7 @@ def host_environment(target: Target) -> tuple[bool, str | None, str]:
 
 
 def descriptors(target: Target) -> tuple[bool, str | None, str]:
-    with tempfile.TemporaryFile(dir=writable_place()) as file:
+    with tempfile.TemporaryFile(dir=writable_directory()) as file:
         os.set_inheritable(file.fileno(), True)
         code = "import os\nfor n in range(3, 64):\n    try: os.fstat(n); print(n)\n    except OSError: pass"
         found = target.run(code).stdout

@@ -10,7 +10,7 @@ from warmcell.cage.linux import kernel_files, kernel_support, namespaces
 from warmcell.cage.linux.syscalls import call
 from warmcell.cage.records import NamedTuple
 from warmcell.enforcers.host import has_foreign_proc
-from warmcell.lifetime.descriptors import full_group
+from warmcell.lifetime.descriptors import full_pids_group
 
 #: What works without namespaces.
 ELSEWHERE = "WasmBackend works without it"
@@ -123,7 +123,7 @@ def is_chroot() -> bool:
 
 def _resources(refusal: CageError) -> Reason | None:
     if refusal.errno == errno.EAGAIN:
-        group = full_group()
+        group = full_pids_group()
         if group is not None:
             what = f"the cgroup {group[0]} has as many processes as its pids.max of {group[1]} allows"
             return Reason(what, "raise it (systemd: TasksMax=, containers: --pids-limit), or run fewer at once")

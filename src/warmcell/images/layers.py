@@ -125,7 +125,7 @@ class LayerStore:
             os.rename(held.path, path)
             remove_directory(path)
         finally:
-            held.let_go()
+            held.release()
 
     def size(self, diff_id: str) -> int:
         """The bytes of the uncompressed layer."""
@@ -150,7 +150,7 @@ class LayerStore:
             self._publish(held.path, result)
         finally:
             remove_directory(held.path)  # gone, if it was published
-            held.let_go()
+            held.release()
         return result
 
     def _unpack(self, path: str, layers: Sequence[LayerSource], budget: Budget, on_progress: OnProgress | None) -> None:

@@ -40,7 +40,7 @@ def _remove_image(directory: str) -> None:
         try:
             remove_directory(directory)
         finally:
-            held.let_go()
+            held.release()
 
 
 def _remove_layers(layers: LayerStore, used: Iterable[str]) -> int:

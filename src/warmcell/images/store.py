@@ -37,9 +37,9 @@ from warmcell.images.unpack import WhiteoutsUnsupported
 from warmcell.lifetime.held_directories import (
     UNFINISHED_LAYERS,
     HeldDirectory,
-    cache_place,
     hold,
     make_cache,
+    user_cache,
     wait_to_hold,
 )
 from warmcell.workspace.private_directory import sweep
@@ -62,7 +62,7 @@ class ImageLease(Closing):
 
     def close(self) -> None:
         """May be called twice."""
-        self._held.let_go()
+        self._held.release()
 
 
 class ImageStore:
@@ -78,7 +78,7 @@ class ImageStore:
         limits: ImageLimits | None = None,
         mirrors: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path)) if path is not None else os.path.join(cache_place(), "images")
+        self.path = os.path.abspath(os.fspath(path)) if path is not None else os.path.join(user_cache(), "images")
         self._limits = limits or ImageLimits()
         self._mirrors = dict(mirrors or {})
         self._blobs = BlobStore(os.path.join(self.path, "blobs"))
@@ -318,7 +318,7 @@ class ImageStore:
         try:
             yield
         finally:
-            held.let_go()
+            held.release()
 
 
 def _name_of(path: str, found: str | None) -> str:

@@ -17,10 +17,10 @@ from warmcell.languages.toolchain import beside_usr
 from warmcell.lifetime.held_directories import (
     UNFINISHED_LIBRARIES,
     HeldDirectory,
-    cache_place,
     create_held_directory,
     find_abandoned,
     make_cache,
+    user_cache,
 )
 from warmcell.lifetime.own_modes import is_own_directory
 
@@ -135,7 +135,7 @@ def standard_library(go: GoToolchain) -> str:
 
 
 def _library_place(go: GoToolchain) -> str:
-    return os.path.join(cache_place(), "go", build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16])
+    return os.path.join(user_cache(), "go", build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16])
 
 
 def _compile_library(go: GoToolchain, place: str) -> str:
@@ -165,7 +165,7 @@ def _compile_library(go: GoToolchain, place: str) -> str:
     finally:
         if fresh != place:
             shutil.rmtree(fresh, ignore_errors=True)
-            held.let_go()
+            held.release()
         else:
             _for_this_process.append(held)
     return place

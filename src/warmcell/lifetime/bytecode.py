@@ -1,4 +1,4 @@
-"""Byte code beside its sources, for modules that are imported where it cannot be written."""
+"""Writes byte code beside its sources, for modules that are imported where it cannot be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 def write_bytecode(directory: str) -> None:
     """Compiles the modules of a directory whose byte code for this interpreter is missing or old.
 
-    Does nothing where Python is set to write no byte code, or to write it elsewhere.
+    Does nothing if Python is configured not to write byte code, or to write it elsewhere.
     """
     if sys.dont_write_bytecode or sys.pycache_prefix is not None:
         return
@@ -40,5 +40,5 @@ def _mtime(path: str) -> float:
 def _compile(source: str, bytecode: str) -> None:
     import py_compile
 
-    with contextlib.suppress(OSError, py_compile.PyCompileError):  # a full disk: it is then compiled at each import
+    with contextlib.suppress(OSError, py_compile.PyCompileError):  # without byte code each import compiles the module
         py_compile.compile(source, bytecode, doraise=True)

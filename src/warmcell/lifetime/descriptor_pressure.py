@@ -1,4 +1,4 @@
-"""What to do when descriptors run out: close unused ones, then wait for another run to end."""
+"""Handles a lack of descriptors: closes unused ones, then waits for another run to end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ else:
 
 
 class Holder(Protocol):
-    """Something that keeps descriptors open for runs that may never come."""
+    """Something that keeps unused descriptors open for later runs."""
 
     def shed(self) -> bool:
-        """Closes what is unused; whether there was anything. Called from any thread."""
+        """Closes what is unused. Returns whether there was anything. Called from any thread."""
         ...
 
 
@@ -40,7 +40,7 @@ class DescriptorPressure:
     def abandon(self) -> None:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._under_way = self._waiting = self._ends = 0
+        self._in_progress = self._waiting = self._ends = 0
 
     def register(self, holder: Holder) -> None:
         """Makes `holder` shed when descriptors run out."""
@@ -48,21 +48,21 @@ class DescriptorPressure:
 
     def run_started(self) -> None:
         with self._lock:
-            self._under_way += 1
+            self._in_progress += 1
 
     def run_ended(self) -> None:
         with self._lock:
-            self._under_way = max(0, self._under_way - 1)
+            self._in_progress = max(0, self._in_progress - 1)
             self._ends += 1
             if self._waiting:
                 self._changed.notify_all()
 
     def retry(self, attempt: Callable[[], T], run: Run, seconds: float, own: Holder | None = None) -> T:
-        """What `attempt` returns. If it fails it must leave nothing open, and must not have started the guest.
+        """Calls `attempt` until descriptors suffice. If it fails, it must leave nothing open and no guest started.
 
-        When descriptors run out it is tried again: at once if the limit was raised or something was closed, else when
-        another run has ended. After `seconds`, or if no other run is in progress, raises the error that names the
-        limit. `own`: the holder that the attempt itself needs, which is not asked to shed.
+        Tries again at once if the limit was raised or something was closed, else when another run has ended. After
+        `seconds`, or if no other run is in progress, raises the error that names the limit. `own`: the holder that the
+        attempt itself needs, which does not shed.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -84,13 +84,13 @@ class DescriptorPressure:
         return any(holder.shed() for holder in tuple(self._holders) if holder is not own)
 
     def _await_end(self, seen: int, run: Run, deadline: float) -> bool:
-        """Whether a run has ended since `seen`. Runs that wait here themselves do not count."""
+        """Waits for the end of a run, counted from `seen`. Returns False if all runs in progress are waiting here."""
         with run.on_cancel(self._wake), self._changed:
             self._waiting += 1
             try:
                 while self._ends == seen and not run.is_cancelled:
                     left = deadline - time.monotonic()
-                    if left <= 0 or self._under_way <= self._waiting:
+                    if left <= 0 or self._in_progress <= self._waiting:
                         return False
                     self._changed.wait(min(left, 1.0))
                 return True
@@ -98,9 +98,7 @@ class DescriptorPressure:
                 self._waiting -= 1
 
     def _wake(self) -> None:
-        """Called by the canceller, which may hold any lock: if this one is taken, the waiter looks by itself every
-        second.
-        """
+        """Called by the canceller, which may hold any lock, so it must not block. The waiter also polls."""
         if self._changed.acquire(blocking=False):
             self._changed.notify_all()
             self._changed.release()

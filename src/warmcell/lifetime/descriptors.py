@@ -11,7 +11,7 @@ import warmcell.cage
 from warmcell.cage.linux.descriptors import blocking, make_pair
 from warmcell.core.errors import BackendBusy, ExecutionFailed, SandboxError
 from warmcell.core.light import on_error
-from warmcell.lifetime.ownership import own, undisturbed_by_forks
+from warmcell.lifetime.ownership import fork_lock, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,34 +24,34 @@ else:  # the C module, which loads faster
 
 
 class Descriptors:
-    """The descriptors of one object, which opens them here, gives away or closes single ones, and closes the rest.
+    """The descriptors of one owner, which opens them here, gives away or closes single ones, and closes the rest.
 
-    For one thread at a time. A fork of the process closes its copies. As a context manager around the construction of
-    an object it closes what was opened before a failure.
+    For one thread at a time. A fork of the program closes its copies. As a context manager it closes all if the block
+    raises, for use around the construction of the owner.
     """
 
     def __init__(self) -> None:
-        #: With the socket object of a descriptor, if there is one: it must be the one to close it.
+        #: The socket object of each descriptor that has one.
         self._open: dict[int, socket.socket | None] = {}
         own(self)
 
     def pipe(self) -> tuple[int, int]:
         """The reading and the writing end."""
-        with undisturbed_by_forks:
+        with fork_lock:
             reader, writer = _open_with_limit(make_pipe)
             self._open |= {reader: None, writer: None}
         return reader, writer
 
     def socketpair(self, kind: socket.SocketKind) -> tuple[socket.socket, int]:
-        """Two connected local sockets: ours, and the descriptor of the peer's."""
-        with undisturbed_by_forks:
+        """Two connected Unix sockets: ours, and the descriptor of the peer's."""
+        with fork_lock:
             ours, theirs = _open_with_limit(lambda: make_socket_pair(kind))
             self._open |= {ours.fileno(): ours, theirs: None}
         return ours, theirs
 
     def open(self, opener: Callable[[], int]) -> int:
-        """The descriptor that `opener` returns, now ours. It must not block: forks wait for it."""
-        with undisturbed_by_forks:
+        """Owns and returns the descriptor that `opener` returns. It must not block: forks wait for it."""
+        with fork_lock:
             descriptor = _open_with_limit(opener)
             if descriptor >= _many:
                 raise_limit()
@@ -63,7 +63,7 @@ class Descriptors:
         self._open.update(dict.fromkeys(descriptors))
 
     def take_socket(self, descriptor: int, kind: type[socket.socket] = socket.socket) -> socket.socket:
-        """The same for a socket, as an object of class `kind`."""
+        """Takes ownership of a socket's descriptor. Returns the socket, of class `kind`."""
         made = blocking(kind(fileno=descriptor))
         self._open[descriptor] = made
         return made
@@ -77,7 +77,7 @@ class Descriptors:
         self.close_only(*self._open)
 
     def close_only(self, *descriptors: int) -> None:
-        """Closes those of them that are still ours."""
+        """Closes those of these that are still ours."""
         for descriptor in descriptors:
             if descriptor not in self._open:
                 continue
@@ -99,13 +99,13 @@ class Descriptors:
             self.close()
 
 
-#: A descriptor of this number shows that the program has many open, and its soft limit is raised before it runs out.
+#: From this descriptor number on, the soft limit is raised before it is reached.
 _MANY_OPEN = 256
 _many = _MANY_OPEN
 
 
 def _open_with_limit(opener: Callable[[], T]) -> T:
-    """What `opener` returns; tried again if the soft limit was in the way and could be raised."""
+    """Calls `opener`. If it fails because of the soft limit, raises that limit and tries again."""
     try:
         return opener()
     except OSError as error:
@@ -115,10 +115,10 @@ def _open_with_limit(opener: Callable[[], T]) -> T:
 
 
 def raise_limit() -> bool:
-    """Raises this process's soft limit on descriptors to the hard one; whether it was lower.
+    """Raises this process's soft limit on descriptors to the hard limit. Returns whether it was lower.
 
-    Guests get a limit of their own from their plan. A program that uses select() loses nothing: without the higher
-    limit it would not have descriptors of such numbers at all.
+    Guests get their own limit from their plan. Programs that use select() lose nothing: without the higher limit,
+    opening a descriptor that select() does not support would have failed.
     """
     global _many
     _many = 1 << 62
@@ -129,13 +129,13 @@ def raise_limit() -> bool:
         if soft == hard or soft == resource.RLIM_INFINITY:
             return False
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ImportError, OSError, ValueError):  # Windows, or a kernel that allows less than the hard limit says
+    except (ImportError, OSError, ValueError):  # Windows, or a kernel that allows less than its hard limit
         return False
     return True
 
 
 class DescriptorsExhausted(BackendBusy):
-    """No descriptors are left, in this process or on the host. Retry when something was closed."""
+    """This process or the host ran out of descriptors. Retry when some were closed."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         SandboxError.__init__(self, message, hint=hint)
@@ -143,7 +143,7 @@ class DescriptorsExhausted(BackendBusy):
 
 
 def is_exhaustion(error: OSError) -> bool:
-    """Whether descriptors ran out, which says nothing about the call itself."""
+    """Whether the call failed only because descriptors ran out."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 
 
@@ -153,8 +153,8 @@ def is_shortage(error: OSError) -> bool:
 
 
 def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxError:
-    """The typed error for a system call that failed on our side. It is never the guest's fault."""
-    known = (_full_group() if error.errno == errno.EAGAIN else None) or _EXHAUSTED.get(error.errno or 0)
+    """The typed error for a system call of ours that failed, which is never the guest's fault."""
+    known = (_explain_full_group() if error.errno == errno.EAGAIN else None) or _EXHAUSTED.get(error.errno or 0)
     if known is not None:
         what, limit, hint = known
         message = f"could not {doing}: {what}{_soft_limit(limit)}"
@@ -165,7 +165,7 @@ def host_failure(error: OSError, doing: str = "carry out the run") -> SandboxErr
 
 
 def _hint_if_own_file(error: OSError) -> str | None:
-    package = os.path.dirname(warmcell.cage.__path__[0])  # not when this is loaded: a server changes it
+    package = os.path.dirname(warmcell.cage.__path__[0])  # not at import time: a server changes it
     if error.errno != errno.ENOENT:
         return None
     if not str(error.filename or "").startswith(package + os.sep) and os.path.exists(package):
@@ -173,17 +173,17 @@ def _hint_if_own_file(error: OSError) -> str | None:
     return f"Warmcell's own files in {package} are gone: was its environment removed? Reinstall it and restart"
 
 
-def shortage_from_message(last_words: str, doing: str) -> SandboxError | None:
-    """The typed error if a process of ours died because a resource ran out, by what it wrote last."""
+def shortage_from_message(message: str, doing: str) -> SandboxError | None:
+    """The typed error if the last message of a child of ours says that a resource ran out."""
     for number in _EXHAUSTED:
-        if os.strerror(number) in last_words:
+        if os.strerror(number) in message:
             return host_failure(OSError(number, os.strerror(number)), doing)
     return None
 
 
-def _full_group() -> tuple[str, str, str] | None:
-    """The kernel gives the same error for a cgroup's limit as for the user's."""
-    group = full_group()
+def _explain_full_group() -> tuple[str, str, str] | None:
+    """The reason if EAGAIN comes from a cgroup's limit; the user's limit gives the same errno."""
+    group = full_pids_group()
     if group is None:
         return None
     what = f"the cgroup {group[0]} has as many processes and threads as its pids.max of {group[1]} allows"
@@ -195,7 +195,7 @@ _MORE_DESCRIPTORS = (
     "RLIMIT_NOFILE",
     "raise it (`ulimit -n 65536`, or resource.setrlimit in this process), or run fewer at once",
 )
-#: What ran out, which limit bounds it, and what to do.
+#: By errno: what ran out, its limit, and what to do.
 _EXHAUSTED = {
     errno.EMFILE: _MORE_DESCRIPTORS,
     errno.ETOOMANYREFS: _MORE_DESCRIPTORS,  # in flight: sent over a socket and not yet received
@@ -228,7 +228,7 @@ def _soft_limit(name: str) -> str:
 
 
 def open_memory_file(content: bytes) -> int:
-    """A descriptor to read the content from. Sealed: a guest that reopens it in /proc cannot grow the host's memory."""
+    """A descriptor to read the content from. Sealed, so that a guest that reopens it in /proc cannot make it grow."""
     import fcntl
 
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -242,15 +242,15 @@ def open_memory_file(content: bytes) -> int:
     return descriptor
 
 
-# System calls that never block, made without releasing the interpreter lock once many threads use them.
-# Python releases the lock around every system call. Where other threads wait for it, each release gives it to one of
-# them, and getting it back takes two context switches: far longer than closing a descriptor. A run closes a dozen.
+# System calls that never block. With many threads they are made without releasing the interpreter lock: each release
+# hands the lock to a waiting thread, and getting it back takes two context switches, far longer than closing a
+# descriptor. A run closes a dozen.
 
 _libc: Any = None
 
 
 def keep_interpreter_lock() -> None:
-    """From now on. Not from the start, because loading the C library's functions takes longer than it saves one run."""
+    """From now on these calls keep the interpreter lock. Loading libc takes longer than that saves a single run."""
     global _libc
     if _libc is None and sys.platform == "linux" and sys.maxsize > 1 << 32:
         from warmcell.cage.linux import fast_ctypes
@@ -278,7 +278,7 @@ def make_pipe() -> tuple[int, int]:
 
 
 def make_socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, int]:
-    """Two connected local sockets: ours, and the descriptor of the other one."""
+    """Two connected Unix sockets: ours, and the descriptor of the peer's."""
     if _libc is None:
         ours, theirs = make_pair(kind)
         return ours, theirs.detach()
@@ -297,13 +297,13 @@ def _last_error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-# The control group around this process that allows no more processes, if one does.
+# Finds the control group whose process limit is reached.
 
 _MOUNTS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 
 
-def full_group(membership: str = "/proc/self/cgroup", mounts: tuple[str, ...] = _MOUNTS) -> tuple[str, int] | None:
-    """The nearest group whose pids.max is reached, and that number. None where there is none, or it cannot be read."""
+def full_pids_group(membership: str = "/proc/self/cgroup", mounts: tuple[str, ...] = _MOUNTS) -> tuple[str, int] | None:
+    """The nearest group around this process whose pids.max is reached, and that limit. None if none is found."""
     try:
         with open(membership) as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -312,13 +312,13 @@ def full_group(membership: str = "/proc/self/cgroup", mounts: tuple[str, ...] = 
     for _, controllers, path in lines:
         if not controllers or "pids" in controllers.split(","):
             for mount in mounts:
-                found = _full_group_above(mount, path)
+                found = _find_full_group(mount, path)
                 if found is not None:
                     return found
     return None
 
 
-def _full_group_above(mount: str, path: str) -> tuple[str, int] | None:
+def _find_full_group(mount: str, path: str) -> tuple[str, int] | None:
     while True:
         most, current = (_number(f"{mount}{path.rstrip('/')}/pids.{name}") for name in ("max", "current"))
         if most is not None and current is not None and current >= most:
@@ -332,5 +332,5 @@ def _number(path: str) -> int | None:
     try:
         with open(path) as file:
             return int(file.read())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # missing, or "max"
         return None

@@ -1,4 +1,4 @@
-"""FairSemaphore: a fixed number of slots, first come, first served, for threads and event loops; tenants take turns."""
+"""FairSemaphore: slots for threads and event loops, granted first come, first served; tenants take turns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class TooManyWaiting(BackendBusy):
-    """The tenant's own line is full; others may still be served."""
+    """The tenant's queue is full. Other tenants may still be served."""
 
 
 class _Waiter:
-    """`wake` is called once, from any thread, when the waiter has a slot."""
+    """`wake` is called once, from any thread, when the waiter has been given a slot."""
 
     __slots__ = ("has_slot", "tenant", "wake")
 
@@ -32,11 +32,11 @@ class _Waiter:
 
 
 class FairSemaphore:
-    """`slots` slots; every acquire is followed by a release. A forked child starts with all slots free.
+    """Each acquire is followed by a release. A forked child starts with all slots free.
 
-    A released slot goes to the waiter that has waited longest. With tenants, each has a line of its own and the lines
-    take turns, so that ten thousand requests of one tenant delay a single request of another by one run. A tenant
-    never holds more slots than its share. At most `max_waiting` wait, half of them of one tenant.
+    Each tenant has a queue, and the queues take turns, so that ten thousand requests of one tenant delay a request of
+    another by one run only. A tenant never holds more slots than its share. At most `max_waiting` wait, and at most
+    half of them for one tenant.
     """
 
     def __init__(self, slots: int, max_waiting: int | None = None) -> None:
@@ -49,20 +49,20 @@ class FairSemaphore:
         self._free = self._slots
         self._held: dict[str, int] = {}
         self._shares: dict[str, int] = {}
-        self._lines: dict[str, deque[_Waiter]] = {}
+        self._queues: dict[str, deque[_Waiter]] = {}
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, tuple(self._lines.values())))
+        return sum(map(len, tuple(self._queues.values())))
 
     @property
     def is_idle(self) -> bool:
-        return self._free == self._slots and not self._lines
+        return self._free == self._slots and not self._queues
 
     def acquire(self, run: Run, timeout: float) -> None:
-        """Block until a slot is the caller's. Raises `BackendBusy` after `timeout` seconds, or `RunCancelled`."""
+        """Blocks until the caller has a slot. Raises `BackendBusy` after `timeout` seconds, or `RunCancelled`."""
         with self._lock:
-            if self._free and not self._lines:
+            if self._free and not self._queues:
                 self._free -= 1
                 return
         awake = threading.Event()
@@ -71,11 +71,11 @@ class FairSemaphore:
             with run.on_cancel(awake.set):
                 awake.wait(timeout)
             run.check()
-        if not self._has_slot(waiter):
+        if not self._leave_queue(waiter):
             raise self._busy(timeout)
 
     async def acquire_async(self, timeout: float, tenant: str = "", share: int | None = None) -> None:
-        """The same for an event loop; cancelling the task ends the wait."""
+        """The same for a task; cancelling it ends the wait."""
         if self.try_acquire(tenant, share):
             return
         import asyncio
@@ -87,11 +87,11 @@ class FairSemaphore:
         waiter = self._enqueue(tenant, lambda: loop.call_soon_threadsafe(awake.set_result, None))
         with on_error(lambda: self._give_up(waiter)):
             await asyncio.wait([awake], timeout=timeout)  # not wait_for, which before 3.12 could swallow a cancel
-        if not self._has_slot(waiter):
+        if not self._leave_queue(waiter):
             raise self._busy(timeout)
 
     def try_acquire(self, tenant: str = "", share: int | None = None) -> bool:
-        """Take a slot if one is free for the tenant and it has no line."""
+        """Takes a slot if one is free for the tenant and its queue is empty."""
         if share is not None:
             self._shares[tenant] = share
         with self._lock:
@@ -102,7 +102,7 @@ class FairSemaphore:
         return _Slot(self, tenant, share, timeout)
 
     def resize(self, slots: int) -> None:
-        """Have another number of slots. If it is smaller, slots that are held end as they are released."""
+        """Changes the number of slots. If it decreases, surplus slots disappear as they are released."""
         with self._lock:
             self._free += slots - self._slots
             self._slots = slots
@@ -120,7 +120,7 @@ class FairSemaphore:
                 self._held[tenant] -= 1
                 if not self._held[tenant]:
                     del self._held[tenant]
-            waiter = self._next_waiter() if self._lines else None
+            waiter = self._next_waiter() if self._queues else None
         if waiter is not None:
             self._wake(waiter)
 
@@ -131,8 +131,8 @@ class FairSemaphore:
             self.release(waiter.tenant)
 
     def _admit(self, tenant: str) -> bool:
-        """Take a slot if one is free for this tenant and it has no line. Called with the lock held."""
-        if tenant in self._lines or not self._is_free_for(tenant):
+        """`try_acquire`, with the lock held."""
+        if tenant in self._queues or not self._is_free_for(tenant):
             return False
         self._take(tenant)
         return True
@@ -150,7 +150,7 @@ class FairSemaphore:
         with self._lock:
             if not self._admit(tenant):
                 self._check_room(tenant)
-                self._lines.setdefault(tenant, deque()).append(waiter)
+                self._queues.setdefault(tenant, deque()).append(waiter)
                 return waiter
             waiter.has_slot = True
         wake()
@@ -161,34 +161,34 @@ class FairSemaphore:
             return
         if self.waiting >= self._max_waiting:
             raise self._busy(0)
-        if len(self._lines.get(tenant, ())) >= max(1, self._max_waiting // 2):
+        if len(self._queues.get(tenant, ())) >= max(1, self._max_waiting // 2):
             raise TooManyWaiting(0, hint="send fewer requests at a time")
 
     def _next_waiter(self) -> _Waiter | None:
-        """Give a free slot to the first line that may have one; that line goes to the end."""
-        tenant = next(filter(self._is_free_for, self._lines), None)
+        """Gives a free slot to the first queue that may have one, and moves that queue to the end."""
+        tenant = next(filter(self._is_free_for, self._queues), None)
         if tenant is None:
             return None
-        line = self._lines.pop(tenant)
-        waiter = line.popleft()
-        if line:
-            self._lines[tenant] = line
+        queue = self._queues.pop(tenant)
+        waiter = queue.popleft()
+        if queue:
+            self._queues[tenant] = queue
         self._take(tenant)
         waiter.has_slot = True
         return waiter
 
-    def _has_slot(self, waiter: _Waiter) -> bool:
-        """Whether the slot came, even at the last moment; if not, the waiter leaves its line."""
+    def _leave_queue(self, waiter: _Waiter) -> bool:
+        """Ends a wait. Returns whether the waiter has been given a slot meanwhile."""
         with self._lock:
-            line = self._lines.get(waiter.tenant)
-            if not waiter.has_slot and line is not None and waiter in line:
-                line.remove(waiter)
-                if not line:
-                    del self._lines[waiter.tenant]
+            queue = self._queues.get(waiter.tenant)
+            if not waiter.has_slot and queue is not None and waiter in queue:
+                queue.remove(waiter)
+                if not queue:
+                    del self._queues[waiter.tenant]
             return waiter.has_slot
 
     def _give_up(self, waiter: _Waiter) -> None:
-        if self._has_slot(waiter):
+        if self._leave_queue(waiter):
             self.release(waiter.tenant)
 
     def _busy(self, waited: float) -> BackendBusy:

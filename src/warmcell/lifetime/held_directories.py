@@ -1,7 +1,7 @@
-"""Directories that belong to a living process. One that is not held was left by a process that was killed.
+"""Directories that are locked by the process that uses them. One without a lock was left by a process that was killed.
 
-A directory is held by a lock on it, which the kernel releases however its holder ends. A process that can take the lock
-knows that the directory is not in use; no clock and no process id is involved.
+The kernel releases the lock however its holder ends. So a process that can take the lock knows that the directory is
+not in use, without comparing times or process ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from warmcell.lifetime.descriptors import is_shortage
-from warmcell.lifetime.ownership import own, undisturbed_by_forks
+from warmcell.lifetime.ownership import fork_lock, own
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 64
@@ -29,37 +29,37 @@ PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)
 
 
 class HeldDirectory:
-    """A directory and the lock on it. In a fork it belongs to the original."""
+    """A directory and the lock on it. After a fork of the program it still belongs to the parent."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path, self._lock = path, lock
-        #: Whether this process may remove it: a fork that exits must not remove the original's.
+        #: Whether this process may remove it. False in a fork.
         self.is_ours = True
         own(self)
 
     def abandon(self) -> None:
-        """The lock belongs to the open file description: closing a fork's copy does not release it."""
+        """Closes the fork's descriptor. That does not release the lock, which belongs to the open file description."""
         self.is_ours = False
-        self.let_go()
+        self.release()
 
     def share(self) -> None:
-        """Lets others hold it too."""
+        """Turns the lock into a shared one, so that others can hold the directory as well."""
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Releases the lock; another process may now remove the directory. May be called twice."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
 
 
-def temporary_place() -> str:
+def default_temporary_directory() -> str:
     """The first directory that `tempfile` would try, without importing it."""
     return next((os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "/tmp")
 
 
-def writable_place() -> str | None:
-    """A directory for short-lived small files, even where all disks are full or read-only."""
+def writable_directory() -> str | None:
+    """A directory for small temporary files: in memory if all disks are full or read-only."""
     import tempfile
 
     try:
@@ -68,8 +68,8 @@ def writable_place() -> str | None:
         return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def cache_place() -> str:
-    """The cache directory of this user."""
+def user_cache() -> str:
+    """This user's cache directory for Warmcell."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "warmcell")
 
@@ -83,7 +83,7 @@ def make_cache(path: str) -> None:
 
 
 def create_held_directory(prefix: str, parent: str | None = None) -> HeldDirectory:
-    """A new directory for this user alone, held from the start."""
+    """Creates a directory for this user alone and locks it."""
     for _ in range(_ATTEMPTS):
         path = _new_directory(prefix, parent)
         try:
@@ -91,18 +91,20 @@ def create_held_directory(prefix: str, parent: str | None = None) -> HeldDirecto
         except OSError:
             os.rmdir(path)
             raise
-        if held is not None:  # another process's sweep may have removed it between the two steps
+        if held is not None:  # None: another process's sweep removed it before we locked it
             return held
-    raise FileExistsError(f"another program removes every directory created in {parent or temporary_place()}")
+    raise FileExistsError(
+        f"another program removes every directory created in {parent or default_temporary_directory()}"
+    )
 
 
 def _new_directory(prefix: str, parent: str | None) -> str:
-    """Like `tempfile.mkdtemp`, which is imported only if the first place does not work; a program that has imported it
-    may have set its own place.
+    """Like `tempfile.mkdtemp`, which is used only if it is imported already, since the program may have set
+    `tempfile.tempdir`, or if the default directory does not work.
     """
     if (loaded := sys.modules.get("tempfile")) is not None:
         return _usable(str(loaded.mkdtemp(prefix=prefix, dir=parent)))
-    path = os.path.abspath(os.path.join(parent or temporary_place(), prefix + os.urandom(8).hex()))
+    path = os.path.abspath(os.path.join(parent or default_temporary_directory(), prefix + os.urandom(8).hex()))
     from warmcell.lifetime.own_modes import make_directory
 
     try:
@@ -120,21 +122,21 @@ def _usable(path: str) -> str:
     try:  # noqa: SIM105 - contextlib takes long to load
         os.chmod(path, 0o700)  # undo the umask
     except FileNotFoundError:
-        pass  # another process's sweep has removed it: `hold` will notice
+        pass  # another process's sweep has removed it, which `hold` will report
     return path
 
 
 def hold(path: str, *, is_shared: bool = False) -> HeldDirectory | None:
-    """Takes the lock. None if the directory is gone, belongs to another user, or is held.
+    """Locks a directory. Returns None if it does not exist, belongs to another user, or is held.
 
-    Raises `OSError` for failures that do not answer the question, such as a lack of descriptors.
+    Raises `OSError` if that cannot be determined, for example for lack of descriptors.
     """
-    with undisturbed_by_forks:
+    with fork_lock:
         return _lock_directory(path, is_shared)
 
 
 def wait_to_hold(path: str, seconds: float, failure: Exception, *, is_shared: bool = False) -> HeldDirectory:
-    """`hold`, tried for so many seconds; raises `failure` then."""
+    """Tries `hold` for so many seconds, then raises `failure`."""
     deadline = time.monotonic() + seconds
     while (held := hold(path, is_shared=is_shared)) is None:
         if time.monotonic() > deadline:
@@ -163,7 +165,7 @@ def _lock_directory(path: str, is_shared: bool) -> HeldDirectory | None:
 
 
 def find_holder(path: str) -> int | None:
-    """The process that holds the directory alone, by the kernel's list of locks; None if there is none."""
+    """The pid of the process that holds the directory exclusively, from /proc/locks; None if there is none."""
     try:
         identity = os.stat(path)
         with open("/proc/locks", encoding="ascii") as file:
@@ -179,11 +181,11 @@ def _is_still_there(path: str, lock: int) -> bool:
     return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) and held.st_uid == os.geteuid()
 
 
-def swept_places() -> list[tuple[str, tuple[str, ...]]]:
+def swept_directories() -> list[tuple[str, tuple[str, ...]]]:
     """Where held directories are created, and their prefixes there."""
-    builds, go, layers = (os.path.join(cache_place(), name) for name in ("builds", "go", "images/layers"))
+    builds, go, layers = (os.path.join(user_cache(), name) for name in ("builds", "go", "images/layers"))
     return [
-        (temporary_place(), PREFIXES),
+        (default_temporary_directory(), PREFIXES),
         (builds, UNFINISHED_BUILDS),
         (go, UNFINISHED_LIBRARIES),
         (layers, UNFINISHED_LAYERS),
@@ -192,24 +194,24 @@ def swept_places() -> list[tuple[str, tuple[str, ...]]]:
 
 def has_abandoned() -> bool:
     """Whether a sweep would find anything."""
-    for parent, prefixes in swept_places():
+    for parent, prefixes in swept_directories():
         for _ in find_abandoned(parent, prefixes):
             return True
     return False
 
 
 def find_abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:
-    """This user's directories with these prefixes that are not held; each is held by us while the caller removes it."""
+    """Yields this user's directories with these prefixes that are not held. Holds each while the caller removes it."""
     for name in _names(parent, prefixes):
         try:
             held = hold(os.path.join(parent, name))
-        except OSError:  # no descriptor left: sweep another time
+        except OSError:  # no descriptors left: sweep another time
             return
         if held is not None:
             try:
                 yield held.path
             finally:
-                held.let_go()
+                held.release()
 
 
 def _names(parent: str, prefixes: tuple[str, ...]) -> list[str]:

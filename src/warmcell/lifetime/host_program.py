@@ -1,7 +1,7 @@
-"""Checks on the program that Warmcell is part of, before anything is started.
+"""Checks the program that Warmcell is part of, before anything is started.
 
-A frozen program that is started as an interpreter would run itself again and again, and monkey-patched primitives lose
-output or never wake up.
+A frozen program started as an interpreter would start itself again and again. Monkey-patched primitives lose output or
+never wake up.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from warmcell.core.errors import BackendUnavailable
 
-#: The last message of such a child.
+#: The last message of a child that is not an interpreter.
 NOT_AN_INTERPRETER = "this program is not a Python interpreter, but Warmcell started it as one"
 
-#: As `python -m MODULE`, with its first arguments removed: where the package is, and the module.
+#: Like `python -m MODULE`. Its first two arguments are the directory of the package, and the module.
 _RUN_MODULE = (
     "import runpy, sys; root, module = sys.argv[1:3]; del sys.argv[1:3];"
     " root in sys.path or sys.path.insert(0, root); runpy.run_module(module, run_name='__main__', alter_sys=True)"
@@ -42,7 +42,7 @@ def _refusal(message: str, hint: str) -> BackendUnavailable:
 
 
 def base_interpreter() -> str:
-    """The interpreter that runs this program, or that its virtual environment was created from. Not resolved."""
+    """The interpreter that runs this program or that its virtual environment was created from; may be a link."""
     return _check_interpreter(getattr(sys, "_base_executable", None) or sys.executable or "")
 
 
@@ -58,7 +58,7 @@ def command_of_module(module: str) -> list[str]:
 
 
 def _check_interpreter(path: str) -> str:
-    """Decides by what the program says about itself and by its name; never starts it."""
+    """Raises if `path` is not a Python interpreter, judged by `sys.frozen` and its name. Never starts it."""
     if getattr(sys, "frozen", False):
         raise _refusal(
             f"this is a frozen program: {path} is the program itself, not a Python interpreter", hint=_ASK_FOR_PATH
@@ -71,7 +71,7 @@ def _check_interpreter(path: str) -> str:
 
 
 def check() -> None:
-    """Raises if runs would hang or lose output. A few look-ups, so that it can be called before every run."""
+    """Raises if runs would hang or lose output. Fast enough to be called before every run."""
     modules = sys.modules
     if _archive:
         raise _refusal(
@@ -114,7 +114,7 @@ def start_daemon(target: Callable[..., object], *args: object, name: str = "warm
 
 
 def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:
-    """The typed error if `error` means that this is a subinterpreter, which may not start everything."""
+    """The typed error if `error` says that a subinterpreter may not do this."""
     if "subinterpreter" not in str(error).replace("(sub)", "sub"):
         return None
     return _refusal(
@@ -124,7 +124,7 @@ def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:
 
 
 def _archive_around(path: str) -> str:
-    """The file that is in the place of a directory above `path`, if there is one."""
+    """The archive that `path` is in: the nearest existing path above it, if that is a file."""
     while path and not os.path.exists(path):
         path = os.path.dirname(path)
     return path if os.path.isfile(path) else ""
@@ -148,13 +148,13 @@ _has_machine_to_itself = True
 
 
 def share_machine() -> None:
-    """For a process that is one of several that do the same work: a supervisor, a worker of a server."""
+    """Called by one of several processes that do the same work, such as a worker of a server."""
     global _has_machine_to_itself
     _has_machine_to_itself = False
 
 
 def count_own_processors() -> int:
-    """How many processors this program may keep busy; 1 if others like it share the machine."""
+    """How many processors this program may keep busy; 1 after `share_machine`."""
     if not _has_machine_to_itself or not hasattr(os, "sched_getaffinity"):
         return 1
     return len(os.sched_getaffinity(0))
@@ -164,9 +164,9 @@ _known: dict[tuple[object, ...], str] = {}
 
 
 def base_executable() -> str:
-    """The real path of the interpreter that this program's virtual environment was created from.
+    """The real path of `base_interpreter()`.
 
-    Raises `BackendUnavailable` if an interpreter does not run this program: it is frozen, or embeds Python.
+    Raises `BackendUnavailable` if this program is frozen or embeds Python.
     """
     key = (getattr(sys, "_base_executable", None), sys.executable, getattr(sys, "frozen", False))
     if key not in _known:

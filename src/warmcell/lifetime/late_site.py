@@ -1,8 +1,8 @@
-"""Runs `site` if the program in front of the command left it out, for code that looks for other packages."""
+"""Runs `site` late, for code that looks for other packages, if our command started Python without it."""
 
 from __future__ import annotations
 
-#: Set by the command. A program that its caller started without `site` stays without.
+#: Set by our command only: a program that its user started without `site` stays without it.
 is_due = False
 
 

@@ -1,4 +1,4 @@
-"""OutputChannel: a bounded channel from the thread of a run to an event loop."""
+"""OutputChannel: passes output from the thread of a run to an event loop, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from warmcell.lifetime.descriptors import Descriptors
 
 StreamName = TypeVar("StreamName", bound=str)
 MOST_BYTES = 256 * 1024
-#: The overhead of a piece: a guest that writes single bytes must not fill the memory either.
+#: Memory overhead of a piece, counted because a guest may write single bytes.
 _PIECE_BYTES = 256
 
 
 class OutputChannel(Generic[StreamName]):
-    """A `Listener` for the run, and `next` for the reader on the loop that created it."""
+    """A `Listener` for the run; the reader calls `next` on the event loop that created it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -27,7 +27,7 @@ class OutputChannel(Generic[StreamName]):
         self._lock = threading.Lock()
         self._pieces: deque[tuple[StreamName, bytes]] = deque()
         self._size = 0
-        self._is_over = False
+        self._has_ended = False
         self._owned = Descriptors()
         self._room = -1
 
@@ -53,9 +53,9 @@ class OutputChannel(Generic[StreamName]):
             os.eventfd_read(self._room)
 
     async def next(self) -> tuple[StreamName, bytes] | None:
-        """The next piece. None: the run is over and everything was read."""
+        """The next piece. None when the run has ended and everything was read."""
         while not self._pieces:
-            if self._is_over:
+            if self._has_ended:
                 return None
             self._changed.clear()
             await self._changed.wait()
@@ -68,8 +68,8 @@ class OutputChannel(Generic[StreamName]):
         return piece
 
     def end(self) -> None:
-        """Called on the loop when the run has ended: nothing more is delivered."""
-        self._is_over = True
+        """Called on the loop when the run has ended and nothing more is delivered."""
+        self._has_ended = True
         self._changed.set()
 
     def close(self) -> None:

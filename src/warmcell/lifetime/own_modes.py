@@ -1,6 +1,6 @@
-"""New directories and files that their owner can use, whatever the umask of the host program.
+"""Creates directories and files that their owner can use, whatever the umask of the host program.
 
-The umask belongs to the whole process and its threads, so we never change it.
+All threads share the umask, so we never change it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _OWNER = 0o700
 
 
 def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
-    """`os.mkdir`, and then whatever owner's permissions the umask took away."""
+    """`os.mkdir`, with the owner's permissions in `mode` even if the umask removes them."""
     os.mkdir(path, mode, dir_fd=dir_fd)
     made = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
     if made & _OWNER != mode & _OWNER:
@@ -20,7 +20,7 @@ def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -
 
 
 def make_directories(path: str, mode: int = 0o700) -> None:
-    """The same for `path` and every missing directory above it; one that exists stays as it is."""
+    """The same for `path` and its missing parents. Existing directories are not changed."""
     above = os.path.dirname(path)
     if above and not os.path.isdir(above):
         make_directories(above, mode)
@@ -32,14 +32,14 @@ def make_directories(path: str, mode: int = 0o700) -> None:
 
 
 def grant_owner(descriptor: int) -> None:
-    """What the umask took from the owner of a file that was just created."""
+    """Makes a new file readable and writable for its owner even if the umask removed that."""
     made = os.fstat(descriptor).st_mode
     if made & _OWNER != 0o600:
         os.fchmod(descriptor, made & 0o777 | 0o600)
 
 
 def is_own_directory(path: str) -> bool:
-    """Whether it is a directory, not a link, of this user, to which no other user can write."""
+    """Whether it is a directory of this user, not a link, that no other user can write to."""
     try:
         status = os.lstat(path)
     except OSError:

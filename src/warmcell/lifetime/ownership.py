@@ -22,10 +22,10 @@ class Owned(Protocol):
     """Something that only the process that created it may use or end: descriptors, children, threads, held locks."""
 
     def abandon(self) -> None:
-        """Called in a forked copy of the owner, where only the forking thread is left.
+        """Called in a fork, where only the forking thread exists.
 
-        It closes the copies of descriptors, creates fresh locks, and forgets the rest without ending any of it. The
-        object then owns nothing: it may be used like a new one, or stays closed.
+        Closes the copies of descriptors, creates fresh locks, and forgets the rest without ending it. The object then
+        owns nothing: it is like a new one, or closed.
         """
         ...
 
@@ -45,10 +45,10 @@ _numbers = count()
 _owned: WeakValueDictionary[int, Owned] = WeakValueDictionary()
 _closed_at_exit: WeakValueDictionary[int, ClosedAtExit] = WeakValueDictionary()
 
-#: Held while descriptors are opened and registered with their owner, so that no fork happens between the two: the copy
-#: would keep them open, and a guest would wait for an end of file that never comes. Reentrant, because a signal handler
+#: Held during forks, and while descriptors are opened and registered with their owner. A fork between the two would
+#: keep its copies open, and a guest would wait for an end of file that never comes. Reentrant, because a signal handler
 #: may fork.
-undisturbed_by_forks = threading.RLock()
+fork_lock = threading.RLock()
 
 
 def own(thing: O) -> O:
@@ -65,7 +65,7 @@ def own_until_exit(thing: C) -> C:
 
 
 class Lock:
-    """A lock that is free in a fork even if another thread held it: what it guards must be consistent at any moment."""
+    """A lock that is free in a fork even if another thread held it. What it guards must be consistent at any moment."""
 
     def __init__(self) -> None:
         own(self)
@@ -86,9 +86,9 @@ def _newest_first(things: WeakValueDictionary[int, O]) -> Iterator[O]:
 
 
 def _abandon_all() -> None:
-    undisturbed_by_forks.release()
+    fork_lock.release()
     for thing in _newest_first(_owned):
-        with suppress(OSError):  # a descriptor that other code has closed must not keep the others open
+        with suppress(OSError):  # if other code has closed one descriptor, the others must still be closed
             thing.abandon()
 
 
@@ -100,6 +100,4 @@ def _close_all() -> None:
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=undisturbed_by_forks.acquire, after_in_parent=undisturbed_by_forks.release, after_in_child=_abandon_all
-    )
+    os.register_at_fork(before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=_abandon_all)

@@ -1,7 +1,7 @@
-"""A private copy of our package, for a server: installers replace the package's files while it runs.
+"""A private copy of our package for a server, because an upgrade replaces the installed files while it runs.
 
-What the server imports or starts later must fit what it has loaded, so all of that comes from the copy. Call it before
-modules are imported that keep paths of the package.
+Modules that the server imports or starts later must be of the version that it has loaded, so they come from the copy.
+Call it before modules are imported that keep paths of the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from warmcell.cage import bundle
 from warmcell.lifetime.bytecode import write_bytecode
 from warmcell.lifetime.temporary_directory import temporary_directory
 
-#: Larger files are links to the installed ones: only WebAssembly modules, which servers do not run.
+#: Larger files become links to the installed ones: WebAssembly modules, which servers do not run.
 _MAX_COPIED = 1 << 20
 _PACKAGE = "warmcell"
 _PREFIX_VARIABLE = "PYTHONPYCACHEPREFIX"
@@ -46,7 +46,7 @@ def use_package_copy() -> Iterator[None]:
 
 @contextmanager
 def _bytecode_beside_sources() -> Iterator[None]:
-    """Also for our children. Byte code in another place would stay there after the copy was removed."""
+    """Ignores PYTHONPYCACHEPREFIX, here and in children: byte code elsewhere would outlive the copy."""
     prefix, sys.pycache_prefix = sys.pycache_prefix, None
     variable = os.environ.pop(_PREFIX_VARIABLE, None)
     try:
@@ -58,8 +58,8 @@ def _bytecode_beside_sources() -> Iterator[None]:
 
 
 def _copy_package(installed: str, root: str) -> None:
-    """With the metadata beside it, which says the version."""
-    put_file = _choose_way(f"{installed}/__init__.py", f"{root}/link")
+    """Copies the package and its .dist-info directory, which contains the version."""
+    put_file = _choose_method(f"{installed}/__init__.py", f"{root}/link")
     _copy_directory(installed, f"{root}/{_PACKAGE}", put_file)
     beside = os.path.dirname(installed)
     for name in os.listdir(beside):
@@ -67,10 +67,10 @@ def _copy_package(installed: str, root: str) -> None:
             _copy_directory(f"{beside}/{name}", f"{root}/{name}", put_file)
 
 
-def _choose_way(source: str, target: str) -> PutFile:
-    """Hard links where they can be made, in a quarter of the time: installers unlink files before they write new ones.
+def _choose_method(source: str, target: str) -> PutFile:
+    """Hard links if possible, in a quarter of the time. Safe, because installers unlink files before they replace them.
 
-    Most kernels refuse links to files that belong to another user and cannot be written.
+    Most systems refuse hard links to files that belong to another user and cannot be written.
     """
     try:
         os.link(source, target)
@@ -83,22 +83,22 @@ def _choose_way(source: str, target: str) -> PutFile:
 def _link_file(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # this one belongs to another user
+    except OSError:  # this file belongs to another user
         _copy_file(source, target)
 
 
 def _copy_directory(source: str, target: str, put_file: PutFile) -> None:
-    write_bytecode(source)  # there, not in the copy alone: the next server would have to compile everything again
+    write_bytecode(source)  # in the source directory, so that the next server need not compile again
     os.mkdir(target)
     os.chmod(target, 0o755)  # undo the umask
     with os.scandir(source) as entries:
         for entry in entries:
-            place = f"{target}/{entry.name}"
-            _copy_directory(entry.path, place, put_file) if entry.is_dir() else put_file(entry.path, place)
+            path = f"{target}/{entry.name}"
+            _copy_directory(entry.path, path, put_file) if entry.is_dir() else put_file(entry.path, path)
 
 
 def _copy_file(source: str, target: str) -> None:
-    """With its time, by which byte code and bundles are compared with their sources."""
+    """Copies a file with its modification time, which byte code and bundles are checked against."""
     with open(source, "rb") as original:
         found = os.fstat(original.fileno())
         if found.st_size > _MAX_COPIED:

@@ -1,4 +1,4 @@
-"""The way from blocking code into async code: one event loop in one background thread per process."""
+"""Calls async code from blocking code, on one event loop in one background thread per process."""
 
 from __future__ import annotations
 
@@ -20,42 +20,40 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Visits:
-    """Functions that a coroutine has called by the thread that waits for it. They may block, and call the portal."""
+class CallbackQueue:
+    """Callbacks of a coroutine, called in the thread that waits for it. They may block and may call the portal."""
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
 
-    def lift(self, function: Callable[P, object]) -> Callable[P, Coroutine[Any, Any, None]]:
-        """For the coroutine: returns when the function has. If cancelled, it does not wait for the function, which may
-        itself wait for the cancellation.
+    def wrap(self, function: Callable[P, object]) -> Callable[P, Coroutine[Any, Any, None]]:
+        """A coroutine function that has `function` called and waits for it. If it is cancelled, it does not wait:
+        `function` may itself be waiting for the cancellation.
         """
 
         async def call(*args: P.args, **kwargs: P.kwargs) -> None:
             loop, is_done = asyncio.get_running_loop(), asyncio.Event()
 
-            def visit() -> None:
+            def call_function() -> None:
                 function(*args, **kwargs)
                 loop.call_soon_threadsafe(is_done.set)
 
-            self._asked.put(visit)
+            self._calls.put(call_function)
             await is_done.wait()
 
         return call
 
-    def serve(self) -> None:
-        while (visit := self._asked.get()) is not None:
-            visit()
+    def run(self) -> None:
+        """Calls the callbacks until `end`."""
+        while (call := self._calls.get()) is not None:
+            call()
 
     def end(self, _: object) -> None:
-        self._asked.put(None)
+        self._calls.put(None)
 
 
 class Portal:
-    """Runs coroutines on its own loop and waits for them. Any number of threads may call at the same time.
-
-    The thread starts with the first call, also in a fork.
-    """
+    """Runs coroutines on its own loop and waits for them. Thread-safe. Its thread starts with the first call."""
 
     def __init__(self) -> None:
         self.abandon()
@@ -67,22 +65,26 @@ class Portal:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The coroutine's result. If the wait is interrupted (Ctrl-C), it is cancelled and cleaned up first."""
-        return self.call_visited(None, function, *args, **kwargs)
+        """The coroutine's result. If the wait is interrupted (Ctrl-C), the coroutine is cancelled and ends first."""
+        return self.call_with_callbacks(None, function, *args, **kwargs)
 
-    def call_visited(
-        self, visits: Visits | None, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    def call_with_callbacks(
+        self,
+        callbacks: CallbackQueue | None,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
-        """The same; meanwhile this thread runs the visits, and raises what they raise."""
+        """The same, while this thread runs the callbacks and raises their exceptions."""
         host_program.check()
         loop = self._get_loop()
         if threading.current_thread() is self._thread:
             raise InvalidRequest("a blocking call was made on Warmcell's own event loop", hint="use AsyncSandbox there")
         outcome, cancel = self._begin(loop, lambda: function(*args, **kwargs))
         try:
-            if visits is not None:
-                outcome.add_done_callback(visits.end)
-                visits.serve()
+            if callbacks is not None:
+                outcome.add_done_callback(callbacks.end)
+                callbacks.run()
             return outcome.result()
         except BaseException:
             if not outcome.done():
@@ -91,7 +93,7 @@ class Portal:
             raise
 
     async def reach(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same from another event loop, which goes on meanwhile. If cancelled, it is cleaned up first, too."""
+        """`call` from another event loop, which it does not block. If it is cancelled, the coroutine ends first."""
         host_program.check()
         loop = self._get_loop()
         if loop is asyncio.get_running_loop():
@@ -111,14 +113,14 @@ class Portal:
             raise
 
     def start(self, function: Callable[[], Coroutine[Any, Any, T]]) -> tuple[Future[T], Callable[[], object]]:
-        """Starts it on the portal's loop. Returns the future of its result, and how to cancel it; the future is done
-        when the coroutine has ended.
+        """Starts a coroutine. Returns the future of its result and a function that cancels it. The future is done when
+        the coroutine has ended.
         """
         host_program.check()
         return self._begin(self._get_loop(), function)
 
     def post(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Starts it on the portal's loop and does not wait. From any thread, and from destructors."""
+        """Starts a coroutine and does not wait. May be called from destructors."""
         loop = self._loop
         if loop is not None:
             self._begin(loop, function)
@@ -127,7 +129,6 @@ class Portal:
     def _begin(
         loop: asyncio.AbstractEventLoop, function: Callable[[], Coroutine[Any, Any, T]]
     ) -> tuple[Future[T], Callable[[], object]]:
-        """Starts it on the portal's loop; returns the future of its result, and how to cancel it."""
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -161,7 +162,7 @@ class Portal:
 
 
 def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
-    """Handles a task that was cancelled before its first step, too."""
+    """Copies the task's outcome. A done callback also runs for a task that was cancelled before its first step."""
     if task.cancelled():
         outcome.set_exception(CancelledError())
     elif (error := task.exception()) is not None:

@@ -1,4 +1,4 @@
-"""Run: a run as its caller holds it: when it was requested, and whether it was cancelled."""
+"""Run: when a run was requested and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class RunCancelled(Exception):
 
 
 class Run:
-    """Created by `Runs` for the thread that carries the run out; `cancel` is for other threads, at any moment.
+    """Created by `Runs` for the thread that carries out the run. Other threads may call `cancel` at any time.
 
-    That thread registers, for every stretch of the run, what would end it (`on_cancel`, `descriptor`), and calls
-    `check` in between. A late cancellation never hits what comes next.
+    For each stretch of the run that thread registers what ends it (`on_cancel`, `descriptor`), and calls `check` in
+    between. A late cancellation never affects the next stretch.
     """
 
     def __init__(self) -> None:
-        #: When the caller requested it, by the monotonic clock.
+        #: On the monotonic clock.
         self.requested_at = time.monotonic()
         self.is_cancelled = False
         self._lock = threading.Lock()
-        self._ends: list[Callable[[], object]] = []
+        self._hooks: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
         with self._lock:
             self.is_cancelled = True
-            for end in self._ends:
+            for end in self._hooks:
                 end()
 
     def check(self) -> None:
@@ -39,21 +39,21 @@ class Run:
             raise RunCancelled
 
     def on_cancel(self, end: Callable[[], object]) -> _CancelHook:
-        """While inside, cancelling calls `end`, at once if the run was cancelled before. After the `with`, `end` is not
-        running and will not run, so its target may be reused. It must be quick and must not call back.
+        """Within the block, cancelling calls `end`, at once if the run was cancelled before. After the block `end` is
+        not running and will not run, so its target may be reused. It must be quick and must not use the run.
         """
         return _CancelHook(self, end)
 
-    def add_end(self, end: Callable[[], object]) -> None:
-        """What entering `on_cancel` does, for callers that do their own bookkeeping."""
+    def add_cancel_hook(self, end: Callable[[], object]) -> None:
+        """What entering `on_cancel` does, for callers without a `with` block."""
         with self._lock:
-            self._ends.append(end)
+            self._hooks.append(end)
             if self.is_cancelled:
                 end()
 
-    def remove_end(self, end: Callable[[], object]) -> None:
+    def remove_cancel_hook(self, end: Callable[[], object]) -> None:
         with self._lock:
-            self._ends.remove(end)
+            self._hooks.remove(end)
 
     def descriptor(self) -> _CancelDescriptor:
         """`on_cancel` for poll: a descriptor that becomes readable when the run is cancelled (Linux)."""
@@ -61,7 +61,7 @@ class Run:
 
 
 class _CancelHook:
-    """`with run.on_cancel(...)`: a generator-based context manager would take three times as long."""
+    """`with run.on_cancel(...)`. A class, because `contextmanager` takes three times as long."""
 
     __slots__ = ("_end", "_run")
 
@@ -69,14 +69,14 @@ class _CancelHook:
         self._run, self._end = run, end
 
     def __enter__(self) -> None:
-        self._run.add_end(self._end)
+        self._run.add_cancel_hook(self._end)
 
     def __exit__(self, *_: object) -> None:
-        self._run.remove_end(self._end)
+        self._run.remove_cancel_hook(self._end)
 
 
 class _CancelDescriptor:
-    """`with run.descriptor() as cancelled`, for the same reason."""
+    """`with run.descriptor() as cancelled`."""
 
     __slots__ = ("_eventfd", "_owned", "_run")
 
@@ -88,7 +88,7 @@ class _CancelDescriptor:
     def __enter__(self) -> int:
         self._eventfd = self._owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
-            self._run.add_end(self._notify)
+            self._run.add_cancel_hook(self._notify)
         except BaseException:
             self._owned.close()
             raise
@@ -96,7 +96,7 @@ class _CancelDescriptor:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._run.remove_end(self._notify)
+            self._run.remove_cancel_hook(self._notify)
         finally:
             self._owned.close()
 

@@ -1,8 +1,8 @@
-"""Runs: the runs in progress of a backend. All of its runs go through here, from threads and from event loops."""
+"""Runs: the runs in progress of a backend, started from threads and from event loops."""
 
 from __future__ import annotations
 
-# Not `signal`, which also builds enumerations and takes longer to load than the rest of this module.
+# Not `signal`, which builds enumerations and takes longer to load than the rest of this module.
 import _signal  # type: ignore[import-not-found]
 import _thread
 import threading
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """One per backend, created after everything that its runs use: at exit the latest is closed first.
+    """One per backend. Create it after everything that its runs use: at exit the latest is closed first.
 
-    `most` runs go on at a time; the others wait in order for `queue_timeout` seconds, then raise `BackendBusy`. A fork
-    starts with none.
+    `most` runs are in progress at a time; others wait in order, and raise `BackendBusy` after `queue_timeout` seconds.
+    A fork starts with none.
     """
 
     def __init__(self, name: str, most: int, queue_timeout: float, *, opens_descriptors: bool = True) -> None:
@@ -43,13 +43,13 @@ class Runs:
     def abandon(self) -> None:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._under_way: set[Run] = set()
+        self._in_progress: set[Run] = set()
 
     async def run(self, work: Callable[[Run], T], discard: Callable[[T], object] | None = None) -> T:
-        """Carries out `work` in a thread. Cancelling the task cancels the run and waits until it has ended; `discard`
-        ends what it created nevertheless.
+        """Does `work` in a thread. Cancelling the task cancels the run and waits for its end. `discard` is called with
+        a result that the cancelled task does not get.
         """
-        from warmcell.lifetime.threads import in_thread  # not needed by blocking runs
+        from warmcell.lifetime.threads import in_thread  # not needed for blocking runs
 
         self._check_open()
         run = Run()
@@ -60,7 +60,7 @@ class Runs:
             self._queue.release()
 
     def run_blocking(self, work: Callable[[Run], T], run: Run | None = None) -> T:
-        """Carries out `work` in the calling thread. With `run`, another thread can cancel it."""
+        """Does `work` in the calling thread. With `run`, another thread can cancel it."""
         self._check_open()
         run = run or Run()
         with Interrupts(run):
@@ -72,21 +72,21 @@ class Runs:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._under_way)
+        return bool(self._in_progress)
 
     @property
-    def number_under_way(self) -> int:
-        return len(self._under_way)
+    def number_in_progress(self) -> int:
+        return len(self._in_progress)
 
     def close(self) -> None:
         """Refuses new runs, cancels those in progress and waits until they have ended."""
         with self._changed:
             self._is_closed = True
-            under_way = tuple(self._under_way)
-        for run in under_way:
+            runs = tuple(self._in_progress)
+        for run in runs:
             run.cancel()
         with self._changed:
-            while self._under_way:
+            while self._in_progress:
                 self._changed.wait()
 
     def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
@@ -98,7 +98,7 @@ class Runs:
                 events.emit("run.started", subject, {})
             return work(run)
         except RunCancelled:
-            # A caller that cancelled sees its own cancellation; for any other it was `close`.
+            # A caller that cancelled the run raises its own error, so others see this only after `close`.
             raise BackendUnavailable(f"the {self._name} backend was closed during the run") from None
         except RuntimeError as error:
             refusal = host_program.subinterpreter_refusal(error)
@@ -112,7 +112,7 @@ class Runs:
         with self._lock:
             if self._is_closed:
                 self._refuse()
-            self._under_way.add(run)
+            self._in_progress.add(run)
         if self._opens_descriptors:
             descriptor_pressure.run_started()
 
@@ -120,7 +120,7 @@ class Runs:
         if self._opens_descriptors:
             descriptor_pressure.run_ended()
         with self._lock:
-            self._under_way.discard(run)
+            self._in_progress.discard(run)
             if self._is_closed:
                 self._changed.notify_all()
 
@@ -133,16 +133,15 @@ class Runs:
         raise BackendUnavailable(f"the {self._name} backend was closed", hint="create a new one")
 
 
-#: After this many the interrupt is raised at once.
+#: This interrupt during one run is raised at once.
 _INSISTENT = 3
 
 
 class Interrupts:
-    """Ctrl-C during a run: the run is cancelled like any other, then the caller gets its KeyboardInterrupt.
+    """Makes Ctrl-C cancel a blocking run, and raises KeyboardInterrupt when the run has ended.
 
-    Python raises it between any two bytecodes of the main thread, also between opening a descriptor and owning it, or
-    with a lock held. So during a run the interrupt is noted and not raised. `with Interrupts(run):` is for around a
-    blocking run, and has an effect only where the interpreter's own handler would raise.
+    By default Python raises it between any two bytecodes of the main thread: also between opening a descriptor and
+    owning it, or with a lock held. Has no effect if the host program has installed a handler of its own.
     """
 
     __slots__ = ("_count", "_is_installed", "_run")
@@ -158,13 +157,13 @@ class Interrupts:
         try:
             _signal.signal(_signal.SIGINT, self._handle_signal)
             self._is_installed = True
-        except ValueError:  # not the main thread: interrupts are not raised here
+        except ValueError:  # not the main thread, where interrupts are never raised
             return
 
     def __exit__(self, *_: object) -> None:
         if not self._is_installed:
             return
-        if _signal.getsignal(_signal.SIGINT) == self._handle_signal:  # a callback may have installed its own meanwhile
+        if _signal.getsignal(_signal.SIGINT) == self._handle_signal:  # unless a callback has installed its own
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         if self._count:
             raise KeyboardInterrupt

@@ -7,26 +7,26 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from warmcell.lifetime.held_directories import create_held_directory, writable_place
+from warmcell.lifetime.held_directories import create_held_directory, writable_directory
 
-#: The path of a Unix socket may have 107 bytes; the rest is for the name of the socket.
+#: The path of a Unix socket may have 107 bytes, including the socket's name.
 _MAX_SOCKET_DIRECTORY = 99
 
 
 @contextmanager
 def temporary_directory(kind: str) -> Iterator[str]:
     """A held directory, removed at the end of the block."""
-    held = create_held_directory(f"warmcell-{kind}-", writable_place())
+    held = create_held_directory(f"warmcell-{kind}-", writable_directory())
     try:
         yield held.path
     finally:
         shutil.rmtree(held.path, ignore_errors=True)
-        held.let_go()
+        held.release()
 
 
 @contextmanager
 def socket_directory(kind: str) -> Iterator[str]:
-    """For Unix sockets that only this process uses. Below a long TMPDIR the path leads through a descriptor."""
+    """A directory for Unix sockets of this process. If its path is too long, yields one in /proc/self/fd."""
     with temporary_directory(kind) as path:
         if len(os.fsencode(path)) <= _MAX_SOCKET_DIRECTORY:
             yield path

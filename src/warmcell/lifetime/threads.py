@@ -1,4 +1,4 @@
-"""The bridge from event loops to blocking work: reused threads, and waits that cancellation does not cut short."""
+"""The bridge from event loops to blocking work: reused threads, and waits that a cancellation does not cut short."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def in_thread(
 ) -> T:
     """Runs blocking work in a thread and returns, raises or is cancelled only after that work has ended.
 
-    The work holds descriptors and processes: if the caller went on, they could be closed, and their numbers reused,
-    under it. A cancelled caller therefore waits, however often it is cancelled; `on_cancel` makes that short. `discard`
-    ends what was created for a caller that was cancelled meanwhile, also in a thread.
+    The work uses descriptors and processes that the caller could otherwise close while they are in use. A cancelled
+    caller therefore waits, however often it is cancelled; `on_cancel` should make the work end soon. `discard` is
+    called in a thread with the result that a cancelled caller does not get.
     """
     import asyncio
 
@@ -51,7 +51,7 @@ async def in_thread(
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel the tasks and return when all have ended; a cancellation of the caller is raised only then."""
+    """Cancels the tasks and waits for their end. A cancellation of the caller is raised only then."""
     import asyncio
 
     for task in tasks:
@@ -70,7 +70,7 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The running event loop. Raises an error that says what to do if it is not asyncio's."""
+    """The running asyncio event loop. Raises an error that says what to do if there is none."""
     import asyncio
 
     try:
@@ -84,7 +84,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work: Callable[[], T]) -> Callable[[], None]:
-    """Carries out the work; returns the call that reports its end to the loop."""
+    """Does the work and returns the function that reports its outcome to the loop."""
     settle: Callable[[Any], None]
     try:
         value: Any = work()
@@ -100,9 +100,9 @@ def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work:
 
 
 class WorkerThreads:
-    """Daemon threads, one per piece of work at a time; `FairSemaphore` bounds how many that are.
+    """Reused daemon threads, as many as there is concurrent work, which `FairSemaphore` bounds.
 
-    Not `concurrent.futures`, whose threads the interpreter joins at exit before their runs can be ended.
+    Not `concurrent.futures`: the interpreter joins its threads at exit, before we can end their runs.
     """
 
     def __init__(self) -> None:
@@ -110,14 +110,14 @@ class WorkerThreads:
         own(self)
 
     def abandon(self) -> None:
-        """A fork starts with none."""
+        """A fork starts without threads."""
         self._lock = threading.Lock()
         self._work: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
         self._idle = 0  # idle threads without work assigned
 
     def start(self, work: Callable[[], Callable[[], None]]) -> None:
-        """`work` returns the call that reports its end: the caller that is notified, and starts the next work, then
-        finds this thread idle.
+        """Does the work in a thread. `work` returns a function that reports its end, called when the thread is already
+        idle: a caller that then starts more work reuses it.
         """
         with self._lock:
             if self._idle:

@@ -14,7 +14,7 @@ from warmcell.cage.wire import SHORT_PACKET, GuestJob, encode_job, receive_packe
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, SandboxError
 from warmcell.core.light import suppress
 from warmcell.lifetime.descriptors import Descriptors, host_failure
-from warmcell.lifetime.ownership import own, undisturbed_by_forks
+from warmcell.lifetime.ownership import fork_lock, own
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.runner.cgroups import Group, KernelUsage
 from warmcell.runner.not_started import JOB_UNREAD
@@ -186,7 +186,7 @@ class Cell:
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         for _ in range(2):  # the first fails with ECONNRESET if the cell ended before it had read a message of ours
             try:
-                with undisturbed_by_forks:
+                with fork_lock:
                     message, descriptors = receive_packet(self.status, SHORT_PACKET)
                     self._owned.take(descriptors)
                 return message, descriptors

@@ -12,7 +12,7 @@ from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
-from warmcell.lifetime.portal import Visits, portal
+from warmcell.lifetime.portal import CallbackQueue, portal
 from warmcell.sandbox.interface import ProcessDriver, ProcessInfo, PtySize
 from warmcell.sandbox.local.process import LocalProcess
 from warmcell.sandbox.signatures import blocking
@@ -148,12 +148,12 @@ class Process:
 
     def start_callbacks(self, on_stdout: OnText | None, on_stderr: OnText | None) -> None:
         """The callbacks run in a thread of their own, where they may block and call the sandbox."""
-        visits, done = Visits(), Future[None]()
-        texts = Texts(*(visits.lift(call) if callable(call) else call for call in (on_stdout, on_stderr)))
+        queue, done = CallbackQueue(), Future[None]()
+        texts = Texts(*(queue.wrap(call) if callable(call) else call for call in (on_stdout, on_stderr)))
 
         def serve() -> None:
             try:
-                portal.call_visited(visits, self._async.call_back, texts)
+                portal.call_with_callbacks(queue, self._async.call_back, texts)
                 done.set_result(None)
             except BaseException as error:
                 portal.call(self._async._driver.kill_quietly)

@@ -11,7 +11,7 @@ from warmcell.core.records import replace
 from warmcell.core.request_checks import MAX_FILE_BYTES
 from warmcell.core.types import MIB, Denial, ExecResult
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
-from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, swept_places
+from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, swept_directories
 from warmcell.workspace.errors import FileMissing, WorkspaceError
 from warmcell.workspace.files import put_file, read_file
 from warmcell.workspace.names import split_relative
@@ -40,7 +40,7 @@ class PrivateDirectory(Closing):
             if self._held.is_ours:
                 self._remove()
         finally:
-            self._held.let_go()
+            self._held.release()
 
     def _remove(self) -> None:
         try:
@@ -48,7 +48,7 @@ class PrivateDirectory(Closing):
         except OSError as error:
             if not is_exhaustion(error):
                 raise
-            self._held.let_go()  # frees a descriptor; if that is not enough, the next program's sweep removes it
+            self._held.release()  # frees a descriptor; if that is not enough, the next program's sweep removes it
             remove_directory(self.path)
 
 
@@ -57,7 +57,7 @@ def sweep_once() -> None:
     global _has_swept
     if not _has_swept:
         _has_swept = True
-        for parent, prefixes in swept_places():
+        for parent, prefixes in swept_directories():
             sweep(parent, prefixes)
 
 

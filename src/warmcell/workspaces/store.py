@@ -121,7 +121,7 @@ class WorkspaceStore:
         """
         found = self.get(workspace)
         held = self._hold(found)
-        with on_error(held.let_go):
+        with on_error(held.release):
             sandbox = start_sandbox(self._directory(found.id), found.settings, options)
         sandbox.on_stopped = lambda: self._finish(found, held, None)
         self._running[found.id] = sandbox, held
@@ -153,7 +153,7 @@ class WorkspaceStore:
             wanted = self._snapshot_on_stop if snapshot is None else snapshot
             return self.snapshot(found) if wanted else None
         finally:
-            held.let_go()
+            held.release()
 
     def snapshot(self, workspace: WorkspaceHandle | str, name: str | None = None) -> SnapshotId:
         """The files as they are now. Files that a running program writes meanwhile may be caught halfway."""
@@ -239,7 +239,7 @@ class WorkspaceStore:
                 database.execute("delete from scans where source = ?", (found.id,))
             remove_directory(self._directory(found.id))
         finally:
-            held.let_go()
+            held.release()
 
     def compact(self) -> int:
         """Remove what nothing needs any more, also what killed programs left; returns the bytes freed in packs."""
@@ -250,7 +250,7 @@ class WorkspaceStore:
                 held = None if name in known else hold(os.path.join(self._work, name))
                 if held is not None:
                     remove_directory(held.path)
-                    held.let_go()
+                    held.release()
         return freed
 
     @contextmanager
@@ -267,7 +267,7 @@ class WorkspaceStore:
                 yield identity, unique, path
         finally:
             if held is not None:
-                held.let_go()
+                held.release()
 
     def _restore(self, record: SnapshotRecord, directory: str) -> None:
         with Root(directory) as root:
@@ -320,7 +320,7 @@ class WorkspaceStore:
         held = hold(self._directory(identity), is_shared=True)
         if held is None:
             return True
-        held.let_go()
+        held.release()
         return False
 
 

@@ -183,7 +183,7 @@ class TestCancelling:
                 await asyncio.sleep(0)
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert backend._launcher.pool._leased == 0 and not backend._runs._under_way
+            assert backend._launcher.pool._leased == 0 and not backend._runs._in_progress
             assert (await backend.execute(ExecRequest("python", SMALL, 20))).stdout == "42\n"
 
 

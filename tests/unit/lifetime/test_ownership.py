@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import in_a_fork
 
 from warmcell.lifetime.descriptors import Descriptors
-from warmcell.lifetime.ownership import Lock, own, own_until_exit, undisturbed_by_forks
+from warmcell.lifetime.ownership import Lock, fork_lock, own, own_until_exit
 
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "warmcell"
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -97,7 +97,7 @@ def test_a_fork_waits_until_descriptors_have_their_owner() -> None:
 
 
 def test_a_signal_handler_that_forks_does_not_wait_for_itself() -> None:
-    with undisturbed_by_forks:
+    with fork_lock:
         assert in_a_fork(lambda: "forked", seconds=10) == "forked"
     assert in_a_fork(lambda: "again", seconds=10) == "again"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from warmcell.lifetime import descriptors
-from warmcell.lifetime.descriptors import full_group, host_failure
+from warmcell.lifetime.descriptors import full_pids_group, host_failure
 
 
 def _groups(tmp_path: Path, numbers: dict[str, tuple[str, str]], membership: str) -> tuple[str, tuple[str, ...]]:
@@ -34,15 +34,15 @@ def _groups(tmp_path: Path, numbers: dict[str, tuple[str, str]], membership: str
 def test_the_nearest_full_group_is_found(
     tmp_path: Path, inner: tuple[str, str], outer: tuple[str, str], found: object, membership: str
 ) -> None:
-    assert full_group(*_groups(tmp_path, {"/a": outer, "/a/b": inner}, membership)) == found
+    assert full_pids_group(*_groups(tmp_path, {"/a": outer, "/a/b": inner}, membership)) == found
 
 
 def test_without_control_groups_there_is_none(tmp_path: Path) -> None:
-    assert full_group(str(tmp_path / "missing")) is None
+    assert full_pids_group(str(tmp_path / "missing")) is None
 
 
 def test_a_full_group_is_named_and_not_the_users_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "full_group", lambda: ("/a", 20))
+    monkeypatch.setattr(descriptors, "full_pids_group", lambda: ("/a", 20))
     error = host_failure(OSError(errno.EAGAIN, ""), "start python")
     assert "the cgroup /a has as many processes and threads as its pids.max of 20 allows" in error.message
     assert "RLIMIT" not in error.message and "--pids-limit" in (error.hint or "")

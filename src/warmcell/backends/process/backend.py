@@ -248,7 +248,7 @@ class ProcessBackend(BackendBase):
     def _execute(
         self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None, is_here: bool = False
     ) -> ExecResult:
-        if not is_here and stdin < 0 and listener is None and self._runs.number_under_way > CROWD:
+        if not is_here and stdin < 0 and listener is None and self._runs.number_in_progress > CROWD:
             result = self.extra_supervisors.run(request, run, self._find_recipe_of_runs())
             if result is not None:
                 return result

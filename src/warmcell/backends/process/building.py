@@ -23,7 +23,7 @@ from warmcell.languages.plain import build_key
 from warmcell.languages.program_spec import CODE_DIR as CODE_PLACEHOLDER
 from warmcell.languages.program_spec import OUT_DIR as OUT_PLACEHOLDER
 from warmcell.languages.program_spec import Build, ProgramSpec
-from warmcell.lifetime.held_directories import HeldDirectory, cache_place, create_held_directory, hold, make_cache
+from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, hold, make_cache, user_cache
 from warmcell.lifetime.own_modes import is_own_directory
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.places import OUT_DIR
@@ -59,7 +59,7 @@ class ArtefactCache:
     """
 
     def __init__(self) -> None:
-        self._root = os.path.join(cache_place(), "builds")
+        self._root = os.path.join(user_cache(), "builds")
         self._temporary: HeldDirectory | None = None
 
     def find(self, build: Build, cleanup: ExitStack | Cleanup) -> str | None:
@@ -70,7 +70,7 @@ class ArtefactCache:
         held = hold(directory, is_shared=True)
         if held is None:
             return None
-        cleanup.callback(held.let_go)
+        cleanup.callback(held.release)
         os.utime(directory)
         return directory
 
@@ -87,7 +87,7 @@ class ArtefactCache:
             try:
                 remove_directory(held.path)
             finally:
-                held.let_go()
+                held.release()
 
     def _writable_root(self) -> str:
         try:
@@ -112,14 +112,14 @@ class ArtefactCache:
             from warmcell.workspace.remove import remove_directory
 
             remove_directory(held.path)
-            held.let_go()
+            held.release()
 
     def store(self, build: Build, workshop: str, cleanup: ExitStack | Cleanup) -> str:
         """Moves the artefact out of the workshop, which a compiler that is a guest can write to, into the cache."""
         made = os.path.join(workshop, build.artefact)
         _check_output(made)
         fresh = create_held_directory(".keep-", self._root)
-        cleanup.callback(fresh.let_go)  # the lock stays with the directory when it is renamed
+        cleanup.callback(fresh.release)  # the lock stays with the directory when it is renamed
         os.rename(made, os.path.join(fresh.path, build.artefact))
         os.chmod(fresh.path, 0o755)  # reached only through its 0700 parent, or as a mount
         final = os.path.join(self._root, build.cache_key)
@@ -149,7 +149,7 @@ class ArtefactCache:
             held = hold(path) if position >= _MOST_KEPT or total > _MOST_BYTES else None
             if held is not None:  # an artefact in use stays
                 remove_directory(path)
-                held.let_go()
+                held.release()
 
 
 def _check_output(path: str) -> None:

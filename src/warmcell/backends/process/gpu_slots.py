@@ -12,7 +12,7 @@ from warmcell.core.errors import BackendBusy
 from warmcell.core.light import Cleanup
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.fair_semaphore import FairSemaphore
-from warmcell.lifetime.held_directories import cache_place, make_cache
+from warmcell.lifetime.held_directories import make_cache, user_cache
 from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
 from warmcell.policy.gpu import GpuGrant
@@ -51,7 +51,7 @@ class GpuSlots:
             return self._lines.setdefault(name, FairSemaphore(self._concurrency))
 
     def _lock_slot(self, name: str, run: Run, until: float, release: Cleanup) -> None:
-        place = os.path.join(cache_place(), "gpus")
+        place = os.path.join(user_cache(), "gpus")
         make_cache(place)
         cancelled = threading.Event()
         with run.on_cancel(cancelled.set):

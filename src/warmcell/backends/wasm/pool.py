@@ -325,14 +325,14 @@ class Lease:
     def _acquire(self, query: WorkerQuery) -> None:
         self.worker = self._pool.acquire(query, self._run, self._queue_timeout)
         self._is_held = True
-        self._run.add_end(self.worker.kill)
+        self._run.add_cancel_hook(self.worker.kill)
 
     def _release(self, is_reusable: bool) -> None:
         if not self._is_held:
             return
         self._is_held = False
         # First: a late cancellation must not kill the worker under its next user.
-        self._run.remove_end(self.worker.kill)
+        self._run.remove_cancel_hook(self.worker.kill)
         self._pool.release(self.worker, is_reusable=is_reusable)
 
     def send(self, data: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:

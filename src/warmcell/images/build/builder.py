@@ -205,7 +205,7 @@ class Builder:
             yield held.path
         finally:
             remove_directory(held.path)
-            held.let_go()
+            held.release()
 
     # ---- COPY and WORKDIR ----
 

@@ -27,7 +27,7 @@ from warmcell.interfaces.client.connection import Connection, SandboxEndpoint
 from warmcell.interfaces.client.http_files import HttpFiles, optional_path_text
 from warmcell.interfaces.client.http_port import HttpPort
 from warmcell.interfaces.client.wire import cell_outcome, content, outcome, record, stream_event
-from warmcell.lifetime.portal import Visits, portal
+from warmcell.lifetime.portal import CallbackQueue, portal
 from warmcell.sandbox.interface import NO_CALLBACKS, CellCallbacks, ProcessInfo, PtySize, RunOptions, SpawnOptions
 from warmcell.sessions.cell_results import CellResult, DisplayData
 from warmcell.workspace.workspace import AnyPath
@@ -158,9 +158,9 @@ class HttpSession:
     def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         if callbacks is NO_CALLBACKS:
             return portal.call(self.run, code, timeout, callbacks)
-        visits = Visits()
-        lifted = {name: _visit(visits, getattr(callbacks, name)) for name in CellCallbacks.__slots__}
-        return portal.call_visited(visits, self.run, code, timeout, CellCallbacks(**lifted))
+        queue = CallbackQueue()
+        wrapped = {name: _wrap_callback(queue, getattr(callbacks, name)) for name in CellCallbacks.__slots__}
+        return portal.call_with_callbacks(queue, self.run, code, timeout, CellCallbacks(**wrapped))
 
     async def variables(self, timeout: float) -> dict[str, str]:
         values: dict[str, str] = await self._request("GET", "/variables", seconds=timeout)
@@ -207,14 +207,14 @@ class HttpSession:
             raise SessionEnded(SessionEnded.CLOSED)
 
 
-def _visit(visits: Visits, callback: Callback | None) -> Callback | None:
+def _wrap_callback(queue: CallbackQueue, callback: Callback | None) -> Callback | None:
     """Has the waiting thread call the callback; its answer comes back through a list, as a visit returns nothing."""
     if callback is None:
         return None
     answers: list[object] = []
 
     async def visit(value: Any) -> object:
-        await visits.lift(lambda: answers.append(callback(value)))()
+        await queue.wrap(lambda: answers.append(callback(value)))()
         return answers.pop()
 
     return visit

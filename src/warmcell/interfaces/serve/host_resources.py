@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.types import MIB
-from warmcell.lifetime.held_directories import writable_place
+from warmcell.lifetime.held_directories import writable_directory
 
 _log = logging.getLogger("warmcell.serve")
 #: Below this a sandbox could not even be made; guests have limits of their own.
@@ -62,7 +62,7 @@ class HostResources:
         return problem
 
     def _disk_problem(self) -> str | None:
-        place = writable_place()
+        place = writable_directory()
         if place is None:
             return "the host has no writable directory for temporary files"
         problem = _describe_full_disk(place, "temporary files")

@@ -278,7 +278,7 @@ class SavedState:
             sync_file_system(descriptor)
 
     def close(self) -> None:
-        self._held.let_go()
+        self._held.release()
 
     def _record(self, kind: str, identity: str) -> str:
         if not is_name(identity):

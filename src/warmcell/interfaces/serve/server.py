@@ -34,7 +34,7 @@ from warmcell.interfaces.serve.preloading import freeze_loaded_objects, load_mod
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings, check_cluster_settings, check_exposure
 from warmcell.interfaces.serve.state_encryption import StateCipher
-from warmcell.lifetime.held_directories import HeldDirectory, hold, temporary_place
+from warmcell.lifetime.held_directories import HeldDirectory, default_temporary_directory, hold
 from warmcell.lifetime.own_modes import make_directories
 from warmcell.observe.audit import AuditLog
 from warmcell.workspace.untrusted_files import open_regular, parse_json
@@ -69,7 +69,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     settings = replace(settings, max_connections=allowed)
     with ExitStack() as cleanup:
         if settings.state is not None:
-            cleanup.callback(hold_state(settings.state, settings.workers, settings.state_key).let_go)
+            cleanup.callback(hold_state(settings.state, settings.workers, settings.state_key).release)
         listening = cleanup.enter_context(listen(settings) if passed is None else prepare_socket(passed))
         if settings.audit is not None:
             cleanup.enter_context(AuditLog(settings.audit))
@@ -192,7 +192,7 @@ def hold_state(directory: str, workers: int, key: str | None = None) -> HeldDire
             raise InvalidRequest(f"cannot write to {directory!r}: permission denied", field="state", hint=hint)
         if (held := hold(directory)) is None:
             raise InvalidRequest(f"{directory!r} is in use by another server or user", field="state")
-        with on_error(held.let_go):
+        with on_error(held.release):
             if fingerprint is not None:
                 _check_temporary_place(directory)
             _check_layout(directory, _read_layout(directory, wanted), wanted)
@@ -219,7 +219,7 @@ def _check_layout(directory: str, written: _Layout, wanted: _Layout) -> None:
 
 def _check_temporary_place(directory: str) -> None:
     """Files of running sandboxes are plain."""
-    state, place = os.path.realpath(directory), os.path.realpath(temporary_place())
+    state, place = os.path.realpath(directory), os.path.realpath(default_temporary_directory())
     if os.path.commonpath((state, place)) == state:
         reason = f"the temporary directory {place!r} is in {directory!r}, where everything is encrypted"
         raise InvalidRequest(reason, field="state", hint="set TMPDIR to a directory elsewhere")

@@ -23,7 +23,7 @@ from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, ExecRequest, ExecResult, Limits, check_text
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.held_directories import cache_place, make_cache, writable_place
+from warmcell.lifetime.held_directories import make_cache, user_cache, writable_directory
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.sandbox.local.guest_config import PACKAGES
 from warmcell.workspace.copy import copy_tree
@@ -217,7 +217,7 @@ class Installer:
 
 def find_full_place() -> str | None:
     """A directory of ours on a host disk with less than a MiB left; None if there is none."""
-    for place in filter(None, (writable_place(), cache_place())):
+    for place in filter(None, (writable_directory(), user_cache())):
         with suppress(OSError):
             found = os.statvfs(place)
             if found.f_bavail * found.f_frsize < MIB:
@@ -230,7 +230,7 @@ def cache_directory(manager: str, sources: object) -> str:
     import hashlib
 
     key = hashlib.sha256(repr((manager, sources)).encode()).hexdigest()[:32]
-    path = os.path.join(cache_place(), "packages", key)
+    path = os.path.join(user_cache(), "packages", key)
     try:
         make_cache(os.path.dirname(path))
         make_cache(path)

@@ -252,7 +252,7 @@ class SnapshotArchive:
         try:
             yield
         finally:
-            held.let_go()
+            held.release()
 
     def seal_document(self, data: bytes) -> bytes:
         digest = self.codec.digest(data)

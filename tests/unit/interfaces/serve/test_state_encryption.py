@@ -62,10 +62,10 @@ def test_variables_of_a_session_are_whole_or_refused(tmp_path: Path, key: str | 
 def test_another_key_is_refused(tmp_path: Path) -> None:
     for place, first, later in (("one", KEY, OTHER), ("two", KEY, None), ("three", None, KEY)):
         directory = str(tmp_path / place)
-        hold_state(directory, 1, first).let_go()
+        hold_state(directory, 1, first).release()
         with pytest.raises(InvalidRequest, match="was written with"):
             hold_state(directory, 1, later)
-        hold_state(directory, 1, first).let_go()
+        hold_state(directory, 1, first).release()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_layout_of_another_version_or_none(tmp_path: Path, layout: str, reason: str) -> None:
-    hold_state(str(tmp_path), 1, KEY).let_go()
+    hold_state(str(tmp_path), 1, KEY).release()
     path = tmp_path / "layout.json"
     fingerprint = json.loads(path.read_text())["key"]
     path.write_text(layout.replace("%s", fingerprint))
@@ -92,7 +92,7 @@ def test_plain_files_must_not_be_in_an_encrypted_state(tmp_path: Path, monkeypat
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     with pytest.raises(InvalidRequest, match="the temporary directory"):
         hold_state(str(tmp_path), 1, KEY)
-    hold_state(str(tmp_path), 1).let_go()
+    hold_state(str(tmp_path), 1).release()
 
 
 def test_the_key_is_in_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
