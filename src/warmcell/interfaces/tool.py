@@ -133,7 +133,7 @@ class _SandboxBackend:
         arguments: dict[str, Any] = {"stdin": request.stdin, "timeout": request.timeout}
         if isinstance(self._sandbox, AsyncSandbox):
             return await self._sandbox.run(request.code, request.language, **arguments)
-        return await portal.reach(self._sandbox._async.run, request.code, request.language, **arguments)
+        return await portal.call_async(self._sandbox._async.run, request.code, request.language, **arguments)
 
     async def aclose(self) -> None:
         """Does nothing: the sandbox belongs to the caller."""

@@ -92,7 +92,7 @@ class Portal:
                 wait([outcome])
             raise
 
-    async def reach(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_async(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call` from another event loop, which it does not block. If it is cancelled, the coroutine ends first."""
         host_program.check()
         loop = self._get_loop()

@@ -298,7 +298,7 @@ async def test_what_cannot_be_sent_is_refused_and_the_link_lives_on() -> None:
     assert (await backend.execute(REQUEST)).stdout == "a"
     (link,) = backend._cluster.links.values()
     with pytest.raises(InvalidRequest, match="cannot be sent"):
-        await portal.reach(link.call, "sandbox", lambda: None)
+        await portal.call_async(link.call, "sandbox", lambda: None)
     assert (await backend.execute(REQUEST)).stdout == "a"
     await backend.aclose()
 

@@ -66,7 +66,7 @@ def layout(tmp_path: Path) -> Path:
 async def open_nodes(tmp_path: Path, *ids: str) -> tuple[StandInNodes, RayBackend, dict[str, NodeLink]]:
     nodes = StandInNodes(*ids)
     backend = nodes.backend()
-    await portal.reach(backend.describe_nodes)
+    await portal.call_async(backend.describe_nodes)
     await until_async(lambda: len(backend.links()) == len(ids))
     for name, transport in nodes.transports.items():
         transport.service.images = Asked(tmp_path / name)

@@ -25,7 +25,7 @@ async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     made = StandInNodes("a", "b")
     yield made
     for transport in made.transports.values():
-        await portal.reach(end_service, transport.service, transport.is_closed)
+        await portal.call_async(end_service, transport.service, transport.is_closed)
 
 
 async def end_service(service: NodeService, is_closed: bool) -> None:

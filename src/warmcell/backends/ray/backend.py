@@ -272,7 +272,7 @@ class RayBackend(BackendBase):
 
     async def _reach(self, function: Callable[..., Coroutine[Any, Any, T]], *values: Any) -> T:
         self._check_open()
-        return await portal.reach(function, *values)
+        return await portal.call_async(function, *values)
 
     def _check_open(self) -> None:
         if self._is_forked:
@@ -290,7 +290,7 @@ class RayBackend(BackendBase):
     async def aclose(self) -> None:
         self._is_closed = True
         if not self._is_forked:
-            await portal.reach(self._cluster.close)
+            await portal.call_async(self._cluster.close)
 
     def __repr__(self) -> str:
         return f"<RayBackend retries={self.retries}>"

@@ -47,7 +47,7 @@ class RayProgram(Program):
 
     async def _run(self, request: ExecRequest, listener: Listener | None, is_case: bool = False) -> ExecResult:
         with RunRecord(self._backend, request) as record:
-            result: ExecResult = await portal.reach(self._execute, request, listener, is_case)
+            result: ExecResult = await portal.call_async(self._execute, request, listener, is_case)
             record.result = result
             return result
 

@@ -110,7 +110,7 @@ class ClusterEndpoint(SandboxEndpoint):
 
     async def _ask(self, method: str, *values: Any) -> Any:
         link, identity = self.connection.link, self.created["id"]
-        return await portal.reach(link.call, "ask_server", SANDBOXES, method, identity, *values)
+        return await portal.call_async(link.call, "ask_server", SANDBOXES, method, identity, *values)
 
     async def restore(self, snapshot: str, *place: Any) -> None:
         """On another node if this one is lost. Until it has succeeded there, the sandbox stays lost."""
@@ -143,8 +143,8 @@ class ClusterEndpoint(SandboxEndpoint):
             try:
                 if settings.image is not None:  # by digest from now on, and in the store of the node
                     settings = replace(settings, image=await self.backend.provide_image(link, settings.image))
-                created = await portal.reach(link.call, "sandbox", settings)
-                self.join(NodeConnection(link, await portal.reach(link.socket_path)), created)
+                created = await portal.call_async(link.call, "sandbox", settings)
+                self.join(NodeConnection(link, await portal.call_async(link.socket_path)), created)
                 return
             except BaseException as error:
                 self.backend.release_sandbox(link)

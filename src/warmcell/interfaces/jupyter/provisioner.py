@@ -201,7 +201,7 @@ class WarmcellProvisioner(LocalProvisioner):
             settings = self._settings(kwargs.get("cwd"))
             command = manager.format_kernel_cmd()
             kernel = await in_thread(lambda: CagedKernel(command, self.kernel_spec.resource_dir, **settings))
-            await portal.reach(kernel.open)
+            await portal.call_async(kernel.open)
             self._kernel = kernel
         manager.ip = "127.0.0.1"
         for channel in CHANNELS:
@@ -215,7 +215,7 @@ class WarmcellProvisioner(LocalProvisioner):
         assert kernel is not None and manager is not None, "pre_launch comes first"
         environment = {name: kwargs["env"][name] for name in self.kernel_spec.env}
         async with on_error(self._close):
-            await portal.reach(kernel.start, cmd, manager.connection_file, self.connection_info, environment)
+            await portal.call_async(kernel.start, cmd, manager.connection_file, self.connection_info, environment)
         self._has_process, self._is_reported = True, False
         return self.connection_info
 
@@ -231,14 +231,14 @@ class WarmcellProvisioner(LocalProvisioner):
     async def wait(self) -> int | None:
         if self._kernel is None or not self._has_process:
             return 0
-        await portal.reach(self._kernel.wait)
+        await portal.call_async(self._kernel.wait)
         code = await self.poll()
         self._has_process = False
         return code
 
     async def send_signal(self, signum: int) -> None:
         if self._kernel is not None:
-            await portal.reach(self._kernel.signal, signum)
+            await portal.call_async(self._kernel.signal, signum)
 
     async def terminate(self, restart: bool = False) -> None:
         await self.send_signal(15)
@@ -246,14 +246,14 @@ class WarmcellProvisioner(LocalProvisioner):
     async def kill(self, restart: bool = False) -> None:
         if self._kernel is not None:
             self._is_reported = True  # a requested kill needs no explanation
-            await portal.reach(self._kernel.kill)
+            await portal.call_async(self._kernel.kill)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         self._is_reported = True
 
     async def cleanup(self, restart: bool = False) -> None:
         if restart and self._kernel is not None:
-            await portal.reach(self._kernel.kill)  # kills its background processes too
+            await portal.call_async(self._kernel.kill)  # kills its background processes too
         elif not restart:
             await self._close()
 
@@ -264,7 +264,7 @@ class WarmcellProvisioner(LocalProvisioner):
     async def _close(self) -> None:
         kernel, self._kernel, self._has_process = self._kernel, None, False
         if kernel is not None:
-            await portal.reach(kernel.close)
+            await portal.call_async(kernel.close)
 
     def _settings(self, cwd: str | os.PathLike[str] | None) -> dict[str, Any]:
         policy = None if self.policy is None else SandboxPolicy.from_json(json.dumps(self.policy))
@@ -279,7 +279,7 @@ class WarmcellProvisioner(LocalProvisioner):
             return
         self._is_reported = True
         try:
-            result = await portal.reach(self._kernel.result)
+            result = await portal.call_async(self._kernel.result)
         except SandboxError as error:
             self.log.error("the caged kernel was ended: %s", one_line(str(error)))
             return

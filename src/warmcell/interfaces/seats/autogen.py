@@ -57,6 +57,6 @@ class WarmcellCodeExecutor(CodeExecutor):
 
     async def _run(self, block: CodeBlock) -> tuple[int, str]:
         arguments = {"code": block.code, "language": block.language or "python"}
-        answer = await portal.reach(self._tools.call, "run_code", arguments)
+        answer = await portal.call_async(self._tools.call, "run_code", arguments)
         exit_code = {"success": answer.get("exit_code", 0), "timeout": TIMED_OUT}.get(answer["status"], 1)
         return exit_code, answer.get("stdout", "") + answer.get("stderr", "")

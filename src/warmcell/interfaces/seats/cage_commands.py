@@ -56,7 +56,7 @@ _IN_THE_WAY = (FileExistsError, NotADirectoryError, IsADirectoryError)
 
 
 class CageCommands:
-    """Commands in a `Sandbox`. Call `run`, `read` and `write` by `portal.reach` or `portal.call`: its event loop is the
+    """Commands in a `Sandbox`. Call `run`, `read` and `write` by `portal.call_async` or `portal.call`: its event loop is the
     portal's.
     """
 

@@ -84,18 +84,18 @@ class WarmcellEnvironment(BaseEnvironment):
 
     async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
         try:
-            result = await portal.reach(self._require_commands().run, command, timeout=timeout or A_DAY)
+            result = await portal.call_async(self._require_commands().run, command, timeout=timeout or A_DAY)
         except ExecutionTimeout as error:
             part = error.result or ExecResult()
             return ExecutionResult(TIMED_OUT, part.stdout, part.stderr, timed_out=True)
         return ExecutionResult(result.exit_code, result.stdout, result.stderr)
 
     async def read_file(self, path: Path) -> bytes:
-        return await portal.reach(self._require_commands().read, str(path))
+        return await portal.call_async(self._require_commands().read, str(path))
 
     async def write_file(self, path: Path, content: str | bytes) -> None:
         data = content.encode() if isinstance(content, str) else content
-        await portal.reach(self._require_commands().write, str(path), data)
+        await portal.call_async(self._require_commands().write, str(path), data)
 
     def _require_commands(self) -> CageCommands:
         if self._commands is None:

@@ -152,7 +152,7 @@ class WarmcellEnvironment(BaseEnvironment):
         shell = ["sh", "-c", _WITH_BASH, "sh", command]
         merged, timeout = self._merge_env(env), timeout_sec or A_DAY
         try:
-            result = await portal.reach(self._sandbox.run, shell, cwd=place, env=merged, timeout=timeout)
+            result = await portal.call_async(self._sandbox.run, shell, cwd=place, env=merged, timeout=timeout)
         except ExecutionTimeout as error:
             printed = error.result
             stdout, stderr = (printed.stdout, printed.stderr) if printed else ("", "")
@@ -169,7 +169,7 @@ class WarmcellEnvironment(BaseEnvironment):
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         data = await in_thread(Path(source_path).read_bytes)
-        await portal.reach(self._sandbox.write, target_path, data)
+        await portal.call_async(self._sandbox.write, target_path, data)
         if os.access(source_path, os.X_OK):
             await self._check(["chmod", "755", target_path])
 
@@ -178,7 +178,7 @@ class WarmcellEnvironment(BaseEnvironment):
         await self._check(["sh", "-c", 'mkdir -p -- "$1" && exec tar -xf - -C "$1"', "sh", target_dir], archive)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        data = await portal.reach(self._sandbox.read, source_path)
+        data = await portal.call_async(self._sandbox.read, source_path)
         Path(target_path).parent.mkdir(parents=True, exist_ok=True)
         await in_thread(partial(Path(target_path).write_bytes, data))
 
@@ -187,7 +187,7 @@ class WarmcellEnvironment(BaseEnvironment):
         await in_thread(partial(unpack_guest_tar, archive, Path(target_dir)))
 
     async def _check(self, argv: list[str], stdin: bytes | None = None) -> bytes:
-        result = await portal.reach(self._sandbox.run, argv, stdin=stdin, timeout=A_DAY, most=MAX_FILE)
+        result = await portal.call_async(self._sandbox.run, argv, stdin=stdin, timeout=A_DAY, most=MAX_FILE)
         if not result.ok or result.stdout_truncated:
             reason = f"more than {MAX_FILE} bytes" if result.stdout_truncated else result.stderr.strip()[:500]
             raise RuntimeError(f"{argv[0]} failed with status {result.exit_code}: {reason}")

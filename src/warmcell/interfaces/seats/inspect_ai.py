@@ -62,7 +62,7 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         run = partial(self._commands.run, cmd, cwd=_absolute(cwd or "."), env=env, timeout=timeout or A_DAY, most=most)
         try:
-            result = await portal.reach(run, stdin=input.encode() if isinstance(input, str) else input)
+            result = await portal.call_async(run, stdin=input.encode() if isinstance(input, str) else input)
         except ExecutionTimeout as error:
             raise TimeoutError(error.message) from None
         if result.stdout_truncated or result.stderr_truncated:
@@ -74,12 +74,12 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
-        await portal.reach(self._commands.write, _absolute(file), data)
+        await portal.call_async(self._commands.write, _absolute(file), data)
 
     async def read_file(self, file: str, text: bool = True) -> Any:
         most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:
-            raw = await portal.reach(self._commands.read, _absolute(file), most)
+            raw = await portal.call_async(self._commands.read, _absolute(file), most)
         except OSError as error:
             if error.errno is None:
                 limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR

@@ -25,7 +25,7 @@ def sandbox_tools(sandbox: Sandbox, **options: Any) -> list[BaseTool]:
             return json.dumps(portal.call(inner.call, name, arguments))
 
         async def acall(**arguments: Any) -> str:
-            return json.dumps(await portal.reach(inner.call, name, arguments))
+            return json.dumps(await portal.call_async(inner.call, name, arguments))
 
         return StructuredTool(name=name, description=description, args_schema=parameters, func=call, coroutine=acall)
 

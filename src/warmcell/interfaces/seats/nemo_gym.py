@@ -65,7 +65,7 @@ class WarmcellProvider:
             running = _Running(await CageCommands.create(settings), spec.workdir, user)
             handle = SandboxHandle(running.commands.sandbox.id, self.name, running)
             self._running[handle.sandbox_id] = running
-            await portal.reach(running.commands.run, ["mkdir", "-p", "--", spec.workdir or "/tmp"])
+            await portal.call_async(running.commands.run, ["mkdir", "-p", "--", spec.workdir or "/tmp"])
         except SandboxError as error:
             raise SandboxCreateError(str(error)) from error
         return handle
@@ -85,7 +85,7 @@ class WarmcellProvider:
             raise ValueError(f"user {user!r} is not supported: all programs of this sandbox run as {running.user!r}")
         timeout = timeout_s or self._default_timeout or A_DAY
         try:
-            result = await portal.reach(
+            result = await portal.call_async(
                 running.commands.run, command, cwd=cwd or running.workdir, env=env, timeout=timeout
             )
         except SandboxError as error:
@@ -96,10 +96,10 @@ class WarmcellProvider:
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         data = await in_thread(Path(source_path).read_bytes)
-        await portal.reach(_running(handle).commands.write, target_path, data)
+        await portal.call_async(_running(handle).commands.write, target_path, data)
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
-        data = await portal.reach(_running(handle).commands.read, source_path)
+        data = await portal.call_async(_running(handle).commands.read, source_path)
         Path(target_path).parent.mkdir(parents=True, exist_ok=True)
         await in_thread(lambda: Path(target_path).write_bytes(data))
 

@@ -21,7 +21,7 @@ def sandbox_tools(sandbox: Sandbox, **options: Any) -> list[FunctionTool]:
 
     def make_invoker(name: str) -> Any:
         async def invoke(_: Any, arguments: str) -> str:
-            return json.dumps(await portal.reach(inner.call, name, arguments))
+            return json.dumps(await portal.call_async(inner.call, name, arguments))
 
         return invoke
 

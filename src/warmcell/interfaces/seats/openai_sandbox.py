@@ -84,7 +84,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
             env = await self.state.manifest.environment.resolve()
             # Until the workspace exists, commands run without it, to create it.
             cwd = self.state.manifest.root if self.state.workspace_root_ready else None
-            result = await portal.reach(self._commands.run, words, cwd=cwd, env=env, timeout=timeout or A_DAY)
+            result = await portal.call_async(self._commands.run, words, cwd=cwd, env=env, timeout=timeout or A_DAY)
         except ExecutionTimeout as error:
             raise ExecTimeoutError(command=command, timeout_s=timeout, cause=error) from error
         except (SandboxError, KeyError) as error:
@@ -96,7 +96,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
             await self._check_read_with_exec(path, user=user)
         found = await self._validate_path_access(path)
         try:
-            return io.BytesIO(await portal.reach(self._commands.read, found.as_posix()))
+            return io.BytesIO(await portal.call_async(self._commands.read, found.as_posix()))
         except FileNotFoundError as error:
             raise WorkspaceReadNotFoundError(path=path, cause=error) from error
         except (OSError, SandboxError) as error:
@@ -108,7 +108,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
         raw = _bytes_of(data, path)
         found = await self._validate_path_access(path, for_write=True)
         try:
-            await portal.reach(self._commands.write, found.as_posix(), raw)
+            await portal.call_async(self._commands.write, found.as_posix(), raw)
         except (OSError, SandboxError) as error:
             raise WorkspaceArchiveWriteError(path=found, cause=error) from error
 
@@ -120,7 +120,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
         skipped = " ".join(shell_tar_exclude_args(self._persist_workspace_skip_relpaths()))
         script = f'exec tar {skipped} -C "$1" -cf - .'
         argv = ["sh", "-c", script, "sh", root.as_posix()]
-        result = await portal.reach(self._commands.run, argv, timeout=A_DAY, most=_MAX_ARCHIVE)
+        result = await portal.call_async(self._commands.run, argv, timeout=A_DAY, most=_MAX_ARCHIVE)
         if not result.ok or result.stdout_truncated:
             raise WorkspaceArchiveReadError(path=root, context={"stderr": result.stderr[-2000:]}, retryable=False)
         return io.BytesIO(result.stdout_bytes)
@@ -133,7 +133,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
         except UnsafeTarMemberError as error:
             raise WorkspaceArchiveWriteError(path=root, context={"detail": str(error)}, cause=error) from error
         script = 'mkdir -p -- "$1" && exec tar -C "$1" -xf -'
-        result = await portal.reach(self._commands.run, ["sh", "-c", script, "sh", root.as_posix()], stdin=raw)
+        result = await portal.call_async(self._commands.run, ["sh", "-c", script, "sh", root.as_posix()], stdin=raw)
         if not result.ok:
             raise WorkspaceArchiveWriteError(path=root, context={"stderr": result.stderr[-2000:]})
 
@@ -152,7 +152,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
 
     async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
         if port not in self._ports:
-            self._ports[port] = await portal.reach(self._commands.sandbox._async.expose, port)
+            self._ports[port] = await portal.call_async(self._commands.sandbox._async.expose, port)
         return ExposedPortEndpoint(host=self._ports[port].host, port=self._ports[port].port, tls=False)
 
     async def _shutdown_backend(self) -> None:

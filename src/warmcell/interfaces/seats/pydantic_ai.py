@@ -62,7 +62,7 @@ class WarmcellWorkspace:
         validate_timeout(timeout)
         commands = await self._commands()
         try:
-            result = await portal.reach(commands.run, command, cwd=WORK, env=env, timeout=timeout or A_DAY)
+            result = await portal.call_async(commands.run, command, cwd=WORK, env=env, timeout=timeout or A_DAY)
         except ExecutionTimeout as error:
             part = error.result or ExecResult()
             raise WorkspaceTimeoutError(error.message, stdout=part.stdout, stderr=part.stderr) from None

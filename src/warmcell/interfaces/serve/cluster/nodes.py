@@ -107,7 +107,7 @@ class ClusterNodes:
     async def describe(self) -> list[Node]:
         """Every node of the cluster, also those that do not serve, with what this front has there."""
         work = {peer.info.id: peer.active_requests for peer in self.ready}
-        nodes = await portal.reach(self.backend.describe_nodes)
+        nodes = await portal.call_async(self.backend.describe_nodes)
         return [
             replace(node, running=work.get(node.id, 0), reason=node.reason or ("" if node.id in work else "starting"))
             for node in nodes
@@ -126,7 +126,7 @@ class ClusterNodes:
             calls = [peer.link.call("ask_server", FRONT, method, *values) for peer in peers]
             return list(await asyncio.gather(*calls, return_exceptions=True))
 
-        answers = await portal.reach(ask)
+        answers = await portal.call_async(ask)
         for peer, answer in zip(peers, answers, strict=True):
             if isinstance(answer, BaseException) and peer.loss is None:
                 _log.error("%s did not %s: %s", peer.name, method.replace("_", " "), answer)
@@ -166,10 +166,10 @@ class ClusterNodes:
 
     async def _open(self, link: NodeLink) -> None:
         definition = self._define(suffix_of(link))
-        await portal.reach(link.call, "open_server", FRONT, definition)
-        path = await portal.reach(link.socket_path, FRONT)
+        await portal.call_async(link.call, "open_server", FRONT, definition)
+        path = await portal.call_async(link.socket_path, FRONT)
         while (rules := self._define(suffix_of(link)).rules) != definition.rules:  # they were reloaded meanwhile
-            await portal.reach(link.call, "ask_server", FRONT, "use", rules)
+            await portal.call_async(link.call, "ask_server", FRONT, "use", rules)
             definition = replace(definition, rules=rules)
         self.backend.hold_sandbox(link)  # the node drains when its sandboxes have ended, which we count
         # The same node, after its actor died: its sandboxes are lost.
