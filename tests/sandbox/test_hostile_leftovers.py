@@ -172,8 +172,8 @@ def test_system_links_are_followed_and_others_reported(tmp_path: Path) -> None:
 
 def test_private_directories_are_forgotten_with_their_sandboxes() -> None:
     """A server makes millions of them."""
-    before = set(host_paths._given_to_guests)
+    before = set(host_paths._guest_writable)
     with Sandbox() as sandbox:
         assert sandbox.run("print(1)").stdout == "1\n"
-        assert host_paths._given_to_guests - before
-    assert not host_paths._given_to_guests - before
+        assert host_paths._guest_writable - before
+    assert not host_paths._guest_writable - before

@@ -1,6 +1,6 @@
-"""AppContainer (Windows): the policy as a profile, capabilities and grants on files.
+"""AppContainer (Windows): turns the policy into a profile, capabilities and grants on files.
 
-Everything is decided here, as plain data; `appcontainer_launcher.py` carries it out on Windows.
+This module decides everything, as plain data; `appcontainer_launcher.py` carries it out on Windows.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AppContainerEnforcer:
 
 
 def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> ContainerPlan:
-    """The policy and the command as a plan. Pure."""
+    """The plan for a policy and a command. Pure."""
     check_supported(NAME, policy)
     check_program(program)
     command = command_line([program, *(check_text("args", item) for item in args)])
@@ -108,7 +108,7 @@ def container_plan(program: str, args: Sequence[str], policy: SandboxPolicy) -> 
 
 
 def check_program(program: str) -> None:
-    """An absolute path to a real executable. Batch files are run by cmd.exe, which reads arguments by other rules."""
+    """Requires an absolute path to a real executable. cmd.exe, which runs batch files, parses arguments otherwise."""
     drive, tail = ntpath.splitdrive(check_text("program", program))
     if not re.fullmatch("[A-Za-z]:", drive) or not tail.startswith("\\") or _FORBIDDEN_IN_PATH.search(tail):
         raise InvalidRequest(f"must be an absolute path with a drive, not {program!r}", field="program")
@@ -117,13 +117,13 @@ def check_program(program: str) -> None:
 
 
 def profile_name(policy: SandboxPolicy, command: str) -> str:
-    """Only the same run shares an identity, and so its grants. Windows allows 64 characters."""
+    """A name for this policy and command. Equal names share an identity and grants. Windows allows 64 characters."""
     digest = hashlib.sha256(json.dumps([policy.to_json(), command]).encode()).hexdigest()
     return f"warmcell.{digest[:40]}"
 
 
 def grants(paths: Sequence[AllowedPath]) -> tuple[Grant, ...]:
-    """Parents first. Inherited entries add to a deeper one, so a narrower entry would have no effect."""
+    """The grants, parents first. Entries are inherited, so a narrower one inside a wider one has no effect."""
     pair = find_narrowing((allowed.path, allowed.mode is AccessMode.READ_WRITE) for allowed in paths)
     if pair is not None:
         raise PolicyViolation(
@@ -144,7 +144,7 @@ def _grant(allowed: AllowedPath) -> Grant:
 
 
 def windows_path(path: str) -> str:
-    """`/C:/data` as `C:\\data`. Policies write paths with slashes on every system."""
+    """`/C:/data` as `C:\\data`. Policies use slashes on all systems."""
     match = _DRIVE_PATH.fullmatch(path)
     tail = (match[2] or "/").replace("/", "\\") if match else ""
     if match is None or _FORBIDDEN_IN_PATH.search(tail):
@@ -153,12 +153,12 @@ def windows_path(path: str) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """One line that CommandLineToArgvW and the C runtime split into exactly these words."""
+    """A command line that CommandLineToArgvW and the C runtime split into exactly these words."""
     return " ".join([f'"{words[0]}"', *(quote_argument(word) for word in words[1:])])
 
 
 def quote_argument(word: str) -> str:
-    """Backslashes count only before a quotation mark, where each is doubled."""
+    """Backslashes are special only before a quotation mark, where each is doubled."""
     if word and not re.search(r'[\s"]', word):
         return word
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', word)

@@ -1,7 +1,7 @@
 """Runs one command in an AppContainer, on Windows, as `python -I appcontainer_launcher.py PLAN`.
 
-Standard library only, so that it can run as a program of its own. It creates the profile and the grants, starts the
-guest suspended inside a job, waits, removes everything and exits with the guest's status.
+A program of its own, so standard library only. Creates the profile and the grants, starts the guest suspended inside a
+job, waits, removes everything and exits with the guest's status.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class WindowsError(OSError):
 
 
 class Windows:
-    """The three libraries, bound on first use; their errors become exceptions."""
+    """The three system libraries. Turns their errors into exceptions."""
 
     def __init__(self) -> None:
         load: Any = vars(ctypes)["WinDLL"]
@@ -199,7 +199,7 @@ def capability_array(windows: Windows, names: list[str]) -> Any:
 
 
 def attribute_list(windows: Windows, security: SecurityCapabilities, policy: ctypes.c_uint32 | None) -> Any:
-    """Memory that CreateProcess reads: the container, and whether it may have children."""
+    """The attribute list for CreateProcess: the container, and whether the guest may have children."""
     count, size = 1 if policy is None else 2, ctypes.c_size_t()
     windows.kernel.InitializeProcThreadAttributeList(None, count, 0, ctypes.byref(size))
     memory = ctypes.create_string_buffer(size.value)
@@ -214,7 +214,7 @@ def attribute_list(windows: Windows, security: SecurityCapabilities, policy: cty
 
 
 def make_job(windows: Windows, plan: dict[str, Any]) -> ctypes.c_void_p:
-    """Everything in the job dies with this process."""
+    """A job that kills everything in it when this process ends."""
     job = ctypes.c_void_p(windows.must("CreateJobObject", windows.kernel.CreateJobObjectW(None, None)))
     limits = JobLimits(flags=JOB_LIMIT_FLAGS, active_processes=plan["processes"], job_memory=plan["memory_bytes"])
     done = windows.kernel.SetInformationJobObject(job, JOB_EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
@@ -223,7 +223,7 @@ def make_job(windows: Windows, plan: dict[str, Any]) -> ctypes.c_void_p:
 
 
 def start(windows: Windows, plan: dict[str, Any], attributes: Any) -> ProcessInformation:
-    """The guest, suspended: it must be in the job before its first instruction."""
+    """Starts the guest suspended: it must be in the job before its first instruction."""
     handles = [windows.kernel.GetStdHandle(ctypes.c_uint32(number & 0xFFFFFFFF)) for number in (-10, -11, -12)]
     startup = StartupInfo(
         size=ctypes.sizeof(StartupInfo),
@@ -244,7 +244,7 @@ def start(windows: Windows, plan: dict[str, Any], attributes: Any) -> ProcessInf
 
 
 def run(plan: dict[str, Any]) -> int:
-    """The guest's exit status. Removes everything that was created for it."""
+    """Runs the guest, removes everything that was created for it, and returns its exit status."""
     windows = Windows()
     capabilities = capability_array(windows, plan["capabilities"])
     count = len(plan["capabilities"])
@@ -273,7 +273,7 @@ def wait(windows: Windows, job: ctypes.c_void_p, process: ProcessInformation) ->
 
 
 def probe_host(plan: Any) -> str | None:
-    """What is wrong with containers on this host, if anything: Windows must refuse the plan's command."""
+    """Runs the plan's command, which Windows must refuse. Returns the problem, if there is one."""
     try:
         status = run(json.loads(plan.to_json()))
     except (WindowsError, KeyError) as error:

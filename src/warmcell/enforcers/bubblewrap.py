@@ -1,6 +1,6 @@
-"""bubblewrap: the distribution's `bwrap` with options made from the policy.
+"""bubblewrap: runs the distribution's `bwrap` with options made from the policy.
 
-What it does not support (rules by domain, a ban on new processes) is refused, never dropped.
+Policies that it does not support (rules by domain, a ban on new processes) are refused.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from warmcell.core.types import MIB, check_text
 from warmcell.enforcers.contract import WrappedCommand
 from warmcell.enforcers.host import (
     FileStamp,
-    ask,
     find_in_wheel,
     find_program,
     has_foreign_proc,
+    query_tool,
     signals_for_child,
     stamp,
 )
@@ -65,7 +65,7 @@ class BubblewrapEnforcer:
     def probe(self) -> None:
         """Builds a cage, inspects it from inside, and raises `EnforcerUnavailable` if the host is visible."""
         bwrap = find_bwrap()
-        if has_foreign_proc():  # bwrap looks its child up in /proc: it would work for pids that happen to exist there
+        if has_foreign_proc():  # bwrap looks up its child in /proc, and would find another process or none
             hint = "mount its own: `mount -t proc proc /proc` (or `unshare --mount-proc`)"
             raise EnforcerUnavailable(NAME, "/proc belongs to another pid namespace", hint=hint)
         probe(stamp(bwrap.path), _wrap)
@@ -81,7 +81,7 @@ class BubblewrapEnforcer:
         return WrappedCommand(bwrap.path, (*options, "--", *command))
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
-        """For `subprocess`. The empty environment matters: a guest can read bwrap's own as /proc/1/environ."""
+        """For `subprocess`. bwrap's environment must be empty: a guest can read it as /proc/1/environ."""
         return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "cwd": "/"}
 
 
@@ -90,7 +90,7 @@ def _wrap(command: Sequence[str]) -> list[str]:
 
 
 def refuse_unless_spawn_allowed(policy: SandboxPolicy) -> None:
-    """Namespaces cannot stop fork and exec; that takes a system call filter, which only the native enforcer has."""
+    """Only a system call filter can prevent fork and exec, and only the native enforcer has one."""
     if not policy.allow_process_spawn:
         raise EnforcerUnavailable(
             NAME,
@@ -100,7 +100,7 @@ def refuse_unless_spawn_allowed(policy: SandboxPolicy) -> None:
 
 
 def check_command(program: str, args: Sequence[str]) -> tuple[str, ...]:
-    """The command as plain arguments. Absolute: a relative path would depend on the working directory of the cage."""
+    """The command, checked. Its path must be absolute, because a relative one would depend on the working directory."""
     if not check_text("program", program).startswith("/"):
         raise InvalidRequest(f"must be an absolute path, not {program!r}", field="program")
     return (program, *(check_text("args", item) for item in args))
@@ -121,13 +121,13 @@ def bwrap_options(
         *_devices(disk_bytes, known),
         *(item for place in scratch for item in _scratch(place, disk_bytes, known)),
         *(item for mount in mounts for item in _bind(mount)),
-        # Last: from here on the guest can write only to what is meant for that.
+        # Last, because everything above creates mount points in the root.
         *("--remount-ro", "/", "--chdir", WORK_DIR),
     )
 
 
 def _isolation(policy: SandboxPolicy, known: frozenset[str]) -> Iterator[str]:
-    # --unshare-all alone would go on without a user namespace.
+    # --unshare-all alone continues if user namespaces are not available.
     yield from ("--unshare-all", "--unshare-user")
     if policy.allow_network:
         yield "--share-net"
@@ -156,7 +156,7 @@ def _bind(mount: Mount) -> tuple[str, ...]:
 
 
 def _devices(disk_bytes: int, known: frozenset[str]) -> Iterator[str]:
-    """Five devices and no terminal; bwrap's --dev adds more, in a directory that a guest can fill."""
+    """Five devices and no terminal. bwrap's --dev adds more, in a directory that a guest can fill with data."""
     yield from ("--tmpfs", "/dev")
     for device in _DEVICES:
         yield from ("--dev-bind-try", f"/dev/{device}", f"/dev/{device}")
@@ -178,7 +178,7 @@ def find_bwrap() -> Bwrap:
     if path is None:
         from warmcell.enforcers.probe import measure
 
-        # Without namespaces bwrap would fail like the native cage, whose remedy is the right one.
+        # If the host has no namespaces, installing bwrap would not help.
         raise EnforcerUnavailable(
             NAME, "bwrap was not found on this host", hint=_REMEDY if measure().user_namespaces else None
         )
@@ -188,7 +188,7 @@ def find_bwrap() -> Bwrap:
 @lru_cache(maxsize=8)
 def _bwrap(identity: FileStamp) -> Bwrap:
     try:
-        words = set(ask([identity[0], "--help"]).split())
+        words = set(query_tool([identity[0], "--help"]).split())
     except (BackendUnavailable, ExecutionFailed) as error:
         raise EnforcerUnavailable(NAME, error.message, hint=remedy(error.message)) from None
     missing = [option for option in _NEEDED if option not in words]
@@ -197,13 +197,13 @@ def _bwrap(identity: FileStamp) -> Bwrap:
     return Bwrap(identity[0], frozenset(option for option in _OPTIONAL if option in words))
 
 
-# Proves that bubblewrap isolates on this host: a child in a cage reports what it sees.
+# Proves that bubblewrap isolates on this host: a child in a cage reports what it can see.
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
 _DEADLINE = 15.0
 
-#: One fact per line. Shell builtins and readlink only, which every /usr has.
-_LOOK_AROUND = """
+#: Prints one fact per line. Uses only shell builtins and readlink, which every host has.
+_PROBE_SCRIPT = """
 for n in user mnt pid net ipc uts; do echo "namespace $n $(readlink /proc/self/ns/$n)"; done
 while read -r line; do echo "net $line"; done </proc/net/dev
 while read -r line; do echo "status $line"; done </proc/self/status
@@ -214,7 +214,7 @@ if (: >/work/.warmcell-probe) 2>/dev/null; then echo "workspace"; fi
 echo "end"
 """
 
-#: Parts of bwrap's messages on hosts without namespaces.
+#: Parts of bwrap's error messages on hosts without namespaces.
 _NO_NAMESPACES = (
     "setting up uid map",
     "No permissions to create",
@@ -231,13 +231,13 @@ Wrap = Callable[[Sequence[str]], list[str]]
 
 @lru_cache(maxsize=8)
 def probe(identity: FileStamp, wrap: Wrap) -> None:
-    """Once per installation of bwrap. A failure is not cached, since it may have been remedied."""
+    """Raises if bwrap does not isolate. Success is cached per installed file, failure is not."""
     try:
         with temporary_directory("probe") as directory:
             canary = Path(directory, "canary")
             canary.write_text("the guest must not see this")
             canary.chmod(0o600)
-            report = _run(wrap(["/bin/sh", "-c", _LOOK_AROUND, "sh", str(canary)]))
+            report = _run(wrap(["/bin/sh", "-c", _PROBE_SCRIPT, "sh", str(canary)]))
     except OSError as error:
         hint = "set TMPDIR to a writable directory with free space"
         raise EnforcerUnavailable(NAME, f"its probe could not write a file: {error.strerror}", hint=hint) from None
@@ -253,7 +253,7 @@ def host_namespaces() -> dict[str, str]:
 
 
 def _run(command: list[str]) -> str:
-    """As guests run: without new privileges, so a set-user-id bwrap must work without its own."""
+    """Runs the probe with no_new_privs, as guests are run: a set-user-id bwrap gets no privileges from it."""
     from warmcell.cage.linux.syscalls import PR_SET_NO_NEW_PRIVS, prctl  # only Linux has it
 
     steps = (signals_for_child(), partial(prctl, PR_SET_NO_NEW_PRIVS, 1))
@@ -273,14 +273,14 @@ def _run(command: list[str]) -> str:
     except OSError as error:
         raise EnforcerUnavailable(NAME, f"its probe did not start: {error.strerror}") from None
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
-        raise EnforcerUnavailable(NAME, said.splitlines()[-1], hint=remedy(said))
+        message = done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+        raise EnforcerUnavailable(NAME, message.splitlines()[-1], hint=remedy(message))
     return done.stdout.decode("utf-8", "replace")
 
 
-def remedy(said: str) -> str:
-    """The remedy for an error message of bwrap: if namespaces are the problem, our own."""
-    if any(phrase in said for phrase in _NO_NAMESPACES):
+def remedy(message: str) -> str:
+    """The remedy for an error message of bwrap."""
+    if any(phrase in message for phrase in _NO_NAMESPACES):
         from warmcell.enforcers.probe import measure
 
         return measure().remedy("user_namespaces") or "allow user namespaces for this program"
@@ -288,7 +288,7 @@ def remedy(said: str) -> str:
 
 
 def find_problems(report: str, host: Mapping[str, str]) -> list[str]:
-    """Everything in the child's report that a cage should not show. Pure; a missing fact is a problem too."""
+    """The facts in the child's report that prove a lack of isolation. Missing facts are problems too. Pure."""
     facts: dict[str, list[str]] = {}
     for line in report.splitlines():
         kind, _, value = line.partition(" ")

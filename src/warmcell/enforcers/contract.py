@@ -29,10 +29,10 @@ class WrappedCommand:
 class SandboxEnforcer(Protocol):
     """Turns a command into the same command inside a cage.
 
-    `probe` proves that the cage works on this host by running a child in it, and raises `EnforcerUnavailable` with
-    the remedy if it does not. `wrap_command` decides everything from the policy and touches nothing; it raises
-    `PolicyViolation` if the policy names a path that does not exist. `configure_command` is for enforcers that must
-    prepare the host first (an AppContainer profile, say) and returns the keyword arguments for `subprocess`.
+    `probe` runs a child in a cage to prove that it works on this host, and raises `EnforcerUnavailable` with the remedy
+    if it does not. `wrap_command` decides everything from the policy and changes nothing; it raises `PolicyViolation`
+    if the policy names a path that does not exist. `configure_command` prepares the host if necessary and returns the
+    keyword arguments for `subprocess`.
     """
 
     @property

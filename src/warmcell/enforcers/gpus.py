@@ -1,4 +1,4 @@
-"""Finds this host's GPUs: device nodes, and the driver's libraries that programs load. Decides nothing."""
+"""Finds this host's GPUs: the device nodes, and the driver libraries that programs load. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.records import dataclass
-from warmcell.enforcers.host import ask, find_program
+from warmcell.enforcers.host import find_program, query_tool
 from warmcell.policy.gpu import AMD, NVIDIA, VENDORS, GpuDriver, Places, Vendor
 
 TYPE_CHECKING = False
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @cache
 def _loader_cache() -> tuple[str, ...]:
-    """The libraries that the loader finds by itself."""
+    """The libraries in the dynamic loader's cache."""
     ldconfig = find_program("ldconfig", os.pathsep.join((os.environ.get("PATH", ""), "/sbin", "/usr/sbin")))
     try:
-        lines = ask([ldconfig, "-p"]).splitlines() if ldconfig else []
-    except SandboxError:  # musl's only prints its usage; the usual directories are searched then
+        lines = query_tool([ldconfig, "-p"]).splitlines() if ldconfig else []
+    except SandboxError:  # musl's ldconfig fails; the usual directories are then searched
         lines = []
     return tuple(line.partition(" => ")[2].strip() for line in lines if " => /" in line)
 
 
 def _is_open_to_guests(node: str) -> bool:
-    """Root's guests have an id that owns nothing; those of other users have the caller's id and groups."""
+    """Whether a guest could open the node. Root's guests have an id that owns nothing, others the caller's."""
     if os.geteuid() == 0:
         return os.stat(node).st_mode & 0o006 == 0o006
     return os.access(node, os.R_OK | os.W_OK)
@@ -37,14 +37,11 @@ def _is_open_to_guests(node: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HostTree:
-    """The host's files as the search for GPUs reads them. Tests have a made-up one.
-
-    Paths are those of the host, whatever the root.
-    """
+    """The host's files as the search for GPUs reads them. Tests use a fake below another `root`."""
 
     root: str = "/"
     loader_cache: Callable[[], Iterable[str]] = _loader_cache
-    #: Whether a guest could open a node, by its path.
+    #: Whether a guest could open the node at a path.
     is_open: Callable[[str], bool] = _is_open_to_guests
 
     def path(self, path: str) -> str:
@@ -60,7 +57,7 @@ class HostTree:
         return os.path.exists(self.path(path))
 
 
-#: Where the driver's libraries lie if the loader does not find them by itself: containers, WSL, NixOS, Fedora.
+#: Where the driver's libraries are if they are not in the loader's cache: containers, WSL, NixOS, Fedora.
 _LIBRARY_DIRS = tuple(
     """
     /usr/local/nvidia/lib64 /usr/local/nvidia/lib /usr/lib/wsl/lib /run/opengl-driver/lib /usr/lib64/nvidia
@@ -79,7 +76,7 @@ _MANAGEMENT_LIBRARY = "libnvidia-ml.so.1"
 
 
 def find_driver(tree: HostTree | None = None) -> GpuDriver | None:
-    """The first vendor's driver that has devices. Files of the container device interface decide, if there are any."""
+    """The driver of the first vendor with devices. Container device interface (CDI) files take precedence."""
     tree = tree or HostTree()
     for vendor in VENDORS:
         if all(tree.exists(node) for node in vendor.shared_nodes[:1]):
@@ -108,7 +105,7 @@ def _find_driver(vendor: Vendor, tree: HostTree) -> GpuDriver:
 
 
 def _scan_devices(vendor: Vendor, tree: HostTree) -> tuple[tuple[int, Places], ...]:
-    """By the nodes: /dev/nvidia0 is device 0, /dev/dri/renderD128 is AMD's device 0."""
+    """The devices by their nodes: /dev/nvidia0 is device 0, /dev/dri/renderD128 is AMD's device 0."""
     directory, prefix = os.path.split(vendor.node)
     matches = (re.fullmatch(re.escape(prefix) + r"(\d+)", name) for name in tree.list(directory))
     numbers = sorted(int(match[1]) for match in matches if match)
@@ -117,7 +114,7 @@ def _scan_devices(vendor: Vendor, tree: HostTree) -> tuple[tuple[int, Places], .
 
 
 def _find_libraries(vendor: Vendor, tree: HostTree, also: tuple[str, ...]) -> tuple[Places, tuple[str, ...]]:
-    """The driver's libraries, and the directories that the loader does not search by itself."""
+    """The driver's libraries, and those of their directories that the loader does not search by default."""
     is_ours = partial(_is_library, _LIBRARIES[vendor.name])
     known = [path for path in tree.loader_cache() if is_ours(path) and tree.exists(path)]
     main = _MAIN_LIBRARY[vendor.name]
@@ -140,16 +137,16 @@ def _is_library(prefixes: tuple[str, ...], path: str) -> bool:
 
 
 def _places_of(path: str, tree: HostTree) -> Iterable[tuple[str, str]]:
-    """A link is shown as what it leads to; a program that resolves it finds that where it is on the host too."""
+    """Mounts a link's target at the link's path and at its own, for programs that resolve the link."""
     real = os.path.realpath(tree.path(path))
     yield real, path
     if tree.root == "/" and real != path:
         yield real, real
 
 
-# Reads files of the container device interface (CDI), by which a vendor describes what containers need of its devices.
-# They are JSON or the plain YAML that `nvidia-ctk cdi generate` writes. A file that cannot be read so is ignored: the
-# nodes and libraries are then found by their names.
+# Reads container device interface (CDI) files, in which a vendor describes what containers need to use its devices.
+# They are JSON or the simple YAML that `nvidia-ctk cdi generate` writes. Other files are ignored; nodes and libraries
+# are then found by name.
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 _KINDS = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
@@ -166,7 +163,7 @@ class DeviceSpec:
 
     @property
     def library_dirs(self) -> tuple[str, ...]:
-        """Where guests see its libraries."""
+        """The directories in which guests see the libraries."""
         return tuple(dict.fromkeys(os.path.dirname(target) for _, target in self.mounts if ".so" in target))
 
 
@@ -207,7 +204,7 @@ def _describe(spec: dict[str, Any], node: str, tree: HostTree) -> DeviceSpec:
 
 
 def _mounts(spec: dict[str, Any], tree: HostTree) -> Iterator[tuple[str, str]]:
-    """At the path for containers, if the host has it too: guests see the host's /usr, in which none can be made."""
+    """Mounts at the path for containers if it exists on the host: guests see the host's /usr, which is read-only."""
     edits = spec.get("containerEdits")
     for mount in _items(edits.get("mounts") if isinstance(edits, dict) else None):
         source = str(mount.get("hostPath", ""))
@@ -217,7 +214,7 @@ def _mounts(spec: dict[str, Any], tree: HostTree) -> Iterator[tuple[str, str]]:
 
 
 def _is_file_of_driver(target: str) -> bool:
-    """Not sockets of daemons (/run/nvidia-persistenced), which programs can do without, nor kernel file systems."""
+    """False for sockets of daemons (/run/nvidia-persistenced), which programs do not need, and kernel file systems."""
     return os.path.isabs(target) and not target.startswith(("/run/", "/var/run/", "/proc/", "/dev/", "/sys/", "/tmp/"))
 
 
@@ -241,7 +238,7 @@ _DEEPEST = 32
 
 
 def parse_yaml(text: str) -> Any:
-    """Raises `ValueError` for everything that it does not know: anchors, tags, flow mappings, block scalars."""
+    """Raises `ValueError` for unsupported syntax: anchors, tags, flow mappings, block scalars."""
     lines = [(len(line) - len(line.lstrip(" ")), line.strip()) for line in text.splitlines()]
     lines = [line for line in lines if line[1] and not line[1].startswith("#") and line[1] != "---"]
     value, rest = _block(lines, 0)

@@ -1,4 +1,4 @@
-"""What the host has: programs on PATH and in wheels, and a way to query them. Nothing is decided here."""
+"""Finds and queries programs of the host, on PATH and in wheels. Decides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import CHILD_MARK
 
-#: Identifies one installation of a file, so that caches notice an upgrade.
+#: Identifies an installed file, so that caches notice an upgrade.
 FileStamp = tuple[str, int, int, int]
 
 
@@ -52,7 +52,7 @@ def stamp(path: str) -> FileStamp:
 
 
 def has_foreign_proc() -> bool:
-    """True if /proc is mounted and belongs to another pid namespace than this process."""
+    """Whether /proc is mounted but belongs to another pid namespace."""
     try:
         return os.readlink("/proc/self") != str(os.getpid())
     except OSError:
@@ -60,7 +60,7 @@ def has_foreign_proc() -> bool:
 
 
 def signals_for_child() -> Callable[[], object] | None:
-    """For `subprocess`: a program that waits for its children must not inherit an ignored SIGCHLD."""
+    """A `preexec_fn` if SIGCHLD is ignored: programs that inherit that cannot wait for their children."""
     import signal
 
     if os.name != "posix" or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
@@ -68,8 +68,8 @@ def signals_for_child() -> Callable[[], object] | None:
     return partial(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
 
 
-def ask(argv: Sequence[str], timeout: float = 20.0) -> str:
-    """The output of a toolchain's query. Runs in `/`, so that version files of the working directory have no effect."""
+def query_tool(argv: Sequence[str], timeout: float = 20.0) -> str:
+    """A tool's output. Runs in `/`, so that version files of the working directory have no effect."""
     import subprocess
 
     environment = {key: value for key, value in os.environ.items() if key != "NODE_OPTIONS"} | {CHILD_MARK: "1"}
@@ -91,8 +91,7 @@ def ask(argv: Sequence[str], timeout: float = 20.0) -> str:
             raise BackendUnavailable(f"{argv[0]} did not start: {error.strerror}", hint="check that path") from None
         raise host_failure(error, f"start {argv[0]}") from None
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise BackendUnavailable(
-            f"{argv[0]} does not work: {said[-1] if said else f'exit status {done.returncode}'}", hint="check that path"
-        )
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit status {done.returncode}"
+        raise BackendUnavailable(f"{argv[0]} does not work: {reason}", hint="check that path")
     return done.stdout.decode("utf-8", "surrogateescape").strip()

@@ -1,4 +1,4 @@
-"""The system calls that the cage needs: which are missing, why, and the remedy."""
+"""The system calls that the cage needs: which are missing, why, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from warmcell.core.records import dataclass
 
-#: By name, the first Linux that has it.
+#: The first Linux version that has each call.
 SINCE = {
     "unshare": (2, 6),
     "setns": (3, 0),
@@ -19,7 +19,7 @@ SINCE = {
     "mount_setattr": (5, 12),
 }
 #: WebAssembly passes compiled code to its workers in sealed files.
-OF_WASM = {"memfd_create": (3, 17)}
+WASM_CALLS = {"memfd_create": (3, 17)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Missing:
 def missing_call(name: str) -> Missing | None:
     from warmcell.cage.linux import kernel_support  # imports `_ctypes`, which most commands do not need
 
-    return None if kernel_support.has_call(name) else _missing(name, {**SINCE, **OF_WASM}[name])
+    return None if kernel_support.has_call(name) else _missing(name, {**SINCE, **WASM_CALLS}[name])
 
 
 def missing_calls() -> tuple[Missing, ...]:
@@ -43,7 +43,7 @@ def missing_calls() -> tuple[Missing, ...]:
 
 
 def missing_seccomp() -> Missing | None:
-    """Filters with notifications, which every cage uses."""
+    """Why seccomp filters with notifications, which every cage uses, are not available; None if they are."""
     from warmcell.cage.linux import kernel_support
 
     refusal = kernel_support.seccomp_errno()
@@ -61,7 +61,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 def _missing(name: str, since: tuple[int, int]) -> Missing:
-    """If the kernel has the call and it still fails, a filter is in front of it."""
+    """The kernel is too old or, if its version has the call, something refuses it."""
     first = f"{since[0]}.{since[1]}"
     if kernel_version() < since:
         release = ".".join(map(str, kernel_version()))

@@ -1,4 +1,4 @@
-"""What every guest sees of the host: the system that programs need, and nothing personal."""
+"""What every guest sees of the host: the system files that programs need, and nothing personal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHARED_ETC = tuple(
     /etc/alternatives /etc/fonts /etc/mime.types /etc/protocols /etc/services
     """.split()
 )
-#: Our own generic files in place of the host's, without its users and name.
+#: Generic files of ours replace the host's, which contain its users and name.
 _OWN_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host path, mounted at `target`. No directory above it is a symbolic link."""
+    """A host path to mount at `target`. No directory above `source` is a symbolic link."""
 
     source: str
     target: str
@@ -39,7 +39,7 @@ class SystemLayout:
 
 @cache
 def system_layout() -> SystemLayout:
-    """As on this host: one that merged /bin into /usr has links, another has mounts."""
+    """The layout of this host. If it has merged /bin into /usr, /bin is a link, otherwise a mount."""
     links = tuple((path, os.readlink(path)) for path in _TOP_LEVEL if os.path.islink(path))
     real = [path for path in ("/usr", *_TOP_LEVEL) if os.path.isdir(path) and not os.path.islink(path)]
     etc = [Mount(os.path.realpath(path), path) for path in SHARED_ETC if os.path.exists(path)]

@@ -1,4 +1,4 @@
-"""Policy paths as mounts: resolved, checked, and ordered."""
+"""Turns the paths of a policy into mounts: resolves, checks and orders them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from warmcell.lifetime.descriptors import host_failure
 from warmcell.policy.model import AccessMode, AllowedPath
 from warmcell.policy.places import KERNEL_PLACES, canonical_target, is_within
 
-_OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def resolve_mounts(
@@ -23,9 +23,9 @@ def resolve_mounts(
 ) -> tuple[Mount, ...]:
     """The policy's paths as mounts over `system`, parents before children, so that the deeper rule wins.
 
-    `links` are the cage's own top-level symbolic links (`/bin` to `usr/bin`); targets are named by where they lead.
+    `links` are the cage's top-level symbolic links, such as `/bin` to `usr/bin`; targets are resolved through them.
     `pins_links`: a read-only link in a writable path is mounted on itself, so that the guest cannot replace it. Only
-    the cage can do that; elsewhere it is refused.
+    the native cage can do that; other enforcers refuse such a link.
     """
     mounts: dict[str, Mount] = {}
     for allowed in paths:
@@ -45,10 +45,10 @@ def resolve_mounts(
 
 
 def _anchors(narrow: Mount, mounts: Iterable[Mount]) -> Iterator[Mount]:
-    """The directories between a writable path and a read-only one inside it; each becomes a mount of its own.
+    """Mounts for the directories between a writable path and a read-only one inside it, which keep them in place.
 
-    Renaming a directory moves the mounts below it: the guest could move the read-only part aside and put its own there.
-    A mount point itself can be neither renamed nor removed.
+    Renaming a directory moves the mounts below it: the guest could move the read-only path away and put its own there.
+    A mount point can be neither renamed nor removed.
     """
     around = [other for other in mounts if other != narrow and is_within(narrow.target, other.target)]
     wide = max(around, key=lambda other: len(other.target), default=narrow)
@@ -63,8 +63,8 @@ def _anchors(narrow: Mount, mounts: Iterable[Mount]) -> Iterator[Mount]:
 
 
 def _check_owner(anchor: Mount, wide: Mount) -> None:
-    """The cage shows each mount as its owner sees it; a mount of another owner's would show more than the wide path
-    did.
+    """In the cage the guest has the access of each mount's owner, so an anchor must not have another owner than the
+    path around it.
     """
     mine, other = os.stat(anchor.source), os.stat(wide.source)
     if (mine.st_uid, mine.st_gid) != (other.st_uid, other.st_gid):
@@ -75,7 +75,7 @@ def _check_owner(anchor: Mount, wide: Mount) -> None:
 
 
 def _is_link_inside(allowed: AllowedPath, paths: Iterable[AllowedPath]) -> bool:
-    """Whether it is a read-only link that a guest also sees in a writable path, at the same place."""
+    """Whether it is a read-only link that a guest also sees in a writable path, at the same target."""
     if allowed.mode is AccessMode.READ_WRITE or not os.path.islink(allowed.path):
         return False
     around = [it for it in paths if it.mode is AccessMode.READ_WRITE and allowed.path.startswith(f"{it.path}/")]
@@ -94,7 +94,7 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
     check_target(target)
     found = follow(allowed.path)
     if found.guest_link is not None:
-        raise PolicyViolation(f"{allowed.path!r} {found.complaint(found.guest_link)}", hint=found.remedy)
+        raise PolicyViolation(f"{allowed.path!r} {found.describe_link(found.guest_link)}", hint=found.remedy)
     with explain_failure(allowed.path):
         source = os.path.realpath(allowed.path, strict=True)
         mode = os.stat(source).st_mode
@@ -111,11 +111,11 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
 
 @contextmanager
 def explain_failure(path: str) -> Iterator[None]:
-    """Errors about the path are the caller's fault; a lack of memory is not."""
+    """Turns an `OSError` about the path into the caller's fault, and any other into ours."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_THE_PATH:
+        if error.errno not in _PATH_ERRORS:
             raise host_failure(error, f"look at {path!r}") from None
         raise PolicyViolation(
             f"{path!r} cannot be allowed: {error.strerror or error}", hint="name a path that exists"
@@ -129,13 +129,13 @@ def check_target(target: str) -> None:
     for reserved in KERNEL_PLACES:
         if is_within(target, reserved):
             raise PolicyViolation(
-                f"{target!r} lies in {reserved}, which the cage makes itself", hint="choose another place"
+                f"{target!r} lies in {reserved}, which the cage makes itself", hint="choose another target"
             )
 
 
 def _check_mount_point(mount: Mount, others: Sequence[Mount]) -> None:
-    """A mount inside another needs an existing mount point: one made on the fly would stay on the host, and a link that
-    an earlier guest planted would lead elsewhere.
+    """A mount inside another needs an existing mount point without links. One made for it would stay on the host, and
+    an earlier guest could have planted a link.
     """
     around = [other for other in others if mount.target.startswith(other.target + "/")]
     if not around:
@@ -147,6 +147,6 @@ def _check_mount_point(mount: Mount, others: Sequence[Mount]) -> None:
         return
     if os.path.realpath(point) != point or not os.path.exists(point) or not is_right_kind:
         raise PolicyViolation(
-            f"{mount.target!r} lies inside {parent.target!r}, which has no such place to mount on",
+            f"{mount.target!r} lies inside {parent.target!r}, which has no suitable mount point",
             hint="create it on the host, or name the path without symbolic links",
         )

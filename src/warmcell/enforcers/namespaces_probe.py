@@ -1,7 +1,7 @@
-"""Whether this user may create namespaces and mount in them, found out by a child that tries. Also run as a program.
+"""Probes whether this user may create namespaces and mount in them, by a child that tries. Also run as a program.
 
-The child is a list of system calls, executed by machine code: it needs no copy of this process, no interpreter and no
-care for other threads. Where memory may not be executed, a new process runs the list.
+Machine code executes the child's list of system calls, so the child needs no interpreter and no copy of this process,
+and other threads do not matter. Where memory cannot be made executable, a new process runs the list.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _ask_by_spawn() -> CageError | None:
     except OSError as error:
         return CageError("create namespaces", error.errno or 0, "")
     try:
-        poll = select.poll()  # not waitpid alone: if SIGCHLD is ignored there is no child to wait for
+        poll = select.poll()  # waitpid alone would fail if SIGCHLD is ignored
         poll.register(child.pidfd, select.POLLIN)
         poll.poll()
     finally:
@@ -54,7 +54,7 @@ def _ask_by_spawn() -> CageError | None:
 
 
 def _attempts() -> call_list.CallList:
-    """What the manager does in its own namespaces."""
+    """The calls that a manager makes in its own namespaces."""
     calls = call_list.CallList()
     calls.begin_step("map own user")
     uid, gid = os.geteuid(), os.getegid()
@@ -70,12 +70,12 @@ def _attempts() -> call_list.CallList:
 
 
 def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # the caller's own handler reaped it first
+    with suppress(ChildProcessError):  # a SIGCHLD handler of the host program reaped it first
         os.waitpid(pid, 0)
 
 
 def _ask_by_new_process() -> CageError | None:
-    """For processes that may not try it themselves."""
+    """Runs this file as a program, for processes that cannot spawn the child themselves."""
     import subprocess
 
     import warmcell.cage
@@ -90,9 +90,9 @@ def _ask_by_new_process() -> CageError | None:
 
 
 def _ask_by_clone() -> CageError | None:
-    """In a process that is used for nothing else, where memory may not be executed."""
+    """In the new process, if memory cannot be made executable: tries in a clone of it."""
     prepared = _attempts().prepare([])  # before the clone, in which ids are not mapped yet
-    answer, says = os.pipe()
+    reader, writer = os.pipe()
     try:
         pid, _ = namespaces.clone(_FLAGS)
     except OSError as error:
@@ -101,11 +101,11 @@ def _ask_by_clone() -> CageError | None:
         try:
             prepared.run()
         except CageError as failure:
-            os.write(says, f"{failure.errno} {failure.step}".encode())
+            os.write(writer, f"{failure.errno} {failure.step}".encode())
         os._exit(0)
     _reap(pid)
-    os.close(says)
-    number, _, step = os.read(answer, 4096).decode().partition(" ")
+    os.close(writer)
+    number, _, step = os.read(reader, 4096).decode().partition(" ")
     return CageError(step, int(number), "") if number else None
 
 

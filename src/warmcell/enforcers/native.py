@@ -1,4 +1,4 @@
-"""The native Linux cage as an enforcer, and the weaker one without namespaces."""
+"""The enforcers that use our own Linux cage: the native one, and a weaker one without namespaces."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class NativeEnforcer:
-    """Namespaces, own root, Landlock, seccomp, no privileges: built by `warmcell.cage`, needs nothing installed.
+    """The cage of `warmcell.cage`: namespaces, its own root, Landlock, seccomp, no privileges. Nothing to install.
 
-    `ProcessBackend` drives the cage directly; `wrap_command` is for callers that start their own processes. Memory and
-    processes are then bounded without a cgroup, since nothing would remove it.
+    `ProcessBackend` uses the cage directly; `wrap_command` is for callers that start processes themselves. Memory and
+    processes are then limited without a cgroup, which nothing would remove.
     """
 
     name = "native"
@@ -57,7 +57,7 @@ class NativeEnforcer:
 
 
 class LandlockEnforcer(NativeEnforcer):
-    """Landlock, seccomp and rlimits on the host's own root. Weaker, and so only by name."""
+    """Landlock, seccomp and rlimits on the host's root. Weaker, so it must be requested by name."""
 
     name = "landlock"
 

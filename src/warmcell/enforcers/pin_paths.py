@@ -1,4 +1,4 @@
-"""Pins the paths of a policy by device and inode: if a path is swapped later, the cage notices and refuses it."""
+"""Pins the paths of a policy by device and inode, so that the cage can refuse a path that was replaced since."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from warmcell.policy.resolve import ResolvedPath
 
 
 def pin_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
-    """The policy's paths, resolved once. Raises `PolicyViolation` for one that is missing or cannot be shown."""
+    """The policy's paths, pinned. Raises `PolicyViolation` for one that is missing or cannot be mounted."""
     if not policy.allowed_paths:
         return ()
     from warmcell.enforcers.mounts import explain_failure, resolve_mounts  # most policies name none

@@ -1,4 +1,4 @@
-"""Measures what this host can enforce, by trying it, once per process."""
+"""Measures what this host can enforce, by trying it. Once per process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from warmcell.cage.failure import CageError
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.linux.syscall_numbers import MACHINE, NUMBERS
-from warmcell.enforcers import kernel_calls, namespaces_witness
+from warmcell.enforcers import kernel_calls, namespaces_report
 from warmcell.enforcers.layout import SHARED_ETC, system_layout
 from warmcell.policy.compile import DEVICES
 from warmcell.policy.resolve import HostCapabilities, HostLayout
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @cache
 def measure() -> HostCapabilities:
-    """The first cage proves user namespaces and seccomp; the runner adds what control groups offer."""
+    """What the kernel offers. The runner adds what control groups offer."""
     if sys.platform != "linux":
         reasons = tuple((name, "this is not Linux", "") for name in ("user_namespaces", "landlock_abi", "seccomp"))
         return HostCapabilities(reasons=reasons)
     if not NUMBERS:
         needs = ("user_namespaces", "landlock_abi", "seccomp", *kernel_calls.SINCE)
-        said = f"Warmcell does not know the system calls of {MACHINE}", "use a 64-bit Python on x86_64 or aarch64"
-        return HostCapabilities(missing_calls=needs[3:], reasons=tuple((name, *said) for name in needs))
+        why = f"Warmcell does not know the system calls of {MACHINE}", "use a 64-bit Python on x86_64 or aarch64"
+        return HostCapabilities(missing_calls=needs[3:], reasons=tuple((name, *why) for name in needs))
     found: list[tuple[str, str, str]] = []
-    has_namespaces, landlock = namespaces_witness.read_report()
+    has_namespaces, landlock = namespaces_report.read_report()
     no_namespaces = _why_no_namespaces(has_namespaces)
     if no_namespaces is not None:
         found.append(("user_namespaces", *no_namespaces))
@@ -60,8 +60,8 @@ def _landlock() -> int:
 
 
 def _why_no_namespaces(were_made: bool) -> Reason | None:
-    """Imports the explanations only if there is something to explain."""
-    refusal = _try(were_made) if _is_proc_whole() else CageError("mount own proc", 0, "/proc")
+    """Imports the explanations only if namespaces are missing."""
+    refusal = _try_namespaces(were_made) if _is_proc_usable() else CageError("mount own proc", 0, "/proc")
     if refusal is None and not _would_guests_be_root():
         return None
     from warmcell.enforcers.refusals import guests_would_be_root, why_no_namespaces
@@ -70,11 +70,11 @@ def _why_no_namespaces(were_made: bool) -> Reason | None:
 
 
 def _would_guests_be_root() -> bool:
-    """Kernel files belong to the host's root. With its id but not its capabilities, guests would have that id too."""
+    """Whether we have the id of the host's root, which owns kernel files, without its capabilities."""
     return os.stat("/proc/sys").st_uid == os.geteuid() and not kernel_files.is_root_of_host()
 
 
-def _try(were_made: bool) -> CageError | None:
+def _try_namespaces(were_made: bool) -> CageError | None:
     if were_made:
         return None
     from warmcell.enforcers import namespaces_probe
@@ -82,8 +82,8 @@ def _try(were_made: bool) -> CageError | None:
     return namespaces_probe.refusal()
 
 
-def _is_proc_whole() -> bool:
-    """A cage cannot be built with less, even if namespaces are available."""
+def _is_proc_usable() -> bool:
+    """Whether /proc is complete and of our pid namespace, as a cage needs it."""
     return os.path.exists("/proc/sys/kernel") and os.readlink("/proc/self") == str(os.getpid())
 
 
@@ -95,7 +95,7 @@ _NO_LANDLOCK = (
 
 @cache
 def layout() -> HostLayout:
-    """The host's system directories, the links between them, and the little of /etc that programs need."""
+    """The host's system directories, the links between them, and what programs need of /etc."""
     system = system_layout()
     directories = tuple(mount.target for mount in system.mounts if not mount.target.startswith("/etc/"))
     etc = tuple((mount.source, mount.target) for mount in system.mounts if mount.target in SHARED_ETC)

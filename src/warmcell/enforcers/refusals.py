@@ -1,4 +1,4 @@
-"""Why this host has no namespaces: which setting, filter or place it is, found by trying and looking."""
+"""Finds out why this host has no namespaces: which setting, filter or environment prevents them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from warmcell.cage.records import NamedTuple
 from warmcell.enforcers.host import has_foreign_proc
 from warmcell.lifetime.descriptors import full_pids_group
 
-#: What works without namespaces.
+#: For the remedies.
 ELSEWHERE = "WasmBackend works without it"
 
 
 class Reason(NamedTuple):
-    """What is in the way, and the remedy."""
+    """The obstacle and the remedy."""
 
     what: str
     remedy: str
 
 
 def why_no_namespaces(refusal: CageError) -> Reason:
-    """The first reason that was observed to be true."""
+    """The first reason that applies."""
     return (
         _unusable_proc()
         or _place()
@@ -61,7 +61,7 @@ def _unusable_proc() -> Reason | None:
 
 
 def guests_would_be_root() -> Reason:
-    """The id of the host's root without its capabilities."""
+    """The reason on a host where we have root's id without its capabilities."""
     if kernel_files.read("/proc/self/uid_map").split() == ["0", "0", _ALL_IDS]:
         return Reason(
             "this is root without the capabilities of root, and guests would be root to the files of the host",
@@ -80,7 +80,7 @@ def _place() -> Reason | None:
     if is_own_cage():
         return Reason(
             "this is already inside a cage of Warmcell, where no second one can be built",
-            f"run it outside; in here {ELSEWHERE}",
+            f"run it outside; inside, {ELSEWHERE}",
         )
     if is_chroot():
         return Reason("the kernel refuses user namespaces in a chroot", _INSTEAD_OF_CHROOT)
@@ -94,7 +94,7 @@ _INSTEAD_OF_CHROOT = (
 
 
 def _guess_chroot(refusal: CageError) -> Reason | None:
-    """A chroot whose root is a mount cannot be recognised, and the other reasons were ruled out."""
+    """A chroot whose root is a mount point cannot be recognised. Called when the other reasons are ruled out."""
     if refusal.step != "create namespaces" or refusal.errno != errno.EPERM:
         return None
     return Reason(
@@ -104,13 +104,13 @@ def _guess_chroot(refusal: CageError) -> Reason | None:
 
 
 def is_own_cage() -> bool:
-    """By the guest's host name and user, and its ban on namespaces."""
+    """Recognises a cage by its host name, user and ban on namespaces."""
     is_guest = os.uname().nodename == "sandbox" and os.getuid() == 1000
-    return is_guest and _reads("/proc/sys/user/max_user_namespaces") == "0"
+    return is_guest and _read("/proc/sys/user/max_user_namespaces") == "0"
 
 
 def is_chroot() -> bool:
-    """Whether our root differs from that of our mount namespace. Certain only in the two usual cases."""
+    """Whether our root differs from that of our mount namespace. Recognises only the two usual cases."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         if all(line.split()[4] != "/" for line in file):
             return True  # the root is a plain directory; the mount that contains it is not visible
@@ -134,17 +134,17 @@ def _resources(refusal: CageError) -> Reason | None:
 
 
 def _filter() -> Reason | None:
-    """The kernel rejects an unknown flag with EINVAL before it checks anything else."""
+    """Checks for a seccomp filter: the kernel rejects an invalid flag with EINVAL before it checks anything else."""
     names = [
         name
         for name, flags in _REFUSED_BY_THE_KERNEL.items()
-        if not _is_answered(name, namespaces.CLONE_NEWUSER | flags)
+        if not _reaches_kernel(name, namespaces.CLONE_NEWUSER | flags)
     ]
     return _filter_reason(f"{names[0]} with CLONE_NEWUSER") if names else None
 
 
 def _mount_filter() -> Reason | None:
-    """The kernel checks the pointers of mount() and the flags of umount2() before privileges."""
+    """The same for mounts: the kernel checks the pointers of mount() and the flags of umount2() before privileges."""
     names = [name for name in ("mount", "umount2") if not kernel_support.has_call(name)]
     return _filter_reason(names[0]) if names else None
 
@@ -161,22 +161,22 @@ def _filter_reason(what: str) -> Reason:
 _REFUSED_BY_THE_KERNEL = {"unshare": 1, "clone": 0x10000}
 
 
-def _is_answered(name: str, flags: int) -> bool:
-    """Whether the kernel itself answered."""
+def _reaches_kernel(name: str, flags: int) -> bool:
+    """Whether the kernel refused the flags, and not a filter."""
     try:
         call(name, flags, 0, 0, 0, 0)
     except OSError as error:
         return error.errno == errno.EINVAL
-    os._exit(1)  # an unknown kernel made a process: end it
+    os._exit(1)  # the call succeeded, so this may be a new process: end it
 
 
 def _settings(refusal: CageError) -> Reason | None:
-    if _reads("/proc/sys/kernel/unprivileged_userns_clone") == "0" and os.geteuid() != 0:
+    if _read("/proc/sys/kernel/unprivileged_userns_clone") == "0" and os.geteuid() != 0:
         return Reason(
             "user namespaces are switched off (kernel.unprivileged_userns_clone)",
             f"run `sudo sysctl -w kernel.unprivileged_userns_clone=1`; {ELSEWHERE}",
         )
-    if _reads("/proc/sys/user/max_user_namespaces") == "0":
+    if _read("/proc/sys/user/max_user_namespaces") == "0":
         return Reason(
             "user namespaces are switched off (user.max_user_namespaces)",
             f"run `sudo sysctl -w user.max_user_namespaces=15000`; {ELSEWHERE}",
@@ -192,14 +192,14 @@ def _settings(refusal: CageError) -> Reason | None:
 
 
 def _security_module(refusal: CageError) -> Reason | None:
-    """AppArmor allows a namespace and takes its privileges away; a profile's ban on mounting is EACCES."""
-    if _reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" and os.geteuid() != 0:
+    """AppArmor allows a namespace without privileges; a profile that forbids mounting causes EACCES."""
+    if _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" and os.geteuid() != 0:
         return Reason(
             "AppArmor restricts unprivileged user namespaces (kernel.apparmor_restrict_unprivileged_userns)",
             "run `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, or give this Python an AppArmor "
             f"profile with `userns,`; {ELSEWHERE}",
         )
-    label = _reads("/proc/self/attr/current").strip("\0\n")
+    label = _read("/proc/self/attr/current").strip("\0\n")
     if refusal.errno != errno.EACCES or not label or label == "unconfined":
         return None
     has_selinux = os.path.exists("/sys/fs/selinux/enforce")
@@ -222,7 +222,7 @@ def _privileges(refusal: CageError) -> Reason | None:
 def _mounts(refusal: CageError) -> Reason | None:
     if refusal.step != "mount own proc":
         return None
-    covered = _covered_in_proc()
+    covered = _mounts_below_proc()
     if not covered:
         return None
     return Reason(
@@ -233,7 +233,7 @@ def _mounts(refusal: CageError) -> Reason | None:
     )
 
 
-def _covered_in_proc() -> list[str]:
+def _mounts_below_proc() -> list[str]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         targets = [line.split()[4] for line in file]
     return sorted({target for target in targets if target.startswith("/proc/")})
@@ -246,7 +246,7 @@ def _unknown(refusal: CageError) -> Reason:
     )
 
 
-def _reads(path: str) -> str:
+def _read(path: str) -> str:
     try:
         with open(path) as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""Enforcers by name, and the best one that works here."""
+"""Finds enforcers by name, or the best one that works on this host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENFORCERS = {
     "landlock": "warmcell.enforcers.native:LandlockEnforcer",
 }
 
-#: Weaker classes, which must be named: by `enforcer`, or by `allow_weaker` for hosts where no other works.
+#: Used only if the caller names one: as `enforcer`, or as `allow_weaker` for hosts where no other works.
 WEAKER = ("landlock",)
 #: Tried in order when no name is given.
 _BEST_FIRST = {"linux": ("native", "bubblewrap"), "darwin": ("seatbelt",), "win32": ("appcontainer",)}
@@ -38,9 +38,9 @@ def get_enforcer(name: str | None = None) -> SandboxEnforcer:
 
 
 def prove_enforcer(requested: str | SandboxEnforcer, allow_weaker: str | None = None) -> SandboxEnforcer:
-    """The requested enforcer after its `probe()`: by name ("auto": the best one), or as an object.
+    """The requested enforcer, after its `probe()` succeeded. Given as an object or by name ("auto": the best one).
 
-    `allow_weaker` names the class to use with "auto" where no better one works. It is never used otherwise.
+    `allow_weaker` names the weaker one that "auto" may use if no other works.
     """
     if requested == "auto":
         return _best((*_BEST_FIRST.get(sys.platform, ()), *((allow_weaker,) if allow_weaker else ())))
@@ -55,7 +55,7 @@ def prove_enforcer(requested: str | SandboxEnforcer, allow_weaker: str | None = 
 
 
 def check_weaker(allow_weaker: object, requested: object) -> None:
-    """Refuses classes that are not weaker ones, and a weaker class beside an enforcer that was named."""
+    """Raises for an unknown `allow_weaker`, or one together with a named enforcer, where it has no effect."""
     if allow_weaker is None:
         return
     if allow_weaker not in WEAKER:
@@ -89,16 +89,16 @@ def _best(candidates: tuple[str, ...]) -> SandboxEnforcer:
             return enforcer
         except EnforcerUnavailable as error:
             reasons.append(error)
-    said = "; ".join(error.message for error in reasons) or f"no enforcer supports {sys.platform}"
-    remedies = dict.fromkeys(error.hint for error in reasons if error.hint)  # several may have the same
+    why = "; ".join(error.message for error in reasons) or f"no enforcer supports {sys.platform}"
+    remedies = dict.fromkeys(error.hint for error in reasons if error.hint)  # without duplicates
     hint = "; or ".join(remedies) or "use WasmBackend, which works everywhere"
-    raise EnforcerUnavailable("auto", f"no enforcer works on this host: {said}", hint=hint)
+    raise EnforcerUnavailable("auto", f"no enforcer works on this host: {why}", hint=hint)
 
 
 def _load(name: str) -> SandboxEnforcer:
-    home, _, attribute = ENFORCERS[name].partition(":")
+    module, _, attribute = ENFORCERS[name].partition(":")
     try:
-        kind = getattr(__import__(home, fromlist=("",)), attribute)
+        kind = getattr(__import__(module, fromlist=("",)), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
         raise EnforcerUnavailable(
             name, f"is not part of this installation ({error})", hint="reinstall warmcell"

@@ -1,7 +1,7 @@
-"""Seatbelt (macOS): the policy as a deny-default profile for `sandbox-exec`.
+"""Seatbelt (macOS): turns the policy into a deny-default profile for `sandbox-exec`.
 
-Seatbelt only filters: paths cannot be moved, there is no private /tmp, and the network is either "this machine, by
-port" or "everything". What it cannot express is refused.
+Seatbelt only filters: paths keep their places, there is no private /tmp, and the network is either "this machine, by
+port" or "everything". Policies that it cannot express are refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 
 @dataclass(frozen=True, slots=True)
 class ProfilePath:
-    """A path free of symbolic links, because Seatbelt compares real paths."""
+    """A path without symbolic links, because Seatbelt compares real paths."""
 
     path: str
     writable: bool
@@ -59,7 +59,7 @@ class SeatbeltEnforcer:
     name = NAME
 
     def probe(self) -> None:
-        """Runs a child that tries to read one file that it may not read, and one that it may."""
+        """Runs a child that tries to read a file, with a policy that denies it and one that allows it."""
         if sys.platform != "darwin":
             raise EnforcerUnavailable(NAME, "works on macOS only", hint="use get_enforcer() for this system's own")
         with temporary_directory("probe") as directory:
@@ -89,7 +89,7 @@ class SeatbeltEnforcer:
         return WrappedCommand(SANDBOX_EXEC, ("-p", profile, "--", *command), env={**DEFAULT_ENV, **policy.env})
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
-        """For `subprocess`: sandbox-exec passes its environment on, so it must be exactly the guest's."""
+        """For `subprocess`. sandbox-exec passes on its environment, so it must be the guest's."""
         return {"env": dict(command.env), "pass_fds": command.pass_fds, "close_fds": True, "start_new_session": True}
 
 
@@ -108,14 +108,14 @@ def refuse_moved_paths(policy: SandboxPolicy) -> None:
 
 
 def quote(text: str) -> str:
-    """A string of the profile language. Control characters are refused."""
+    """A string literal of the profile language. Refuses control characters."""
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
-        raise PolicyViolation(f"{text!r} holds a control character, which a Seatbelt profile cannot name")
+        raise PolicyViolation(f"{text!r} contains a control character, which a Seatbelt profile cannot contain")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def seatbelt_profile(policy: SandboxPolicy, program: str, paths: Sequence[ProfilePath]) -> str:
-    """The whole profile. Pure; the last matching rule decides, so `paths` come parents first."""
+    """The whole profile. The last matching rule decides, so `paths` must be sorted parents first. Pure."""
     lines = ["(version 1)", "(deny default)"]
     lines += _process_rules(policy, program)
     lines += _system_rules(program)
@@ -147,13 +147,13 @@ def _system_rules(program: str) -> Iterator[str]:
 
 
 def _path_rules(path: ProfilePath) -> Iterator[str]:
-    """A read-only rule also denies writing: it may lie in a writable directory."""
+    """The rules for one path. A read-only one also denies writing, because it may be in a writable directory."""
     where = f"({'subpath' if path.is_directory else 'literal'} {quote(path.path)})"
     yield from (f"(allow file-read-metadata (literal {quote(parent)}))" for parent in parents(path.path))
     yield f"(allow file-read* {where})"
     yield f"({'allow' if path.writable else 'deny'} file-write* {where})"
     if path.writable and path.is_directory:
-        # Moving it, or a directory above a narrower path in it, would move that path away from its rule.
+        # Moving the directory would move the narrower paths in it away from their rules.
         yield f"(deny file-write-unlink (literal {quote(path.path)}))"
 
 
@@ -179,7 +179,7 @@ def _network_rule(rule: NetworkRule) -> Iterator[str]:
     if rule.domain.lower() not in _THIS_MACHINE or rule.methods is not None or rule.path_prefixes is not None:
         raise EnforcerUnavailable(
             NAME,
-            f"cannot keep a rule for {rule.domain!r}: it knows ports of this machine, not names, methods or paths",
+            f"cannot enforce a rule for {rule.domain!r}: it filters ports of this machine, not names, methods or paths",
             hint="fetch through Sandbox.fetch with a FetchPolicy, or use allow_network()",
         )
     yield from (f'(allow network-outbound (remote ip "localhost:{port}"))' for port in rule.ports)

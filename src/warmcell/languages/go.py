@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
 from warmcell.core.slow_steps import report_slow_step
-from warmcell.enforcers.host import FileStamp, ask, find_program, stamp
+from warmcell.enforcers.host import FileStamp, find_program, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import ARTEFACT, build_key
 from warmcell.languages.program_spec import CODE_DIR, OUT_DIR, Build, ProgramSpec
@@ -102,7 +102,7 @@ def _toolchain(identity: FileStamp) -> GoToolchain:
 
 def _ask_go(program: str, *words: str, library: str = "") -> str:
     prefix = _pdeathsig_prefix() if library else ()
-    return ask([*prefix, *_settings(library or "/nonexistent"), program, *words], timeout=900)
+    return query_tool([*prefix, *_settings(library or "/nonexistent"), program, *words], timeout=900)
 
 
 @cache
@@ -114,7 +114,7 @@ def _pdeathsig_prefix() -> tuple[str, ...]:
 
 def _knows_pdeathsig(setpriv: str) -> bool:
     try:
-        return "--pdeathsig" in ask([setpriv, "--help"])
+        return "--pdeathsig" in query_tool([setpriv, "--help"])
     except BackendUnavailable:
         return False
 

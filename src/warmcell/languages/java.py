@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 import warmcell.guest
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
-from warmcell.enforcers.host import FileStamp, ask, find_program, stamp
+from warmcell.enforcers.host import FileStamp, find_program, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import build_key
 from warmcell.languages.program_spec import CODE_DIR, MEMORY, OUT_DIR, Build, ProgramSpec
@@ -48,7 +48,7 @@ class JavaRuntime:
         return ProgramSpec(argv, files, MAIN_FILE, jdk.runtime_paths, ahead=_make_built_spec(jdk, files))
 
     def version(self, config: ProcessConfig) -> str:
-        return ask([find_jdk().program, "--version"])
+        return query_tool([find_jdk().program, "--version"])
 
 
 def _make_built_spec(jdk: Jdk, files: Mapping[str, bytes]) -> ProgramSpec:

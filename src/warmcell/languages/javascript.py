@@ -10,7 +10,7 @@ from pathlib import Path
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
-from warmcell.enforcers.host import FileStamp, ask, find_in_wheel, find_program, stamp
+from warmcell.enforcers.host import FileStamp, find_in_wheel, find_program, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
@@ -158,7 +158,7 @@ def places_of_node(config: ProcessConfig) -> tuple[str, ...]:
 @lru_cache(maxsize=32)
 def _node(identity: FileStamp) -> Node:
     path = _behind_shim(os.path.realpath(identity[0]))
-    return Node(path, parse_version(ask([path, "--version"])), beside_usr(visible_paths(path)))
+    return Node(path, parse_version(query_tool([path, "--version"])), beside_usr(visible_paths(path)))
 
 
 def _behind_shim(path: str) -> str:
@@ -166,7 +166,7 @@ def _behind_shim(path: str) -> str:
     with Path(path).open("rb") as file:
         if file.read(4) in _EXECUTABLE_FORMATS:
             return path
-    return os.path.realpath(ask([path, "-p", "process.execPath"]))
+    return os.path.realpath(query_tool([path, "-p", "process.execPath"]))
 
 
 def parse_version(text: str) -> Version:

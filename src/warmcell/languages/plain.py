@@ -6,7 +6,7 @@ import os
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import replace
-from warmcell.enforcers.host import ask, find_program, stamp
+from warmcell.enforcers.host import find_program, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import Build, ProgramSpec
 from warmcell.languages.row import LanguageRow
@@ -42,7 +42,7 @@ class PlainRuntime:
         return replace(made, check=replace(made, argv=_fill(row.check, program))) if row.check else made
 
     def version(self, config: ProcessConfig) -> str:
-        return ask(_fill(self._row.version, find_toolchain(self._row)))
+        return query_tool(_fill(self._row.version, find_toolchain(self._row)))
 
     def _build(self, code: str, program: str) -> Build:
         """The cache key covers the source, the command and the identity of the compiler."""

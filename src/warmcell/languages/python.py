@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
-from warmcell.enforcers.host import FileStamp, ask, is_program, stamp
+from warmcell.enforcers.host import FileStamp, is_program, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
@@ -195,7 +195,7 @@ def _facts(path: str) -> _Facts:
 
     try:
         # Site files (`*.pth`, sitecustomize) may print too.
-        lines = ask([path, "-I", "-c", _QUESTION]).splitlines()
+        lines = query_tool([path, "-I", "-c", _QUESTION]).splitlines()
         said = json.loads(next(line.partition(" ")[2] for line in lines if line.startswith("WARMCELL ")))
     except (ValueError, StopIteration):
         raise BackendUnavailable(

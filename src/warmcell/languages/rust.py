@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import dataclass
-from warmcell.enforcers.host import FileStamp, ask, find_program, is_program, stamp
+from warmcell.enforcers.host import FileStamp, find_program, is_program, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.plain import build_key
 from warmcell.languages.program_spec import CODE_DIR, OUT_DIR, Build, ProgramSpec
@@ -74,9 +74,9 @@ def find_compiler(config: ProcessConfig) -> Compiler:
 def _compiler(identity: FileStamp) -> Compiler:
     path = identity[0]
     # PATH often has rustup's proxy, which needs a home directory; the compiler itself is in the sysroot.
-    sysroot = os.path.realpath(ask([path, "--print", "sysroot"]))
+    sysroot = os.path.realpath(query_tool([path, "--print", "sysroot"]))
     real = os.path.join(sysroot, "bin", "rustc")
     compiler = real if is_program(real) else os.path.realpath(path)
     return Compiler(
-        compiler, ask([compiler, "-vV"]), beside_usr([*visible_paths(compiler), os.path.join(sysroot, "lib")])
+        compiler, query_tool([compiler, "-vV"]), beside_usr([*visible_paths(compiler), os.path.join(sysroot, "lib")])
     )

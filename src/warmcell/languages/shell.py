@@ -6,7 +6,7 @@ import os
 import re
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.enforcers.host import ask, find_program, is_program
+from warmcell.enforcers.host import find_program, is_program, query_tool
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import CODE_DIR, ProgramSpec
 from warmcell.languages.table import REMEDIES
@@ -26,7 +26,7 @@ class ShellRuntime:
 
     def version(self, config: ProcessConfig) -> str:
         shell = find_shell()
-        return ask([shell, "--version"]) if os.path.basename(shell) == "bash" else "sh"
+        return query_tool([shell, "--version"]) if os.path.basename(shell) == "bash" else "sh"
 
     def prepare(self, code: str, config: ProcessConfig) -> ProgramSpec:
         script = (find_shell(), f"{CODE_DIR}/{MAIN_FILE}")

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import replace
-from warmcell.enforcers.host import FileStamp, ask, stamp
+from warmcell.enforcers.host import FileStamp, query_tool, stamp
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.languages.python import MAIN_FILE, PythonRuntime, find_interpreter
@@ -88,6 +88,6 @@ class SqlRuntime:
 def _sqlite_version(identity: FileStamp) -> str:
     """Some Pythons are built without sqlite3."""
     try:
-        return ask([identity[0], "-I", "-S", "-c", "import sqlite3; print(sqlite3.sqlite_version)"])
+        return query_tool([identity[0], "-I", "-S", "-c", "import sqlite3; print(sqlite3.sqlite_version)"])
     except BackendUnavailable as error:
         raise BackendUnavailable(f"sql needs Python's sqlite3: {error.message}", hint=REMEDIES["sql"]) from None

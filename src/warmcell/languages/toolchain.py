@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.enforcers.host import FileStamp, ask, find_program, is_program, stamp
+from warmcell.enforcers.host import FileStamp, find_program, is_program, query_tool, stamp
 from warmcell.policy.places import is_within
 
 #: What a pure installation directory may contain at its top. A home or a project has other things as well (`.ssh`,
@@ -61,7 +61,7 @@ def is_installation(directory: str) -> bool:
 def linked_libraries(program: str) -> list[str]:
     """The shared libraries that the loader would load for it, by the names that it looks for."""
     try:
-        said = ask([find_program("ldd") or "/usr/bin/ldd", program])
+        said = query_tool([find_program("ldd") or "/usr/bin/ldd", program])
     except BackendUnavailable:
         return []  # static, or not a binary
     found = (line.partition(" => ")[2].rpartition(" (0x")[0] for line in said.splitlines())

@@ -11,7 +11,7 @@ from functools import partial
 
 import warmcell.guest
 from warmcell.core.light import suppress
-from warmcell.enforcers.namespaces_witness import set_reporter
+from warmcell.enforcers.namespaces_report import add_reporter
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.lifetime.ownership import own
 from warmcell.pool.prestarted_manager import BOOT, CAGE_DIR, LOWEST_OWN, PrestartedManager, spawn
@@ -218,7 +218,7 @@ def start_ahead(interpreter: str, early: PrestartedManager | None = None, *, pac
             start.discard()
             raise
         _prestarted[interpreter] = start
-        set_reporter(start.report_namespaces)
+        add_reporter(start.report_namespaces)
 
 
 def acquire_manager(interpreter: str, prefix: tuple[str, ...], order: dict[str, Any]) -> ManagerProcess:

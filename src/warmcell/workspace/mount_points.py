@@ -57,7 +57,7 @@ def host_path(field: str, path: str | os.PathLike[str]) -> str:
     text = check_text(field, os.fspath(path))
     found = follow(text)
     if found.foreign_link is not None:
-        raise InvalidRequest(f"{text!r} {found.complaint(found.foreign_link)}", field=field, hint=found.remedy)
+        raise InvalidRequest(f"{text!r} {found.describe_link(found.foreign_link)}", field=field, hint=found.remedy)
     return found.real
 
 

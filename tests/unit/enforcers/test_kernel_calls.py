@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from warmcell.cage.linux import kernel_support, syscall_numbers
-from warmcell.enforcers import kernel_calls, namespaces_witness, probe
+from warmcell.enforcers import kernel_calls, namespaces_report, probe
 
 
 def test_requested_and_reported_languages_are_the_same() -> None:
@@ -15,7 +15,7 @@ def test_requested_and_reported_languages_are_the_same() -> None:
 
 
 def test_what_a_witness_saw_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces_witness, "read_report", lambda: (True, 3))
+    monkeypatch.setattr(namespaces_report, "read_report", lambda: (True, 3))
     monkeypatch.setattr(kernel_support, "call", lambda *_: pytest.fail("the kernel was asked"))
     found = probe.measure.__wrapped__()
     assert (found.landlock_abi, found.seccomp, found.missing_calls) == (3, True, ())
@@ -31,7 +31,7 @@ def test_where_a_witness_missed_something_it_is_found_out_what(monkeypatch: pyte
 
     monkeypatch.setattr(kernel_support, "call", without)
     assert whole and kernel_support.landlock_version_if_complete() == 0
-    monkeypatch.setattr(namespaces_witness, "read_report", lambda: (True, 0))
+    monkeypatch.setattr(namespaces_report, "read_report", lambda: (True, 0))
     found = probe.measure.__wrapped__()
     assert (found.landlock_abi, found.missing_calls) == (3, ("openat2",))
     assert [name for name, _, _ in found.reasons] == ["openat2"]

@@ -84,7 +84,7 @@ def test_a_mount_inside_another_needs_a_real_place_there(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
     outer = AllowedPath(str(tmp_path / "outer"), AccessMode.READ_WRITE, "/data")
     inner = AllowedPath(str(tmp_path / "inner"), guest_path="/data/inner")
-    with pytest.raises(PolicyViolation, match="no such place"):
+    with pytest.raises(PolicyViolation, match="no suitable mount point"):
         resolve(outer, inner)
     assert not (tmp_path / "outer" / "inner").exists()
     (tmp_path / "outer" / "inner").mkdir()
@@ -96,7 +96,7 @@ def test_a_link_that_a_guest_planted_is_not_a_mount_point(tmp_path: Path) -> Non
     for name in ("outer", "inner", "victim"):
         (tmp_path / name).mkdir()
     (tmp_path / "outer" / "inner").symlink_to(tmp_path / "victim")
-    with pytest.raises(PolicyViolation, match="no such place"):
+    with pytest.raises(PolicyViolation, match="no suitable mount point"):
         resolve(
             AllowedPath(str(tmp_path / "outer"), AccessMode.READ_WRITE, "/data"),
             AllowedPath(str(tmp_path / "inner"), guest_path="/data/inner"),
@@ -107,7 +107,7 @@ def test_a_file_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "outer").mkdir()
     (tmp_path / "outer" / "inner").touch()
     (tmp_path / "inner").mkdir()
-    with pytest.raises(PolicyViolation, match="no such place"):
+    with pytest.raises(PolicyViolation, match="no suitable mount point"):
         resolve(
             AllowedPath(str(tmp_path / "outer"), guest_path="/data"),
             AllowedPath(str(tmp_path / "inner"), guest_path="/data/inner"),

@@ -22,7 +22,7 @@ def told(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], uid: int, step:
     """What is said on a host with these files and no others, to a user, about a step that failed."""
     exists = os.path.exists
     known = {CLONE, UNSHARE, RESTRICT, LABEL, SELINUX}
-    monkeypatch.setattr(refusals, "_reads", lambda path: files.get(path, ""))
+    monkeypatch.setattr(refusals, "_read", lambda path: files.get(path, ""))
     monkeypatch.setattr(os.path, "exists", lambda path: path in files if path in known else exists(path))
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(refusals, "_filter", lambda: None)

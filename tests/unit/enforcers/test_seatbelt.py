@@ -118,7 +118,7 @@ def test_ports_of_this_machine_can_be_named(domain: str) -> None:
     ],
 )
 def test_what_it_cannot_express_is_refused(rule: NetworkRule) -> None:
-    with pytest.raises(EnforcerUnavailable, match="cannot keep a rule"):
+    with pytest.raises(EnforcerUnavailable, match="cannot enforce a rule"):
         profile(SandboxPolicy(network_rules=(rule,)))
 
 

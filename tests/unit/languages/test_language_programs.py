@@ -113,7 +113,7 @@ def test_a_python_without_sqlite_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: object, **__: object) -> str:
         raise BackendUnavailable("ModuleNotFoundError: No module named '_sqlite3'")
 
-    monkeypatch.setattr(sql, "ask", refuse)
+    monkeypatch.setattr(sql, "query_tool", refuse)
     sql._sqlite_version.cache_clear()
     with pytest.raises(BackendUnavailable, match="needs Python's sqlite3") as caught:
         language_runtime("sql").prepare("select 1", DEFAULT)

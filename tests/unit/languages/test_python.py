@@ -66,7 +66,7 @@ def test_default_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a process was started")
 
     python._interpreter.cache_clear()
-    monkeypatch.setattr(python, "ask", refuse)
+    monkeypatch.setattr(python, "query_tool", refuse)
     assert find_interpreter(DEFAULT).version == tuple(sys.version_info[:3])
 
 

@@ -117,11 +117,11 @@ def test_a_package_that_is_not_there_has_no_program() -> None:
 
 def test_questions_are_asked_in_the_root_directory_and_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_OPTIONS", "--bad")
-    assert host.ask(["/bin/sh", "-c", 'pwd; echo "[$NODE_OPTIONS]"']) == "/\n[]"
+    assert host.query_tool(["/bin/sh", "-c", 'pwd; echo "[$NODE_OPTIONS]"']) == "/\n[]"
     with pytest.raises(BackendUnavailable, match="does not work: last words"):
-        host.ask(["/bin/sh", "-c", "echo first >&2; echo last words >&2; exit 3"])
+        host.query_tool(["/bin/sh", "-c", "echo first >&2; echo last words >&2; exit 3"])
     with pytest.raises(BackendUnavailable, match="did not answer"):
-        host.ask(["/bin/sleep", "5"], timeout=0.1)
+        host.query_tool(["/bin/sleep", "5"], timeout=0.1)
 
 
 def test_looking_for_go_does_not_compile_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from warmcell.cage.failure import CageError
 from warmcell.cage.linux import kernel_support
 from warmcell.cage.wire import send_packet
 from warmcell.core.errors import EnforcerFailed
-from warmcell.enforcers import namespaces_probe, namespaces_witness, probe
+from warmcell.enforcers import namespaces_probe, namespaces_report, probe
 from warmcell.lifetime.host_program import base_executable
 from warmcell.pool import manager_process
 from warmcell.pool.manager_process import ManagerProcess, acquire_manager, first_order, start_ahead
@@ -144,7 +144,7 @@ def test_one_started_ahead_tells_that_namespaces_are_to_be_had(monkeypatch: pyte
     """So they are not probed first: that takes a process, and the end of its namespaces is waited for."""
     monkeypatch.setattr(namespaces_probe, "refusal", lambda: pytest.fail("they were tried"))
     start_ahead(base_executable())
-    seen = namespaces_witness.read_report()
+    seen = namespaces_report.read_report()
     assert seen == (True, kernel_support.landlock_version_if_complete()) and probe._why_no_namespaces(seen[0]) is None
     zygote = ZygoteProcess(ZygoteKey(base_executable(), "namespaces", "native"))  # which finds what was said meanwhile
     assert zygote.is_alive()
@@ -158,7 +158,7 @@ def test_where_it_could_not_make_them_they_are_tried(monkeypatch: pytest.MonkeyP
     start_ahead(base_executable())
     early = manager_process._prestarted.pop(base_executable())
     early.kill()
-    assert probe._try(namespaces_witness.read_report()[0]) is tried and early.unread == [{}]
+    assert probe._try_namespaces(namespaces_report.read_report()[0]) is tried and early.unread == [{}]
     early.close_channels()
     assert early.await_end(10) and early.report_namespaces() == (False, 0)
 
@@ -166,12 +166,12 @@ def test_where_it_could_not_make_them_they_are_tried(monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def no_witness() -> Iterator[None]:
     """Nor one that was started ahead for a command of another test, which had no use for it in the end."""
-    namespaces_witness._witnesses.clear()
+    namespaces_report._reporters.clear()
     for early in manager_process._prestarted.values():
         early.discard()
     manager_process._prestarted.clear()
     yield
-    namespaces_witness._witnesses.clear()
+    namespaces_report._reporters.clear()
 
 
 def test_one_that_dies_before_its_order_is_reported_like_any_other(

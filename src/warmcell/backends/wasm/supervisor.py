@@ -269,9 +269,9 @@ def _missing_call(error: OSError) -> SandboxError | None:
     """The error for a system call that this kernel does not have."""
     if error.errno != errno.ENOSYS:
         return None
-    from warmcell.enforcers.kernel_calls import OF_WASM, missing_call
+    from warmcell.enforcers.kernel_calls import WASM_CALLS, missing_call
 
-    missing = next(filter(None, map(missing_call, OF_WASM)), None)
+    missing = next(filter(None, map(missing_call, WASM_CALLS)), None)
     return BackendUnavailable(f"wasm: {missing.reason}", hint=missing.remedy) if missing else None
 
 

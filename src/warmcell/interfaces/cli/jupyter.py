@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest
-from warmcell.enforcers.host import ask
+from warmcell.enforcers.host import query_tool
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
 from warmcell.interfaces.cli.render import print_json
@@ -68,7 +68,7 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
 def python_spec(python: str) -> dict[str, Any]:
     """The kernelspec of that Python's ipykernel, whose features depend on its version."""
     try:
-        spec: dict[str, Any] = json.loads(ask([python, "-c", _ASK_IPYKERNEL]))
+        spec: dict[str, Any] = json.loads(query_tool([python, "-c", _ASK_IPYKERNEL]))
     except (BackendUnavailable, ValueError) as error:
         raise BackendUnavailable(
             f"{python} has no working ipykernel ({getattr(error, 'message', error)})",

@@ -56,8 +56,8 @@ _IN_THE_WAY = (FileExistsError, NotADirectoryError, IsADirectoryError)
 
 
 class CageCommands:
-    """Commands in a `Sandbox`. Call `run`, `read` and `write` by `portal.call_async` or `portal.call`: its event loop is the
-    portal's.
+    """Commands in a `Sandbox`. Call `run`, `read` and `write` by `portal.call_async` or `portal.call`: it belongs to
+    the portal's event loop.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from warmcell.core.errors import BackendUnavailable, ProvisionFailed
 from warmcell.core.records import dataclass
-from warmcell.enforcers.host import ask, find_program
+from warmcell.enforcers.host import find_program, query_tool
 from warmcell.languages.javascript import find_node, runs_javascript
 from warmcell.languages.table import REMEDIES
 from warmcell.languages.toolchain import beside_usr
@@ -140,6 +140,6 @@ def configured_registry(npm: Npm) -> NpmRegistry:
     from warmcell.net.rules.package_index import parse_npm_config
 
     try:
-        return parse_npm_config(ask([npm.node, npm.program, "config", "ls", "--long", "--json"]))
+        return parse_npm_config(query_tool([npm.node, npm.program, "config", "ls", "--long", "--json"]))
     except BackendUnavailable as error:
         raise ProvisionFailed("packages", f"npm does not work: {error.message}", "try `npm config ls`") from None

@@ -247,12 +247,12 @@ _QUIET = ("--no-input", "--disable-pip-version-check", "--no-color", "--quiet")
 @lru_cache(maxsize=8)
 def public_index(interpreter: str) -> PublicIndex:
     """The public index as the interpreter's own pip defines it."""
-    from warmcell.enforcers.host import ask
+    from warmcell.enforcers.host import query_tool
     from warmcell.net.rules.package_index import PublicIndex
 
     question = "from pip._internal.models.index import PyPI; print(PyPI.simple_url, PyPI.file_storage_domain)"
     try:
-        url, files_host = ask([interpreter, "-I", "-c", question]).split()
+        url, files_host = query_tool([interpreter, "-I", "-c", question]).split()
     except (BackendUnavailable, ValueError):
         raise _no_pip() from None
     return PublicIndex(url, files_host)
