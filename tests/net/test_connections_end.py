@@ -82,7 +82,7 @@ def test_places_are_shared_so_that_the_next_one_finds_some() -> None:
     assert [greedy() for _ in range(7)] == [15, 8, 4, 2, 2, 2, 2]
     assert slots.taken == 35 and slots.take(1) and not slots.take(2)
     for _ in range(36):
-        slots.give_back()
+        slots.release()
     assert slots.taken == 0 and greedy() == 15
 
 

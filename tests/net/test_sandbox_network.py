@@ -133,7 +133,7 @@ async def test_a_fetch_that_is_no_longer_allowed_is_cut(silent: Silent) -> None:
         await sandbox.update_network([])
         with pytest.raises(FetchFailed, match="no longer allowed"):
             await fetching
-        with pytest.raises(FetchFailed, match="not allowed at present"):
+        with pytest.raises(FetchFailed, match="not allowed at the moment"):
             await sandbox.fetch(f"http://127.0.0.1:{silent.port}/")
         assert [item.is_allowed for item in await sandbox.connections()] == [True, False]
 
@@ -162,7 +162,7 @@ async def test_a_connection_that_is_still_being_judged_is_cut_too() -> None:
         await in_thread(lambda: log.cut(Narrowing(())))
         stream = SocketStream(*await asyncio.open_connection(sock=ours))
         with pytest.raises(FetchFailed, match="no longer allowed"):
-            connection.carry(stream)
+            connection.attach(stream)
         assert (await in_thread(lambda: theirs.recv(1))) == b""
 
 

@@ -1,4 +1,4 @@
-"""Safe networking: one rule book, three ways out (`Sandbox.fetch`, the guest's fetch, the egress proxy).
+"""Safe networking: one rule book for `Sandbox.fetch`, the guest's fetch and the egress proxy.
 
 Names are imported on first use, so a sandbox without network does not pay for this package.
 """

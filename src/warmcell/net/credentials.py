@@ -161,7 +161,7 @@ def _in_base64(raw: bytes) -> set[bytes]:
     found = {base64.b64encode(raw).rstrip(b"="), base64.urlsafe_b64encode(raw).rstrip(b"=")}
     for before, shared in ((0, 0), (1, 2), (2, 3)):
         whole = bytes(before) + raw
-        # The letters at both ends also encode bits of the neighbouring bytes, which are unknown.
+        # The letters at both ends also encode bits of the neighbouring bytes, which we do not know.
         sure = len(whole) * 8 // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             letters = encode(whole)[shared:sure]

@@ -1,1 +1,1 @@
-"""What fetches and the proxy share: admission, name lookup, dialling, HTTP exchange."""
+"""Shared by fetches and the proxy: admission, name lookup, dialling, HTTP exchange."""

@@ -1,4 +1,4 @@
-"""The gate: every outgoing connection is checked here, and each decision is audited as one line."""
+"""The gate: checks every outgoing connection and audits each decision as one line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from warmcell.net.rules.hosts import Host, IPAddress, is_own
 from warmcell.net.rules.rule_book import Decision, EgressRequest, RuleBook
 
 RULE = "public addresses only"
-_HINT = "the name does not exist or resolves to an address that the policy does not allow; the audit log says which"
+_HINT = "the name does not exist or resolves to an address that the policy does not allow; see the audit log"
 
 
 class Unreachable(FetchFailed):
-    """A name that a guest may look up but not reach. The message is for the host; `as_guest_error` is the guest's.
+    """A name that a guest may look up but not reach. Its message is for the host only; see `as_guest_error`.
 
-    A guest that learns what a name resolves to, or whether it resolves at all, can map the host's network. So a name
-    that does not exist and one that resolves to a forbidden address look the same to the guest, unless the policy names
-    that exact host. The host's code and the audit log see the difference.
+    A guest that learns what a name resolves to, or whether it exists, can map the host's network. So a name that does
+    not exist and one that resolves to a forbidden address look the same to the guest, unless the policy names that
+    exact host. The host's code and the audit log see the difference.
     """
 
     def __init__(self, message: str, *, where: str, reason: str, hint: str | None = None) -> None:
@@ -53,7 +53,7 @@ AuditSink = Callable[[str], None]
 DenialSink = Callable[[Denial], None]
 HeaderPairs = Iterable[tuple[str, str]]
 
-#: Characters of a path in an audit line.
+#: The most characters of a path in an audit line.
 _LONGEST_PATH = 1000
 
 
@@ -101,7 +101,7 @@ class Gate:
         try:
             return await resolve_host(request.host, request.port, self._resolver)
         except FetchFailed as error:
-            # A host that the policy names is known to the guest. Under a wildcard, whether it exists is a secret.
+            # The guest may know that a host named in the policy exists, but not one that only a wildcard covers.
             if rules.names_host(request.host):
                 raise
             self._record(request, Decision(False, RULE, error.message), via)
@@ -110,7 +110,7 @@ class Gate:
             raise Unreachable(error.message, where=request.host.name, reason=error.reason) from None
 
     def _refuse_address(self, request: EgressRequest, verdict: Decision, via: str, address: IPAddress) -> FetchFailed:
-        """The full reason only if the guest wrote the address itself: it must not learn what a name resolves to."""
+        """Gives the full reason only for an address literal: the guest must not learn what a name resolves to."""
         if request.host.address is not None:
             return self.refuse(request, verdict, via)
         self._record(request, verdict, via, addresses=[str(address)])
@@ -124,7 +124,7 @@ class Gate:
         decision = (rules or self.rules).judge(request)
         if not decision.allowed:
             raise self.refuse(request, decision, via)
-        # Requests inside a readable tunnel are counted one by one when they arrive.
+        # Requests inside a readable tunnel are counted when they arrive.
         if not request.is_readable and not self.limiter.admit(request.host.name):
             limited = Decision(False, "rate_limit", f"too many requests to {request.host}", "wait, or raise rate_limit")
             raise self.refuse(request, limited, via, reason="rate_limited")
@@ -139,10 +139,10 @@ class Gate:
         return FetchFailed(f"{decision.reason} (rule: {decision.rule})", reason=reason, hint=decision.hint or None)
 
     def refuse_steering(self, request: EgressRequest, decision: Decision, headers: HeaderPairs, via: str) -> None:
-        """Raises `FetchFailed` for a header that could undo a rule about methods or paths."""
+        """Raises `FetchFailed` for a header that could bypass a rule about methods or paths."""
         name = steering_header(headers) if decision.reads_content else None
         if name is not None:
-            verdict = Decision(False, decision.rule, f"the header {name!r} could undo the rule")
+            verdict = Decision(False, decision.rule, f"the header {name!r} could bypass the rule")
             raise self.refuse(request, verdict, via)
 
     def refuse_malformed(self, reason: str, via: str) -> None:

@@ -1,4 +1,4 @@
-"""The connections of a sandbox: the last ones for its owner to see, and open ones to cut when the rules change."""
+"""The connections of a sandbox: a log for its owner, and the open ones, which a change of the rules may cut."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from warmcell.net.connect.limits import TokenBucket
 from warmcell.net.rules.hosts import IPAddress
 from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing
 
-#: Older ones are forgotten.
+#: Length of the log.
 MOST_CONNECTIONS = 1000
-#: Decisions of one sandbox that the audit lists at once, and the seconds after which it lists one more.
+#: The audit lists so many decisions of one sandbox at once, and then one more every so many seconds.
 AUDITED_AT_ONCE, AUDIT_SECONDS = 500, 10.0
 _CUT_SECONDS = 10.0
 
 
 class _Entry:
-    """A row of the log. Its figures are those of `stream` while it is open."""
+    """A row of the log. While `stream` is open, the numbers of bytes are taken from it."""
 
     __slots__ = ("host", "is_allowed", "port", "received", "rule", "sent", "stream", "time")
 
@@ -49,7 +49,7 @@ class _Entry:
 
 
 class OpenConnection:
-    """An outgoing request from before it is judged until it has ended. Used on its own event loop only."""
+    """An outgoing request, from before it is judged until it has ended. Used on one event loop only."""
 
     def __init__(self, log: ConnectionLog, request: EgressRequest) -> None:
         self.request = request
@@ -64,8 +64,8 @@ class OpenConnection:
         self.addresses = addresses
         self._entry = self._log.add(self.request, decision)
 
-    def carry(self, server: SocketStream, *others: ByteStream) -> None:
-        """From now on it is carried by these streams. Raises `FetchFailed` if it was cut meanwhile."""
+    def attach(self, server: SocketStream, *others: ByteStream) -> None:
+        """Sets the streams that `cut` closes. Raises `FetchFailed` if it was cut before."""
         if self._is_cut:
             server.close()
         self.check()
@@ -74,7 +74,7 @@ class OpenConnection:
             self._entry.stream = server
 
     def check(self) -> None:
-        """Raises if it was cut: what has arrived since must not look complete."""
+        """Raises `FetchFailed` if it was cut: a truncated response must not look complete."""
         if self._is_cut:
             where = f"{self.request.host.in_url}:{self.request.port}"
             raise FetchFailed(f"{where} is no longer allowed", reason="refused")
@@ -90,9 +90,7 @@ class OpenConnection:
 
 
 class ConnectionLog:
-    """Of one sandbox, over all its runs; or of one run, which adds to the log of its sandbox too. Safe to use from
-    any thread.
-    """
+    """The log of a sandbox over all its runs, or of one run, which also adds to its sandbox's. Thread-safe."""
 
     def __init__(self, sandbox: ConnectionLog | None = None) -> None:
         self._sandbox = sandbox
@@ -103,9 +101,9 @@ class ConnectionLog:
         self._left_out = 0
 
     def count_for_audit(self) -> dict[str, Any]:
-        """Fields for the event of one more decision: whether the audit leaves it out, and how many it left out before.
+        """Counts a decision. Returns event fields: whether the audit leaves it out, and how many it left out before.
 
-        A guest decides how many decisions there are. Without a bound its own would rotate the audit away.
+        Without this bound, a guest could cause so many decisions that the audit file loses everything else.
         """
         if self._sandbox is not None:
             return self._sandbox.count_for_audit()
@@ -137,7 +135,7 @@ class ConnectionLog:
 
     @contextmanager
     def track(self, request: EgressRequest) -> Iterator[OpenConnection]:
-        """Enter before the rules are read: then either they are the new ones, or `cut` finds the connection."""
+        """Enter it before reading the rules, so that a connection judged by old rules is one that `cut` finds."""
         connection = OpenConnection(self, request)
         cutting = self._sandbox or self
         with cutting._lock:
@@ -150,7 +148,7 @@ class ConnectionLog:
             connection.end()
 
     def cut(self, narrowing: Narrowing) -> None:
-        """Ends what is open and no longer allowed, and returns once it is closed. Not for event loops."""
+        """Closes open connections that are no longer allowed, and waits for that. Not for event loops."""
         with self._lock:
             found = [item for item in self._open if not _is_still_allowed(item, narrowing)]
         waits = [event for item in found if (event := _cut_on_its_loop(item)) is not None]

@@ -1,4 +1,4 @@
-"""Looks names up, once per connection, and connects to the addresses that were admitted; byte streams over both."""
+"""Resolves names, once per connection, and connects to the admitted addresses; byte streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _slots = FairSlots(MAX_LOOKUPS)
 class _LookupCounts:
     """Lookups in progress per event loop. Each proxy, and so each guest, has its own loop.
 
-    A lookup keeps its slot until getaddrinfo returns, even if the caller has stopped waiting.
+    A lookup keeps its slot until getaddrinfo returns, even if the caller no longer waits.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _LookupCounts:
     def end(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             self._under_way[loop] = max(0, self._under_way.get(loop, 0) - 1)
-        _slots.give_back()
+        _slots.release()
 
 
 _lookups = _LookupCounts()
@@ -93,7 +93,7 @@ async def system_resolver(name: str, port: int) -> Sequence[str]:
 
 
 async def resolve_host(host: Host, port: int, resolver: Resolver) -> tuple[IPAddress, ...]:
-    """Every address of the host, in the resolver's order. A literal needs no lookup."""
+    """All addresses of the host, in the resolver's order. A literal needs no lookup."""
     if host.address is not None:
         return (host.address,)
     try:
@@ -137,7 +137,7 @@ class ByteStream(Protocol):
 
 
 class SocketStream:
-    """An asyncio connection. `unread` pushes peeked data back."""
+    """An asyncio connection. `unread` pushes data back to be read again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -285,7 +285,7 @@ async def open_stream(
 
 
 def _cause(error: OSError) -> str:
-    """The errno's text alone: asyncio's message contains the address, which guests must not see."""
+    """The errno's text only: asyncio's message contains the address, which guests must not see."""
     if error.errno:
         return os.strerror(error.errno)
     return "timed out" if isinstance(error, TimeoutError) else "connection closed"

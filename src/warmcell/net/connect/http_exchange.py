@@ -20,11 +20,11 @@ _AS_BLANKS = bytes.maketrans(b"\t\r\n", b"   ")
 
 
 class IncomingHttp:
-    """Feeds a peer's bytes into one h11 connection, without input on which it takes quadratic time.
+    """Feeds a peer's bytes into one h11 connection, except input on which it takes quadratic time.
 
     h11 matches header lines, trailers and chunk headers with patterns that are quadratic in the length of a run of
-    blanks: 64 KiB of blanks hold the GIL for more than a minute. A long run is fine in a body, and a
-    `RemoteProtocolError` in a line before h11 sees all of it.
+    blanks: 64 KiB of blanks hold the GIL for more than a minute. Long runs are allowed in a body; in a line they raise
+    `RemoteProtocolError` before h11 gets all of them.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -48,26 +48,26 @@ class IncomingHttp:
         return bytes(self._connection.trailing_data[0]) + b"".join(self._pieces)
 
     def _check_line(self, piece: bytes) -> None:
-        # When h11 wants more data, anything it still buffers is the start of a line; it never buffers body data.
+        # When h11 needs more data, what it still buffers is the start of a line; it never buffers body data.
         line = self._connection.trailing_data[0]
-        meeting = line[-MAX_BLANKS:] + piece[:MAX_BLANKS]
-        if line and _TOO_MANY in meeting.translate(_AS_BLANKS):
+        around_cut = line[-MAX_BLANKS:] + piece[:MAX_BLANKS]
+        if line and _TOO_MANY in around_cut.translate(_AS_BLANKS):
             raise self._h11.RemoteProtocolError(f"{MAX_BLANKS} blanks in a row in a header")
 
 
 def _cut_inside_runs(data: bytes) -> Iterator[bytes]:
-    """Split the data inside each long run of blanks: after the first part, h11's buffer shows if it is in a line."""
-    seen, begin, position = data.translate(_AS_BLANKS), 0, 0
-    while (run := seen.find(_CUT_FROM, position)) >= 0:
+    """Split the data inside each long run of blanks. After the first part, h11's buffer shows if it is in a line."""
+    blanks, begin, position = data.translate(_AS_BLANKS), 0, 0
+    while (run := blanks.find(_CUT_FROM, position)) >= 0:
         cut = run + len(_CUT_FROM) // 2
         yield data[begin:cut]
-        begin, position = cut, _end_of_run(seen, cut)
+        begin, position = cut, _end_of_run(blanks, cut)
     yield data[begin:]
 
 
-def _end_of_run(seen: bytes, position: int) -> int:
+def _end_of_run(blanks: bytes, position: int) -> int:
     step = len(_CUT_FROM)
-    while seen.startswith(_CUT_FROM, position):
+    while blanks.startswith(_CUT_FROM, position):
         position += step
     return position
 

@@ -1,7 +1,4 @@
-"""Limits on requests (token buckets: one for the policy, one per host) and on connections and lookups (slots).
-
-Thread-safe. The clock is a parameter.
-"""
+"""Limits on requests (token buckets) and on connections and lookups (slots). Thread-safe."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """Decides whether one more request may be sent now. Without a limit, always."""
+    """Decides whether one more request may be sent now: by a bucket for the policy and one per host."""
 
     def __init__(self, limit: RateLimit | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
@@ -65,7 +62,7 @@ class RateLimiter:
         if bucket is None:
             bucket = self._hosts[host] = TokenBucket(capacity, self._limit.per_seconds, now)
         self._hosts.move_to_end(host)
-        # A guest can invent host names under a wildcard. The policy's own bucket still limits it after eviction.
+        # A guest can invent host names under a wildcard. After an eviction the policy's bucket still limits it.
         while len(self._hosts) > MAX_HOSTS:
             self._hosts.popitem(last=False)
         return bucket
@@ -103,7 +100,7 @@ class FairSlots:
             self.taken += 1
             return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         with self._lock:
             self.taken = max(0, self.taken - 1)
 

@@ -1,1 +1,1 @@
-"""Single requests, for the host or for a guest's `fetch()`: each hop checked, the body bounded and decoded."""
+"""Single requests, for the host or for a guest's `fetch()`: checks each hop, bounds and decodes the body."""

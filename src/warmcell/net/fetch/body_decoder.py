@@ -1,6 +1,6 @@
-"""Content-Encoding, decoded in bounded pieces: a decompression bomb costs the cap, not its size.
+"""Decodes Content-Encoding in bounded pieces, so that a decompression bomb costs no more than the size limit.
 
-The bytes of every layer are counted, not only those of the last one.
+The limit applies to the bytes of every layer, not only of the last one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_LAYERS = 2
 PIECE = 64 * 1024
 #: Each gzip member copies the rest of its slice: quadratic if many small ones are in a large slice.
 GZIP_SLICE = 16 * 1024
-#: Bytes of content in a gzip member, on average: servers write one for each record of a log.
+#: The least average content of gzip members in bytes: servers write one member per record of a log.
 LEAST_MEMBER = 64
 # zstandard has no limit on the output of one call, so its input is sliced: at most 32 RLE blocks of 128 KiB each.
 ZSTD_SLICE = 128
@@ -179,7 +179,7 @@ class BodyDecoder:
                 yield from self._decode_layers(depth + 1, self._layers[depth].feed(piece))
 
     def finish(self) -> None:
-        """Raise if any layer is incomplete: a truncated body must not look complete."""
+        """Raise `FetchFailed` if a layer is incomplete: a truncated body must not look complete."""
         if not self._counts[0]:
             return
         try:

@@ -86,7 +86,7 @@ class SafeClient:
         self._dial = dial
 
     def narrow(self, narrowing: Narrowing) -> None:
-        """Fetches from now on also need this narrowing's consent; it replaces an earlier one."""
+        """Apply this narrowing to all later fetches, in place of an earlier one."""
         self._gate.rules = replace(self._gate.rules, narrowing=narrowing)
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:
@@ -121,7 +121,7 @@ class SafeClient:
 
     def _next_hop(self, hop: Hop, status: int, location: str, redactor: Redactor) -> Hop:
         try:
-            # Following it would send the credential to that host; quoting it in the error would leak it too.
+            # Following the redirect would send the credential to that host; an error that quotes it would leak it.
             if redactor.text(location) != location:
                 raise FetchFailed("the redirect repeats an injected credential", reason="refused")
             return _next_hop(hop, status, location)
@@ -148,7 +148,7 @@ class SafeClient:
             headers = self._request_headers(hop, redactor)
             tls = self._tls_context() if target.scheme == "https" else None
             stream = await open_stream(target.host, target.port, addresses, tls, self._dial)
-            connection.carry(stream)
+            connection.attach(stream)
             try:
                 answer = await self._send(stream, hop, headers, follow_redirects, redactor)
             except FetchFailed:

@@ -23,7 +23,7 @@ LIFETIME = datetime.timedelta(days=7)
 
 
 class SandboxAuthority:
-    """Issues certificates for the named hosts. A name constraint makes its root invalid for all others."""
+    """Issues certificates for the named hosts. A name constraint makes its root certificate invalid for all others."""
 
     def __init__(self, domains: Iterable[str]) -> None:
         self._patterns = tuple(parse_injection(domain)[0] for domain in domains)

@@ -1,7 +1,4 @@
-"""Parses a TLS ClientHello far enough to find the server name. Pure.
-
-A client may split the message over any number of records; it is reassembled before it is parsed.
-"""
+"""Finds the server name in a TLS ClientHello, which may be split over any number of records. Pure."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class SocksError(Exception):
 
 
 class SocksHandshake:
-    """Reads exactly the handshake and leaves the rest on the stream."""
+    """Reads the handshake and nothing after it."""
 
     def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
@@ -117,11 +117,11 @@ _SOCKS_REPLIES = {"refused": Reply.NOT_ALLOWED, "rate_limited": Reply.NOT_ALLOWE
 
 
 class EgressProxy:
-    """Serves one guest. `start` returns once it listens, `close` once its thread has ended; both are idempotent.
+    """Serves one guest. `start` returns when it is listening, `close` when its thread has ended; both are idempotent.
 
     The proxy owns the listener and closes it. `on_denial` and `audit` are called in the proxy's thread and must not
-    block. `set_rules` may be called from any thread and takes effect with the next connection (for HTTP: the next
-    request); open tunnels stay open.
+    block. `set_rules` may be called from any thread and takes effect with the next connection or HTTP request; open
+    tunnels stay open.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class EgressProxy:
 
     def start(self) -> EgressProxy:
         if self._thread is None:
-            # Its events belong to the tenant and the run that it was started for.
+            # The context has the tenant and the run to which the proxy's events belong.
             context = copy_context()
             self._thread = start_daemon(lambda: context.run(self._run), name="warmcell egress proxy")
             self._ready.wait()
@@ -239,7 +239,7 @@ class EgressProxy:
         # A done callback, because a task that is cancelled before its first step never runs its `finally`.
         self._serving.discard(task)
         connection.close()
-        self._slots.give_back()
+        self._slots.release()
 
     def _reject(self, connection: socket.socket) -> None:
         """Refuse and close at once, so that a flood of connections costs no descriptors and little time."""

@@ -22,7 +22,7 @@ from warmcell.net.connect.dial import ByteStream, Dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange, IncomingHttp
 from warmcell.net.credentials import Redactor, StreamRedactor, clean_headers, refuse_hidden_echo, refuse_partial
 from warmcell.net.optional_packages import need
-from warmcell.net.rules.headers import OURS, HeaderList, Headers, replace_headers, without_range_headers
+from warmcell.net.rules.headers import RESERVED, HeaderList, Headers, replace_headers, without_range_headers
 from warmcell.net.rules.rule_book import EgressRequest
 from warmcell.net.rules.urls import Target
 
@@ -169,7 +169,7 @@ STATUS_OF = {
 
 @dataclass(frozen=True, slots=True)
 class EgressContext:
-    """What every outgoing request needs."""
+    """What all outgoing requests of a proxy share."""
 
     gate: Gate
     limits: ProxyLimits
@@ -178,7 +178,7 @@ class EgressContext:
 
 
 def refusal(error: FetchFailed) -> bytes:
-    """A complete HTTP response that tells the guest's program what was refused and why."""
+    """A complete HTTP response that says what was refused and why."""
     error = as_guest_error(error)
     status = STATUS_OF.get(error.reason, HTTPStatus.BAD_GATEWAY)
     body = f"warmcell: {error}\n".encode()
@@ -245,21 +245,21 @@ class RequestForwarder:
             tls = self._egress.tls() if target.scheme == "https" else None
             upstream = await open_stream(target.host, target.port, addresses, tls, self._egress.dial)
             try:
-                connection.carry(upstream, self._guest)
+                connection.attach(upstream, self._guest)
                 await self._exchange(Exchange(upstream), head, target, headers)
             finally:
                 upstream.close()
 
     def _request_headers(self, head: RequestHead, target: Target) -> HeaderList:
         listed = {part.strip().lower() for part in (head.get("connection") or "").split(",")}
-        headers = [pair for pair in head.headers if pair[0].lower() not in OURS | listed]
+        headers = [pair for pair in head.headers if pair[0].lower() not in RESERVED | listed]
         secrets: dict[str, str] = {}
         injected = self._egress.gate.rules.headers_for(target.host, in_clear=target.scheme == "http")
         for name, reference in injected.items():
             secret, secrets[name] = reference.reveal()
             self._redactor.add([secret])
         if secrets:
-            # The secret could not be found in a compressed response.
+            # Redaction does not find secrets in a compressed response.
             headers = replace_headers(without_range_headers(headers), {**secrets, "Accept-Encoding": "identity"})
         framing = [pair for pair in head.headers if pair[0].lower() in ("content-length", "transfer-encoding")]
         return [("Host", target.authority), *headers, *framing, ("Connection", "close")]
@@ -267,8 +267,8 @@ class RequestForwarder:
     async def _exchange(self, exchange: Exchange, head: RequestHead, target: Target, headers: HeaderList) -> None:
         await exchange.send_head(head.method, target.request_target, headers)
         try:
-            async with asyncio.TaskGroup() as both:
-                sending = both.create_task(self._send_body(exchange))
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(self._send_body(exchange))
                 status, found = await exchange.read_head()
                 await self._answer(exchange, status, found)
                 # The response is complete; the rest of the request body is not needed.
@@ -294,12 +294,12 @@ class RequestForwarder:
             if event is not self._h11.NEED_DATA:
                 return event
             if self._conn.they_are_waiting_for_100_continue and not self._has_answered:
-                go_on = self._h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-                await self._guest.write(self._conn.send(go_on))
+                interim = self._h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                await self._guest.write(self._conn.send(interim))
             try:
                 self._incoming.feed(await self._guest.read())
             except OSError as error:
-                raise FetchFailed(f"the guest went away: {error}", reason="connect") from None
+                raise FetchFailed(f"the guest closed the connection: {error}", reason="connect") from None
 
     async def _answer(self, exchange: Exchange, status: int, found: HeaderList) -> None:
         await self._send(self._response(status, found))
@@ -332,4 +332,4 @@ class RequestForwarder:
         try:
             await self._guest.write(self._conn.send(event) or b"")
         except OSError as error:
-            raise FetchFailed(f"the guest went away: {error}", reason="connect") from None
+            raise FetchFailed(f"the guest closed the connection: {error}", reason="connect") from None

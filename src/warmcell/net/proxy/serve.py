@@ -1,6 +1,6 @@
-"""Serves a guest: its HTTP requests to the proxy, in a tunnel to port 80 or in TLS terminated here, and its tunnels.
+"""Serves a guest: HTTP requests sent to the proxy, in a tunnel to port 80 or in TLS terminated here, and tunnels.
 
-Tunnels, from CONNECT and SOCKS5, are checked by name and by the first bytes (SNI), and bounded in bytes and time.
+Tunnels, from CONNECT and SOCKS5, are checked by host name and first bytes (SNI), and bounded in bytes and time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PinnedTarget:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """A guest's CONNECT. `early` is what it sent without waiting for the response."""
+    """A guest's CONNECT. `early` is data that it sent without waiting for the response."""
 
     host: Host
     port: int
@@ -140,7 +140,7 @@ def _pinned_target(head: RequestHead, pinned: PinnedTarget) -> Target:
 
 
 Accept = Callable[[], Awaitable[None]]
-"""Tells the guest that its tunnel is established. Called once, after all checks of the name."""
+"""Reports to the guest that its tunnel is established. Called once, after all checks of the name."""
 
 
 class Tunnel:
@@ -166,7 +166,7 @@ class Tunnel:
             await accept()
             await (self._serve_plain() if is_http else self._serve_terminated())
         else:
-            await self._carry(accept)
+            await self._serve_opaque(accept)
 
     async def _serve_plain(self) -> None:
         await serve_http(self._guest, self._egress, f"{self._via} http", PinnedTarget("http", self._host, self._port))
@@ -183,29 +183,29 @@ class Tunnel:
         await serve_http(stream, self._egress, f"{self._via} tls", PinnedTarget("https", self._host, self._port))
         await stream.aclose()
 
-    async def _carry(self, accept: Accept) -> None:
+    async def _serve_opaque(self, accept: Accept) -> None:
         gate, request = self._egress.gate, EgressRequest(self._host, self._port)
         with gate.log.track(request) as connection:
             addresses, decision = await gate.admit(request, self._via)
             connection.allow(decision, addresses)
-            server = await self._server(addresses)
-            connection.carry(server, self._guest)
+            server = await self._connect(addresses)
+            connection.attach(server, self._guest)
             await self._relay(server, accept)
 
     async def _relay(self, server: SocketStream, accept: Accept) -> None:
         limits = self._egress.limits
         try:
             await accept()
-            async with ActivityTimer(limits.idle_seconds, limits.total_seconds) as timer, asyncio.TaskGroup() as both:
-                both.create_task(self._pump_to(server, timer))
-                both.create_task(_pump(server, self._guest, ByteMeter(limits.max_bytes), timer))
+            async with ActivityTimer(limits.idle_seconds, limits.total_seconds) as timer, asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pump_to(server, timer))
+                tasks.create_task(_pump(server, self._guest, ByteMeter(limits.max_bytes), timer))
         except (ExceptionGroup, TimeoutError):
-            # Refusals are already recorded; a limit, a timeout or a lost connection just ends the tunnel.
+            # A refusal was recorded already. A limit, a timeout or a lost connection just ends the tunnel.
             return
         finally:
             server.close()
 
-    async def _server(self, addresses: Sequence[IPAddress]) -> SocketStream:
+    async def _connect(self, addresses: Sequence[IPAddress]) -> SocketStream:
         try:
             async with asyncio.timeout(self._egress.limits.head_seconds):
                 return await open_stream(self._host, self._port, addresses, None, self._egress.dial)
@@ -222,7 +222,7 @@ class Tunnel:
 
     async def _read_first_bytes(self, *, must_be_tls: bool) -> bytes:
         """The guest's first bytes, after checking that any SNI in them is the admitted host."""
-        # On a port where the server may speak first, the first read is bounded only by the idle timeout.
+        # Where the server may speak first, only the idle timeout limits the first read.
         data = b"" if must_be_tls else await self._guest.read()
         if not must_be_tls and not looks_like_tls(data):
             return data

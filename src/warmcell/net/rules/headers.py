@@ -18,7 +18,7 @@ def _words(text: str) -> frozenset[str]:
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _BAD_IN_VALUE = re.compile("[\x00-\x1f\x7f]")
 # These define framing and routing, so only the client itself sets them.
-OURS = _words(
+RESERVED = _words(
     "host content-length transfer-encoding connection keep-alive upgrade te trailer expect proxy-connection "
     "proxy-authorization proxy-authenticate http2-settings"
 )
@@ -28,8 +28,8 @@ STEERING = _words(
     "x-original-uri x-forwarded-uri x-forwarded-path x-forwarded-prefix x-original-path x-envoy-original-path "
     "x-waws-unencoded-url x-http-path-override"
 )
-# These ask for a partial response or another charset, in which redaction would not recognise a secret.
-IN_PIECES = _words("range if-range request-range accept-charset accept-ranges max-forwards")
+# These request a partial response or another charset, in which redaction would not recognise a secret.
+_HIDE_SECRETS = _words("range if-range request-range accept-charset accept-ranges max-forwards")
 _SAFE_ACROSS_ORIGINS = _words(
     "accept accept-language accept-encoding user-agent range cache-control if-none-match if-modified-since"
 )
@@ -51,7 +51,7 @@ def check_headers(headers: Mapping[str, str]) -> HeaderList:
 def _check_header(name: object, value: object) -> tuple[str, str]:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _invalid(f"{str(name)[:60]!r} is not a header name")
-    if name.lower() in OURS:
+    if name.lower() in RESERVED:
         raise _invalid(f"the header {name!r} cannot be set; the client sets it")
     if not isinstance(value, str) or _BAD_IN_VALUE.search(value):
         raise _invalid(f"the value of {name!r} contains a control character or is not text")
@@ -72,7 +72,7 @@ def steering_header(headers: Iterable[tuple[str, str]]) -> str | None:
 
 
 def without_credentials(headers: HeaderList) -> HeaderList:
-    """Headers that may follow a redirect to another origin: an allow-list without possible credentials."""
+    """The headers that may be sent to another origin: only those on a list of headers that hold no credentials."""
     kept = _SAFE_ACROSS_ORIGINS | _ABOUT_THE_BODY
     return [(name, value) for name, value in headers if name.lower() in kept]
 
@@ -82,8 +82,8 @@ def without_body_headers(headers: HeaderList) -> HeaderList:
 
 
 def without_range_headers(headers: HeaderList) -> HeaderList:
-    """The headers without those that ask for a partial response. Used whenever a credential is added."""
-    return [(name, value) for name, value in headers if name.lower() not in IN_PIECES]
+    """The headers without those that could hide a secret from redaction. Used whenever a credential is added."""
+    return [(name, value) for name, value in headers if name.lower() not in _HIDE_SECRETS]
 
 
 def replace_headers(headers: HeaderList, extra: Mapping[str, str]) -> HeaderList:

@@ -1,7 +1,7 @@
-"""Host names and addresses in normal form, their categories, and the host patterns of a policy. Pure, but for `is_own`.
+"""Host names and addresses in normal form, their categories, and the host patterns of a policy. Pure except `is_own`.
 
-All host comparisons use these. A spelling that another program could read as a different host is refused, not repaired,
-so that the host that is checked is the host that is dialled.
+All host comparisons use these. A spelling that another program could read as a different host is refused, so that the
+host that is checked is the host that is dialled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_HOST_LENGTH = 253
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-# What resolvers read as an address: 2130706433, 0x7f000001, 0177.0.0.1, 127.1. No top-level domain is a number.
+# Resolvers read such names as addresses: 2130706433, 0x7f000001, 0177.0.0.1, 127.1. No top-level domain is a number.
 _NUMBER_LIKE = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 
 
 class HostError(ValueError):
-    """Not a host, or an ambiguous one."""
+    """The text is not a host name or address, or is ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +198,12 @@ def unwrap_addresses(address: IPAddress) -> tuple[IPAddress, ...]:
 
 
 def classify(address: IPAddress) -> Category:
-    """The worst category of the address and of those embedded in it; PUBLIC only if all are public."""
-    inner = unwrap_addresses(address)[1:]
-    for carried in inner:
-        category = _category(carried)
+    """The category of an embedded address or of the address itself; PUBLIC only if all are public."""
+    for embedded in unwrap_addresses(address)[1:]:
+        category = _category(embedded)
         if category is not Category.PUBLIC:
             return category
-    # These two stand for the embedded address alone. For all other forms the outer address is checked as well.
+    # Mapped and NAT64 addresses mean the embedded address only. All other forms are checked themselves as well.
     if isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped is not None or address in _NAT64):
         return Category.PUBLIC
     return _category(address)

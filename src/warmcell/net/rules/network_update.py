@@ -1,4 +1,4 @@
-"""What `update_network` takes, as a narrowing of the rules that a sandbox was made with. Pure module."""
+"""Turns the arguments of `update_network` into a narrowing of the rules that a sandbox was made with. Pure module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HINT = "a SandboxPolicy, a FetchPolicy, or a list of NetworkRule and names such
 
 
 def read_update(update: object) -> Narrowing:
-    """The narrowing of a `SandboxPolicy`, a `FetchPolicy`, or a list of rules and names; an empty list is nothing."""
+    """The narrowing of a `SandboxPolicy`, a `FetchPolicy`, or a list of rules and names; an empty list denies all."""
     if isinstance(update, Narrowing):
         return update
     if isinstance(update, SandboxPolicy):
@@ -43,7 +43,7 @@ def read_update(update: object) -> Narrowing:
 
 
 def read_lists(allow: Iterable[str] | None, deny: Iterable[str] | None) -> Narrowing:
-    """E2B's `allowOut` and `denyOut`: without them nothing is removed; what is allowed is an exception to denied."""
+    """The narrowing of E2B's `allowOut`, which lists exceptions to denying all traffic, and `denyOut`."""
     allowed, denied = tuple(allow or ()), tuple(deny or ())
     if _EVERYTHING & set(denied):
         return Narrowing(None if _EVERYTHING & set(allowed) else tuple(map(_rule, allowed)))
@@ -58,9 +58,7 @@ def read_lists(allow: Iterable[str] | None, deny: Iterable[str] | None) -> Narro
 
 
 def check_update(narrowing: Narrowing, *books: RuleBook) -> None:
-    """Raises `PolicyViolation` for a host that the rules do not allow on any port. Wildcards are left to each request:
-    they narrow, whatever they name.
-    """
+    """Raises `PolicyViolation` for a host that the rules do not allow on any port. Wildcards are not checked."""
     for rule in narrowing.allow or ():
         if rule.pattern.reach is not Reach.EXACT or rule.pattern.host is None:
             continue
@@ -91,13 +89,13 @@ def _rule(item: Any) -> Rule:
 
 
 def to_plain(narrowing: Narrowing) -> dict[str, Any]:
-    """As JSON for a server; `allow` is None for all that the sandbox was made with."""
+    """The narrowing as JSON, for a server."""
     allow = None if narrowing.allow is None else [_plain_rule(rule) for rule in narrowing.allow]
     return {"allow": allow, "deny": [_plain_rule(rule) for rule in narrowing.deny]}
 
 
 def from_plain(allow: Iterable[Mapping[str, Any]] | None, deny: Iterable[Mapping[str, Any]]) -> Narrowing:
-    """What `to_plain` wrote. Raises `PolicyViolation`."""
+    """The inverse of `to_plain`. Raises `PolicyViolation`."""
     return Narrowing(None if allow is None else tuple(map(_from_plain_rule, allow)), tuple(map(_from_plain_rule, deny)))
 
 

@@ -1,7 +1,7 @@
-"""The rule book: may this request go out, and which rule says so. Pure: no clock, no network, no state.
+"""The rule book: decides whether a request may be sent, and by which rule. Pure: no clock, no network, no state.
 
-`FetchPolicy` and `NetworkRule` both compile into it, and every way out asks it. Deny beats allow; what no rule
-allows is denied; a host written as an IP address is allowed only by a rule that names that address.
+`FetchPolicy` and `NetworkRule` both compile into it, and all traffic is judged by it. Deny rules take precedence.
+Requests that no rule allows are denied. A host written as an IP address needs a rule that names that address.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class EgressRequest:
-    """One outgoing request or tunnel. `method` and `path` are None for a tunnel, whose content is opaque.
+    """One outgoing request or tunnel. `method` and `path` are None for a tunnel.
 
-    `is_readable`: a tunnel whose requests the proxy will read and judge one by one. `in_clear`: plain HTTP. The method
-    is compared in upper case.
+    `is_readable`: a tunnel whose requests the proxy will read and judge one by one; others are opaque. `in_clear`:
+    plain HTTP. The method is compared in upper case.
     """
 
     host: Host
@@ -109,7 +109,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """Removes from what a rule book allows, and never adds. `allow=None` removes only what `deny` names."""
+    """Restricts what a rule book allows, and never adds to it. With `allow=None` only `deny` applies."""
 
     allow: tuple[Rule, ...] | None = None
     deny: tuple[Rule, ...] = ()
@@ -125,7 +125,7 @@ class Narrowing:
         if rules:
             return _judge_content(request, rules)
         where = f"{request.host.in_url}:{request.port}"
-        return Decision(False, "update_network", f"{where} is not allowed at present", _UPDATE_HINT)
+        return Decision(False, "update_network", f"{where} is not allowed at the moment", _UPDATE_HINT)
 
     def judge_address(self, address: IPAddress, port: int) -> Decision | None:
         """The denial of an address that a name resolved to, or None."""

@@ -1,7 +1,7 @@
 """Strict URL parsing, and paths that all servers interpret alike. Pure.
 
-Parsers disagree about unusual URLs, and SSRF attacks exploit that. This one accepts only what all parsers read alike:
-no userinfo, backslash, control character or space, no empty or non-decimal port.
+Parsers disagree about unusual URLs, and SSRF attacks exploit that. This one accepts only URLs that all parsers read
+alike: no userinfo, backslash, control character or space, no empty or non-decimal port.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def is_plain(path: str) -> bool:
     """Whether every server interprets the path, which must start with a slash, alike. Linear in its length.
 
     Servers transform a path before they use it: they decode it, sometimes twice, fold Unicode, drop `;parameters` and
-    trailing blanks and dots, join empty segments, treat a backslash as a slash. A path that any of this could turn into
-    another one is not plain, and path rules refuse it.
+    trailing blanks and dots, join empty segments, treat a backslash as a slash. A path that any of this could change
+    into another one is not plain, and path rules refuse it.
     """
     if not path.startswith("/") or "\\" in path or _BAD_ESCAPE.search(path):
         return False
