@@ -100,7 +100,7 @@ def _source_of(page: str) -> str:
 
 
 def _linked_files() -> set[str]:
-    """Files of the repository that pages link to and that are no pages."""
+    """Files of the repository that pages link to and that are not pages."""
     found = set()
     for source in [*ELSEWHERE, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]:
         for link in _LINK.finditer((ROOT / source).read_text(encoding="utf-8")):

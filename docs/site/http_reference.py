@@ -47,18 +47,18 @@ def http_reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _operation(method: str, path: str, said: dict[str, Any]) -> list[str]:
-    lines = [f"## {method.upper()} {path}".replace("{", "&#123;").replace("}", "&#125;"), "", said["summary"], ""]
-    parameters = said.get("parameters", [])
+def _operation(method: str, path: str, operation: dict[str, Any]) -> list[str]:
+    lines = [f"## {method.upper()} {path}".replace("{", "&#123;").replace("}", "&#125;"), "", operation["summary"], ""]
+    parameters = operation.get("parameters", [])
     if parameters:
         lines += ["| parameter | in | type |", "|---|---|---|"]
         lines += [f"| `{each['name']}` | {each['in']} | {_type(each['schema'])} |" for each in parameters] + [""]
-    content = said.get("requestBody", {}).get("content", {})
+    content = operation.get("requestBody", {}).get("content", {})
     if content:
         lines += [f"Body: {_media(content)}.", ""]
     statuses = [
         f"{status} {_media(answer.get('content', {})) if int(status) < 300 else answer['description']}".strip()
-        for status, answer in sorted(said["responses"].items())
+        for status, answer in sorted(operation["responses"].items())
     ]
     return [*lines, "Responses:", "", *(f"- {status}" for status in statuses), ""]
 
@@ -74,10 +74,10 @@ def _object(name: str, schema: dict[str, Any]) -> list[str]:
     if not schema.get("properties"):
         return [*lines, _type(schema, is_named=False), ""]
     lines += ["| field | type | meaning |", "|---|---|---|"]
-    for field, said in schema["properties"].items():
+    for field, kind in schema["properties"].items():
         required = " (required)" if field in schema.get("required", ()) else ""
-        meaning = " ".join(said.get("description", "").split()).replace("|", "\\|")
-        lines.append(f"| `{field}`{required} | {_type(said)} | {meaning} |")
+        meaning = " ".join(kind.get("description", "").split()).replace("|", "\\|")
+        lines.append(f"| `{field}`{required} | {_type(kind)} | {meaning} |")
     return [*lines, ""]
 
 
@@ -109,8 +109,8 @@ def _bounds(schema: dict[str, Any]) -> str:
         "maximum": "at most",
         "maxLength": "length at most",
     }
-    said = [f"{word} {schema[name]}" for name, word in names.items() if name in schema]
-    return f" ({', '.join(said)})" if said else ""
+    bounds = [f"{word} {schema[name]}" for name, word in names.items() if name in schema]
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 def _anchor(name: str) -> str:

@@ -53,20 +53,20 @@ def _page(title: str, entries: list[str]) -> str:
 
 
 def _entry(module: str, name: str) -> str:
-    return _derived(module, name) if name in DERIVED else f"::: {module}.{name}"
+    return _render_derived(module, name) if name in DERIVED else f"::: {module}.{name}"
 
 
-def _derived(module: str, name: str) -> str:
+def _render_derived(module: str, name: str) -> str:
     made = getattr(importlib.import_module(module), name)
-    lines = [f"## {name}", *_described(name, made)]
+    lines = [f"## {name}", *_describe(name, made)]
     for member in dir(made):
         value = inspect.getattr_static(made, member)
         if not member.startswith("_") and inspect.getdoc(getattr(made, member)):
-            lines += [f"### {member} {{ #{name.lower()}-{member} }}", *_described(member, value)]
+            lines += [f"### {member} {{ #{name.lower()}-{member} }}", *_describe(member, value)]
     return "\n\n".join(lines)
 
 
-def _described(name: str, value: object) -> list[str]:
+def _describe(name: str, value: object) -> list[str]:
     """The signature and the docstring."""
     if isinstance(value, property):
         signature = f": {inspect.get_annotations(value.fget).get('return', 'Any')}"  # type: ignore[arg-type]
