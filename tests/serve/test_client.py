@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from tests.serve.conftest import Server
@@ -19,6 +20,7 @@ from warmcell import (
     SandboxError,
 )
 from warmcell.core.output_events import OutputEvent, ResultEvent
+from warmcell.interfaces.client.connection import Connection
 from warmcell.interfaces.client.wire import content
 from warmcell.interfaces.serve.requests import parse_model
 from warmcell.interfaces.serve.v1.models import CodeBody, RunBody
@@ -92,6 +94,15 @@ def test_wrong_code_is_named(code: object) -> None:
     assert caught.value.field == "code"
 
 
-def test_nobody_there_is_said() -> None:
+@pytest.mark.parametrize("call", [lambda client: client.execute(ExecRequest("python", "1", 1)), Client.capabilities])
+def test_an_unreachable_server_is_a_typed_error(call: Callable[[Client], object]) -> None:
     with Client("http://127.0.0.1:9") as client, pytest.raises(SandboxError, match="could not be reached"):
-        client.execute(ExecRequest("python", "1", 1))
+        call(client)
+
+
+def test_capabilities_of_a_newer_server_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"timeout": True, "a_later_limit": True}
+    plain = {"languages": ["python"], "isolation_class": "process", "enforced_limits": limits, "network": []}
+    monkeypatch.setattr(Connection, "get_blocking", lambda connection, path: plain | {"versions": {}})
+    with Client("http://127.0.0.1:9") as client:
+        assert client.capabilities().enforced_limits.timeout is True

@@ -10,9 +10,9 @@ from warmcell.backends.many import in_step
 from warmcell.core.light import Closing
 from warmcell.core.output_events import StreamEvent
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
-from warmcell.interfaces.client.connection import EXTRA_SECONDS, Connection, import_httpx
+from warmcell.interfaces.client.connection import Connection
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
-from warmcell.interfaces.client.wire import outcome, plain_image, plain_limits, plain_request, stream_event
+from warmcell.interfaces.client.wire import outcome, plain_image, plain_limits, plain_request, record, stream_event
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.async_base import AsyncSandboxBase
 from warmcell.sandbox.blocking_base import BlockingBase
@@ -20,7 +20,7 @@ from warmcell.sandbox.signatures import arguments_of, blocking, same_arguments
 
 
 class AsyncRemoteSandbox(AsyncSandboxBase):
-    """`AsyncSandbox` on a server. What it runs and keeps is there; host paths are of this machine."""
+    """`AsyncSandbox` on a server. Host paths in its methods are paths on this machine."""
 
 
 class AsyncClient:
@@ -36,7 +36,7 @@ class AsyncClient:
         self._image = plain_image(image, user)
 
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Runs the request there; raises what a backend here would raise."""
+        """Run the request on the server. Raises what a local backend would raise."""
         self._connection.check_open()
         return outcome(
             await self._connection.request("POST", "/v1/run", json=self._body(request), seconds=request.timeout)
@@ -53,21 +53,16 @@ class AsyncClient:
         return plain_request(request) | self._image
 
     def capabilities(self) -> BackendCapabilities:
-        """What that host can run, and what is really enforced there. Blocks for one request, then cached."""
+        """What the server can run, and what is enforced there. Blocks for one request, then cached."""
         return self._capabilities
 
     @cached_property
     def _capabilities(self) -> BackendCapabilities:
-        url, headers = self._connection.url, self._connection.headers
-        with import_httpx().Client(base_url=url, headers=headers, trust_env=False, timeout=EXTRA_SECONDS) as client:
-            answer = client.get("/v1/capabilities")
-        if answer.status_code >= 400:
-            raise self._connection.error_from_answer(answer)
-        plain = answer.json()
+        plain = self._connection.get_blocking("/v1/capabilities")
         return BackendCapabilities(
             supported_languages=tuple(plain["languages"]),
             isolation_class=plain["isolation_class"],
-            enforced_limits=EnforcedLimits(**plain["enforced_limits"]),
+            enforced_limits=record(EnforcedLimits, plain["enforced_limits"]),
             network=tuple(plain["network"]),
             versions=plain["versions"],
         )
@@ -86,9 +81,9 @@ class AsyncClient:
         lifetime: float = 3600.0,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncRemoteSandbox:
-        """A new sandbox on the server, which destroys it after `lifetime` seconds at the latest.
+        """Make a sandbox on the server, which destroys it after `lifetime` seconds at the latest.
 
-        `timeout` is for runs that give none: by default 30 s, or the longest that the server allows. `image`: by
+        `timeout` is for runs that set none: by default 30 s, or the server's maximum if that is less. `image`: by
         default the client's.
         """
         self._connection.check_open()
@@ -114,7 +109,7 @@ class RemoteSandbox(BlockingBase):
 
 
 class Client(Closing):
-    """`with Client("http://127.0.0.1:8000", token) as client: client.execute(request)`. From any thread."""
+    """`with Client("http://127.0.0.1:8000", token) as client: client.execute(request)`. Use it from any thread."""
 
     @arguments_of(AsyncClient)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +123,7 @@ class Client(Closing):
         return in_step(self._async.stream(request))
 
     def capabilities(self) -> BackendCapabilities:
-        """What that host can run, and what is really enforced there."""
+        """What the server can run, and what is enforced there."""
         return self._async.capabilities()
 
     @same_arguments(AsyncClient.sandbox)

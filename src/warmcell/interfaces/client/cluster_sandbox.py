@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class NodeConnection(Connection):
-    """To the server of one node, for one sandbox and its forks."""
+    """A connection to the server of one node, for one sandbox and its forks."""
 
     def __init__(self, link: NodeLink, path: str) -> None:
         super().__init__("http://127.0.0.1", None)
@@ -66,16 +66,16 @@ class NodeConnection(Connection):
 
 
 class ClusterEndpoint(SandboxEndpoint):
-    """Places the sandbox on a node at its first request; it stays there."""
+    """The routes of a sandbox that is placed on a node at its first request, and stays there."""
 
     connection: NodeConnection
 
     def __init__(self, backend: RayBackend, settings: SandboxSettings) -> None:
         self.backend, self._settings = backend, settings
         self.path, self.is_closed = "", False
-        #: Of those that outlast the node.
+        #: The last of the snapshots that outlast the node.
         self.last_snapshot: SnapshotId | None = None
-        #: Of the node that had it, until it has come back on another.
+        #: The loss of its node, until it has been restored on another.
         self._loss: NodeLost | None = None
         self.created: Mapping[str, Any] = {}
         self._opening: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class ClusterEndpoint(SandboxEndpoint):
         return bool(self.created)
 
     def join(self, connection: NodeConnection, created: Mapping[str, Any]) -> None:
-        """For a sandbox that exists on the node of this connection."""
+        """Use a sandbox that exists on the node of this connection."""
         self.connection, self.created = connection, created
         self.path = f"/v1/sandboxes/{created['id']}"
 
@@ -104,7 +104,7 @@ class ClusterEndpoint(SandboxEndpoint):
         await asyncio.shield(self._opening)
 
     async def ask_node(self, method: str, *values: Any) -> Any:
-        """Calls the node's server of sandboxes, for what has no route."""
+        """Call a method of the node's server of sandboxes, for what has no route."""
         await self.open()
         return await self._ask(method, *values)
 
@@ -113,7 +113,7 @@ class ClusterEndpoint(SandboxEndpoint):
         return await portal.call_async(link.call, "ask_server", SANDBOXES, method, identity, *values)
 
     async def restore(self, snapshot: str, *place: Any) -> None:
-        """On another node if this one is lost. Until it has succeeded there, the sandbox stays lost."""
+        """Restore on another node if this one is lost. Until that succeeds, the sandbox stays lost."""
         for attempts_left in range(self.backend.retries, -1, -1):
             if self.is_closed:
                 raise SandboxDestroyed
@@ -135,7 +135,7 @@ class ClusterEndpoint(SandboxEndpoint):
             await lost.release()
 
     async def _open(self) -> None:
-        """On another node if the first one is lost meanwhile: nothing has happened in the sandbox yet."""
+        """Make the sandbox; on another node if the first is lost meanwhile: nothing has happened in the sandbox yet."""
         for attempts_left in range(self.backend.retries, -1, -1):
             settings = self._settings
             has_gpus = settings.policy is not None and settings.policy.gpus is not None
@@ -179,7 +179,7 @@ class ClusterEndpoint(SandboxEndpoint):
 
 
 class ClusterFiles(HttpFiles):
-    """Snapshots are kept where the backend says; from there they come back on any node."""
+    """Keeps snapshots where the backend says; any node can restore them from there."""
 
     _endpoint: ClusterEndpoint
 
@@ -190,7 +190,7 @@ class ClusterFiles(HttpFiles):
         return self._endpoint.last_snapshot
 
     async def restore(self, snapshot: str) -> None:
-        """On another node if the sandbox's own one is lost."""
+        """Restore, on another node if the sandbox's own is lost."""
         if (place := _snapshot_place(self._endpoint.backend)) is None:
             await super().restore(snapshot)
         else:
@@ -198,7 +198,7 @@ class ClusterFiles(HttpFiles):
 
 
 class ClusterSandbox(HttpSandbox):
-    """`settings` are carried out on the node: paths in them are paths there."""
+    """The driver of a sandbox on a node. Paths in `settings` are paths on the node."""
 
     _endpoint: ClusterEndpoint
 
@@ -218,7 +218,7 @@ class ClusterSandbox(HttpSandbox):
         return f"{created['id']}-{self._endpoint.connection.link.info.id[:8]}" if created else ""
 
     def capabilities(self) -> BackendCapabilities:
-        """Those of its node; of the cluster before it has one. Blocks then."""
+        """The capabilities of its node; before it has one, of the cluster, which may block."""
         found: BackendCapabilities | None = self._endpoint.created.get("capabilities")
         return found or self._endpoint.backend.capabilities()
 
@@ -255,7 +255,7 @@ class ClusterSandbox(HttpSandbox):
 
 
 def _node_settings(settings: SandboxSettings, backend: RayBackend) -> SandboxSettings:
-    """As on one host: a backend object brings its configuration and policy, and has them alone."""
+    """The settings on the node. As on one host, the configuration and policy are those of a backend object."""
     if not isinstance(settings.backend, RayBackend):
         return replace(settings, backend="process")
     if settings.config is not None:

@@ -20,7 +20,7 @@ MAX_SILENCE = 60.0
 
 
 class Connection:
-    """For one event loop."""
+    """A connection to one server. Belongs to one event loop."""
 
     def __init__(self, url: str, token: str | None) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -29,10 +29,20 @@ class Connection:
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     async def request(self, method: str, path: str, *, seconds: float = 0, **more: Any) -> Any:
-        """The body of the answer: parsed if it is JSON, else bytes."""
-        answer = await self._send(method, path, timeout=seconds + EXTRA_SECONDS, **more)
+        """Send a request; return the body of the answer, parsed if it is JSON, else bytes."""
+        return self._read_body(await self._send(method, path, timeout=seconds + EXTRA_SECONDS, **more))
+
+    def get_blocking(self, path: str) -> Any:
+        httpx = import_httpx()
+        try:
+            with httpx.Client(base_url=self.url, headers=self.headers, trust_env=False, timeout=EXTRA_SECONDS) as http:
+                return self._read_body(http.get(path))
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _read_body(self, answer: Any) -> Any:
         if answer.status_code >= 400:
-            raise self.error_from_answer(answer)
+            raise self._error_from_answer(answer)
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         return answer.json() if is_json else answer.content
 
@@ -46,7 +56,7 @@ class Connection:
     async def events(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> AsyncIterator[AsyncIterator[tuple[str, Any, str]]]:
-        """Yields name, data and id of each event. Raises an `error` event, which is the last."""
+        """Yield the name, data and id of each event. An `error` event, always the last, is raised."""
         httpx = import_httpx()
         sent_headers = {"Accept": "text/event-stream"} | dict(headers or {})
         timeout = httpx.Timeout(EXTRA_SECONDS, read=MAX_SILENCE)
@@ -54,7 +64,7 @@ class Connection:
             async with self.http.stream(method, path, headers=sent_headers, timeout=timeout, **more) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
-                    raise self.error_from_answer(answer)
+                    raise self._error_from_answer(answer)
                 yield _events(answer.aiter_lines())
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -68,7 +78,7 @@ class Connection:
         )
 
     def open_websocket(self, path: str, **options: Any) -> Any:
-        """A context manager."""
+        """A context manager for a WebSocket to this path."""
         url = self.url.replace("http", "ws", 1) + path
         return import_websockets().connect(url, additional_headers=self.headers, **options)
 
@@ -80,7 +90,7 @@ class Connection:
         if self.http.is_closed:
             raise BackendUnavailable("the client was closed", hint="create a new one")
 
-    def error_from_answer(self, answer: Any) -> Exception:
+    def _error_from_answer(self, answer: Any) -> Exception:
         try:
             return error_from(answer.json()["error"])
         except (ValueError, KeyError, TypeError):
@@ -127,7 +137,7 @@ def import_websockets() -> Any:
 
 
 class SandboxEndpoint:
-    """Shared by all drivers of one sandbox."""
+    """The routes of one sandbox, shared by all of its drivers."""
 
     def __init__(self, connection: Connection, sandbox_id: str) -> None:
         self.connection = connection
@@ -145,7 +155,7 @@ class SandboxEndpoint:
         return self.connection.events(method, f"{self.path}/{route}", **more)
 
     async def open(self) -> None:
-        """Returns when there is a sandbox."""
+        """Return when the sandbox exists."""
         self.check_open()
 
     def check_open(self) -> None:

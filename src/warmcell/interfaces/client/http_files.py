@@ -54,7 +54,7 @@ def optional_path_text(path: AnyPath | None) -> str | None:
 
 
 def read_upload(source: str, path: str | None, extract: bool) -> UploadBody:
-    """A file as it is, a directory as a tar without links. Blocks."""
+    """Read a file as it is, or a directory as a tar without links. Blocks."""
     place = Path(host_path("source", source))
     if place.is_dir():
         if extract:
@@ -76,7 +76,7 @@ def _tar_directory(place: Path, path: str) -> UploadBody:
 
 
 class HttpFiles:
-    """One method for each of `Workspace`, with the same name and arguments; defaults are taken from there."""
+    """Has each method of `Workspace`, with the same name and arguments; the defaults are those of `Workspace`."""
 
     def __init__(self, endpoint: SandboxEndpoint) -> None:
         self._endpoint = endpoint
@@ -182,13 +182,13 @@ class HttpFiles:
 
 
 def _quote(path: str) -> str:
-    """Also quotes "." and "..": HTTP clients would resolve them, and send the request to another route."""
+    """Quote a path, "." and ".." too: HTTP clients would resolve them, and send the request to another route."""
     steps = (quote(step, safe="") for step in path.split("/"))
     return "/".join(step.replace(".", "%2E") if step in (".", "..") else step for step in steps)
 
 
 class HttpWatch:
-    """For one reader. Starts with `begin` or the first `next`."""
+    """A watch for one reader. Starts with `begin` or the first `next`."""
 
     def __init__(self, endpoint: SandboxEndpoint, path: str, recursive: bool) -> None:
         self._endpoint = endpoint

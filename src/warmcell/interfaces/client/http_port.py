@@ -80,11 +80,11 @@ async def _forward(connect: Callable[[], Any], reader: asyncio.StreamReader, wri
 
 
 class _Refused(Exception):
-    """A request of a foreign web page."""
+    """A request from another origin's web page."""
 
 
-async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
-    """Enough to refuse a request of a foreign web page, whenever it comes: a browser may connect long before."""
+async def _read_checked_start(reader: asyncio.StreamReader) -> bytes:
+    """Read until it is clear whether another origin's web page sent this. Browsers may connect long before."""
     data, seen = bytearray(), 0
     while more := await reader.read(_CHUNK):
         data += more
@@ -100,7 +100,7 @@ async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _send_all(reader: asyncio.StreamReader, socket: Any) -> None:
-    data = await _first_bytes(reader)
+    data = await _read_checked_start(reader)
     while data or not reader.at_eof():
         if data:
             await socket.send(data)

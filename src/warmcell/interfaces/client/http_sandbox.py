@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from warmcell.net import FetchRequest, FetchResponse
     from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
 
-#: The longest that one request waits for the end of the process, on the server.
+#: How long one request waits on the server for the end of a process.
 _WAIT_SECONDS = 30.0
-#: Failed connections in a row after which `output` gives up.
+#: `output` gives up after so many failed connections in a row.
 _ATTEMPTS = 3
 Callback = Callable[[Any], object]
-_ASK_AGAIN_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
 
 
 class HttpProcess:
@@ -87,7 +87,7 @@ class HttpProcess:
         return outcome(answer)
 
     async def output(self) -> AsyncGenerator[OutputEvent]:
-        """Reconnects when the connection is lost, and resumes after the last event."""
+        """Yield output. Reconnects when the connection is lost, and resumes after the last event."""
         position, failures = "0-0", 0
         while True:
             try:
@@ -119,7 +119,7 @@ class HttpSession:
         self.is_closed = False
         self._endpoint, self._make_sandbox = endpoint, make_sandbox
         self._route = f"sessions/{self.id}"
-        #: Cells whose requests are on their way or answered in part, in order.
+        #: Cells whose responses are not complete, in order.
         self._cells: list[asyncio.Event] = []
 
     async def run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
@@ -170,7 +170,7 @@ class HttpSession:
         return portal.call(self.variables, timeout)
 
     async def interrupt(self) -> bool:
-        """Asks again while the request of a cell has not reached the server."""
+        """Interrupt the first cell. Retries while the cell's request has not reached the server."""
         cell = self._cells[0] if self._cells else None
         while True:
             answer = await self._request("POST", "/interrupt")
@@ -178,7 +178,7 @@ class HttpSession:
             if is_done or cell is None or cell.is_set():
                 return is_done
             with suppress(TimeoutError):
-                async with asyncio.timeout(_ASK_AGAIN_SECONDS):
+                async with asyncio.timeout(_RETRY_SECONDS):
                     await cell.wait()
 
     async def restart(self) -> None:
@@ -252,7 +252,7 @@ class HttpSandbox:
         self._endpoint.check_open()
 
     async def start(self) -> None:
-        """The server started it."""
+        """Does nothing: the server has started it."""
 
     async def available_tools(self) -> list[str]:
         names: list[str] = await self._endpoint.request("GET", "tools")
@@ -263,7 +263,7 @@ class HttpSandbox:
         await self._endpoint.request("POST", "install", json=body, seconds=600)
 
     async def fetch(self, request: FetchRequest | str) -> FetchResponse:
-        """Guests of a server have the network of its policy; the host's own fetch is not offered."""
+        """Not available: guests of a server have the network of its policy."""
         raise NetworkingDisabled
 
     async def update_network(self, update: object) -> None:

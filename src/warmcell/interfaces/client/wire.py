@@ -64,7 +64,7 @@ def plain_request(request: ExecRequest) -> dict[str, Any]:
 
 
 def plain_image(image: str | None, user: str | None) -> dict[str, Any]:
-    """Nothing if both are None: a server without images would refuse the fields."""
+    """The image fields; none if both are None, because a server without images would refuse them."""
     return {name: value for name, value in (("image", image), ("user", user)) if value is not None}
 
 
@@ -82,7 +82,7 @@ def outcome(plain: dict[str, Any]) -> ExecResult:
 
 
 def cell_outcome(plain: dict[str, Any]) -> CellResult:
-    """The same for a cell, whose own exception is part of its result."""
+    """The result of a cell, whose own exception is part of it."""
     if plain["status"] != "success":
         raise error_from(plain["error"], result_from(plain) if "exit_code" in plain else None)
     fields = {name: plain[name] for name in CellResult.__slots__ if name in plain}
