@@ -56,12 +56,12 @@ def environment(pairs: list[str], option: str = "--env") -> dict[str, str]:
     """Parse `--env K=V`, each given once."""
     env: dict[str, str] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
+        key, equals, value = text(pair).partition("=")
         if not equals or not key:
             raise UsageError(f"{option}: {pair[:80]!r} has no value", f"write it as {option} NAME=VALUE")
         if key in env:
             raise UsageError(f"{option}: {key!r} is given twice", "give it once")
-        env[text(key)] = text(value)
+        env[key] = value
     return dict(check_env(env, option))
 
 

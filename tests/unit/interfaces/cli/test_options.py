@@ -40,7 +40,9 @@ def test_environment() -> None:
     assert options.environment(["A=1", "B=", "C=x=y"]) == {"A": "1", "B": "", "C": "x=y"}
 
 
-@pytest.mark.parametrize("pairs", [["A"], ["=x"], ["A=1", "A=2"], ["A=\udc80"], ["A=a\0b"]])
+@pytest.mark.parametrize(
+    "pairs", [["A"], ["=x"], ["A=1", "A=2"], ["\udcc3\udca9=1", "\udcc3\udca9=2"], ["A=\udc80"], ["A=a\0b"]]
+)
 def test_bad_environment(pairs: list[str]) -> None:
     with pytest.raises((UsageError, InvalidRequest), match="--env"):
         options.environment(pairs)
