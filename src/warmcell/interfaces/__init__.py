@@ -1,1 +1,1 @@
-"""The doors: parse, call, render. No decisions about isolation are made here."""
+"""Entry points: parse, call, render. No decisions about isolation are made here."""

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, early: PrestartedManager | None = No
 
 
 def _set_process_name() -> None:
-    """Show as "warmcell" in `ps`, as when started by the script."""
+    """Show this process as "warmcell" in `ps`, as when started by the script."""
     with suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write("warmcell")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(arguments: Namespace) -> int:
-    """0 if every sample has a verdict, whatever it is."""
+    """Return 0 if every sample has a verdict, whatever it is."""
     ks = _ks(arguments.k)
     jobs = options.whole_number("--jobs", arguments.jobs, 1024)
     summary = _evaluate(arguments, jobs)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 _VALUES = ("--code", "--timeout", "--memory", "--max-output", "--policy", "--enforcer", "--audit", "--image", "--user")
 _LISTS = ("--allow-read", "--allow-write", "--allow-domain", "--env")
-_OF_SH = ("--timeout", "--memory", "--policy", "--allow-domain", "--env", "--write", "--json", "--quiet")
+_SH_OPTIONS = ("--timeout", "--memory", "--policy", "--allow-domain", "--env", "--write", "--json", "--quiet")
 
 
 def read_run(argv: list[str]) -> SimpleNamespace | None:
@@ -26,11 +26,11 @@ def read_run(argv: list[str]) -> SimpleNamespace | None:
         timeout="30",
         enforcer="auto",
     )
-    places = _read(own[1:], found, (*_VALUES, *_LISTS, "--json", "--quiet"))
-    if places is None or not 1 <= len(places) <= 2:
+    operands = _read(own[1:], found, (*_VALUES, *_LISTS, "--json", "--quiet"))
+    if operands is None or not 1 <= len(operands) <= 2:
         return None
     found.args = for_program
-    found.target, found.source = (*places, None)[:2]
+    found.target, found.source = (*operands, None)[:2]
     return found
 
 
@@ -48,25 +48,25 @@ def read_sh(argv: list[str]) -> SimpleNamespace | None:
     found = SimpleNamespace(
         args=[], timeout="30", memory=None, policy=None, allow_domain=[], env=[], write=False, json=False, quiet=False
     )
-    places = _read(argv[1:], found, _OF_SH)
-    if places is None or len(places) != 1:
+    operands = _read(argv[1:], found, _SH_OPTIONS)
+    if operands is None or len(operands) != 1:
         return None
-    (found.script,) = places
+    (found.script,) = operands
     return found
 
 
 def _read(words: list[str], found: SimpleNamespace, known: tuple[str, ...]) -> list[str] | None:
     """Set the `known` options and return the positional arguments; None if a word is neither."""
-    places: list[str] = []
-    are_places_over = False
+    operands: list[str] = []
+    has_operands = False
     left = iter(words)
     for word in left:
         if word == "-" or not word.startswith("-"):
-            if are_places_over:
+            if has_operands:
                 return None
-            places.append(word)
+            operands.append(word)
             continue
-        are_places_over = bool(places)
+        has_operands = bool(operands)
         option = "--code" if word == "-c" else word
         name = option[2:].replace("-", "_")
         if option not in known:
@@ -79,7 +79,7 @@ def _read(words: list[str], found: SimpleNamespace, known: tuple[str, ...]) -> l
             getattr(found, name).append(value)
         else:
             setattr(found, name, value)
-    return places
+    return operands
 
 
 def split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:

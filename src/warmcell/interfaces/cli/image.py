@@ -92,7 +92,7 @@ def _tag(store: ImageStore, arguments: argparse.Namespace) -> None:
 
 
 def _inspect(store: ImageStore, arguments: argparse.Namespace) -> None:
-    """Always JSON, which has room for everything."""
+    """Print everything known about an image, always as JSON."""
     found = store.get(arguments.operands[0])
     print_json(_to_plain(found) | {"layers": list(found.layer_paths)})
 
@@ -164,7 +164,7 @@ class BuildLines(Closing):
         self._write(_describe(progress))
 
     def _show_output(self, text: str) -> None:
-        """Whole lines; a step's output is not trusted, so control characters are escaped."""
+        """Print whole lines. A step's output is not trusted, so control characters are escaped."""
         *lines, self._rest = (self._rest + text).split("\n")
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], ""

@@ -33,22 +33,22 @@ _RESET = b"\x18\x1b\\\x1b[?1049l\x1b[!p\x1b7\x1b[r\x1b8\x1b[<99u\x1b[>4m\x1b[2;4
     b"\x1b[?%dl" % mode for mode in (1, 5, 9, 1000, 1001, 1002, 1003, 1004, 1006, 2004, 2026, 2031, 2048, 5522)
 )
 _RESET += b"\x1b[?7h\x1b[?25h\x1b(B\x0f\x1b>\x1b[0m"
-#: Columns that `_drop_answers` moves to.
-_MARKS, _MARK_COLUMNS, _MOST_MARK_BYTES = 8, 60, 256
+#: `_drop_replies` moves the cursor to so many columns, at random.
+_QUERIES, _QUERY_COLUMNS, _MAX_REPLY_BYTES = 8, 60, 256
 _POSITION = re.compile(rb"\x1b\[\d+;(\d+)R")
-#: Without any answer; and in all, while answers keep coming.
-_ANSWER_SECONDS, _MOST_ANSWER_SECONDS = 0.5, 10.0
-#: For a terminal that takes nothing.
-_TAKING_SECONDS = 5.0
-#: Seconds, for a script on stdin: a person would wait no longer.
-_LONGEST_SCRIPT = 24 * 3600.0
-#: Bytes of keys that the shell has not read.
-_MOST_UNSENT = 64 << 10
+#: How long to wait for one reply of the terminal, and for all of them.
+_REPLY_SECONDS, _ALL_REPLIES_SECONDS = 0.5, 10.0
+#: How long the terminal may accept no output before we give up.
+_WRITE_SECONDS = 5.0
+#: The timeout of a script on stdin, in seconds.
+_SCRIPT_TIMEOUT = 24 * 3600.0
+#: Stop reading keys when the shell has so many bytes unread.
+_MAX_UNSENT = 64 << 10
 _SHELL_OF_IMAGE = "command -v bash >/dev/null && exec bash; exec sh"
 
 
 class _Stopped(Exception):
-    """By a signal, which is SIGHUP if the terminal is gone. Changes that were kept apart stay for the next time."""
+    """A signal ended the shell; SIGHUP also if the terminal is gone. Changes kept apart stay for the next time."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -62,9 +62,9 @@ def shell(arguments: argparse.Namespace) -> int:
     if not has_terminal and not keeps_apart:
         raise UsageError("shell needs a terminal", "for a script use 'warmcell run command FILE'")
     settings = _settings(arguments)
-    ending = partial(review, arguments=arguments) if keeps_apart else None
+    reviewer = partial(review, arguments=arguments) if keeps_apart else None
     try:
-        return asyncio.run(run_shell(settings, ending) if has_terminal else _run_script(settings, ending))
+        return asyncio.run(run_shell(settings, reviewer) if has_terminal else _run_script(settings, reviewer))
     except MemoryExceeded as error:
         say_error(error.message, error.hint)
         return MEMORY
@@ -95,10 +95,10 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-async def run_shell(settings: dict[str, Any], ending: Review | None = None) -> int:
-    """A shell in a sandbox with these settings, on this terminal; returns its exit status.
+async def run_shell(settings: dict[str, Any], reviewer: Review | None = None) -> int:
+    """Run a shell in a sandbox with these settings, on this terminal; return its exit status.
 
-    `ending` handles the changes that were kept apart.
+    `reviewer` handles the changes that were kept apart.
     """
     from warmcell.languages.shell import find_shell
     from warmcell.sandbox.asynchronous import AsyncSandbox
@@ -111,39 +111,39 @@ async def run_shell(settings: dict[str, Any], ending: Review | None = None) -> i
             pty = PtySize(size.columns or 80, size.lines or 24)
             command = [find_shell()] if settings["image"] is None else _SHELL_OF_IMAGE
             process = await sandbox.spawn(command, env=env, pty=pty)
-            with _signals() as stop, _open_screen() as screen, _raw_mode(sys.stdin.fileno(), screen):
-                await _carry(process, stop, screen)
-            return await _end(sandbox, ending, _status(process))
+            with _catch_signals() as stop, _open_screen() as screen, _raw_mode(sys.stdin.fileno(), screen):
+                await _relay_terminal(process, stop, screen)
+            return await _review_changes(sandbox, reviewer, _status(process))
     except _Stopped as stopped:
         return 128 + stopped.number
 
 
-async def _run_script(settings: dict[str, Any], ending: Review | None) -> int:
-    """Without a terminal: the script on stdin."""
+async def _run_script(settings: dict[str, Any], reviewer: Review | None) -> int:
+    """Run the script on stdin, without a terminal."""
     from warmcell.sandbox.asynchronous import AsyncSandbox
 
     async with AsyncSandbox(**settings) as sandbox:
         result = await sandbox.sh(
-            sys.stdin.read(), timeout=_LONGEST_SCRIPT, on_stdout=sys.stdout.write, on_stderr=sys.stderr.write
+            sys.stdin.read(), timeout=_SCRIPT_TIMEOUT, on_stdout=sys.stdout.write, on_stderr=sys.stderr.write
         )
         sys.stdout.flush()
-        return await _end(sandbox, ending, result.exit_code & 0xFF)
+        return await _review_changes(sandbox, reviewer, result.exit_code & 0xFF)
 
 
-async def _end(sandbox: AsyncSandbox, ending: Review | None, status: int) -> int:
-    """The guest's own status; 1 if that is 0 and changes could not be committed."""
-    if ending is None:
+async def _review_changes(sandbox: AsyncSandbox, reviewer: Review | None, status: int) -> int:
+    """Return the guest's status, or 1 if that is 0 and changes could not be committed."""
+    if reviewer is None:
         return status
-    left = ending(*await sandbox.end_for_review())
-    return status or left
+    review_status = reviewer(*await sandbox.end_for_review())
+    return status or review_status
 
 
-async def _carry(process: AsyncProcess, stop: asyncio.Future[int], screen: int) -> None:
-    """Relay keys to the shell and its output to the screen until it ends. `_Stopped` by a signal."""
+async def _relay_terminal(process: AsyncProcess, stop: asyncio.Future[int], screen: int) -> None:
+    """Relay keys to the shell and its output to the screen until it ends. Raises `_Stopped` for a signal."""
     loop = asyncio.get_running_loop()
     keyboard = _Keyboard(sys.stdin.fileno(), process, stop)
     loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(keyboard.resize()))
-    typing, showing = loop.create_task(keyboard.type()), loop.create_task(_show(process, screen, stop))
+    typing, showing = loop.create_task(keyboard.type()), loop.create_task(_show_output(process, screen, stop))
     awaited: list[asyncio.Future[Any]] = [showing, stop]
     try:
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -156,17 +156,17 @@ async def _carry(process: AsyncProcess, stop: asyncio.Future[int], screen: int) 
     showing.result()
 
 
-async def _show(process: AsyncProcess, screen: int, stop: asyncio.Future[int]) -> None:
+async def _show_output(process: AsyncProcess, screen: int, stop: asyncio.Future[int]) -> None:
     async for event in process.output():
         try:
-            await _show_all(screen, event.data)
+            await _write_all(screen, event.data)
         except OSError:
             _stop(stop, signal.SIGHUP)
         await asyncio.sleep(0)  # signals and keys, also while output never pauses
 
 
-async def _show_all(screen: int, data: bytes) -> None:
-    """Signals are handled also while the terminal takes nothing."""
+async def _write_all(screen: int, data: bytes) -> None:
+    """Write everything. Signals are handled also while the terminal accepts nothing."""
     loop, view = asyncio.get_running_loop(), memoryview(data)
     while view:
         try:
@@ -181,7 +181,7 @@ async def _show_all(screen: int, data: bytes) -> None:
 
 
 class _Keyboard:
-    """Reads keys and types them into the shell. Not read while much is unsent: the terminal keeps what follows."""
+    """Reads keys and types them into the shell. Stops reading while much is unsent: the terminal buffers the rest."""
 
     def __init__(self, descriptor: int, process: AsyncProcess, stop: asyncio.Future[int]) -> None:
         self._descriptor, self._process, self._stop = descriptor, process, stop
@@ -198,7 +198,7 @@ class _Keyboard:
             return
         self._unsent += len(data)
         self._typed.put_nowait(data)
-        if self._unsent >= _MOST_UNSENT:
+        if self._unsent >= _MAX_UNSENT:
             self.close()
 
     async def type(self) -> None:
@@ -208,9 +208,9 @@ class _Keyboard:
                 await self._process.write(data)
             except SandboxError:
                 return  # the shell has ended; _status reports how
-            was_full = self._unsent >= _MOST_UNSENT
+            was_full = self._unsent >= _MAX_UNSENT
             self._unsent -= len(data)
-            if was_full and self._unsent < _MOST_UNSENT:
+            if was_full and self._unsent < _MAX_UNSENT:
                 self._loop.add_reader(self._descriptor, self._read)
 
     async def resize(self) -> None:
@@ -224,8 +224,8 @@ class _Keyboard:
 
 
 @contextmanager
-def _signals() -> Iterator[asyncio.Future[int]]:
-    """The first of SIGTERM and SIGHUP."""
+def _catch_signals() -> Iterator[asyncio.Future[int]]:
+    """Yield a future for the number of the first SIGTERM or SIGHUP."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -243,7 +243,7 @@ def _stop(stop: asyncio.Future[int], number: int) -> None:
 
 
 def _read(keyboard: int) -> bytes:
-    """Empty if the terminal is gone."""
+    """Read keys; empty if the terminal is gone."""
     try:
         return os.read(keyboard, 65536)
     except OSError:
@@ -252,7 +252,7 @@ def _read(keyboard: int) -> bytes:
 
 @contextmanager
 def _open_screen() -> Iterator[int]:
-    """The terminal again, for writes that do not block: the user's own programs share the mode of stdout."""
+    """Reopen the terminal for non-blocking writes: the mode of stdout is shared with the user's other programs."""
     screen = os.open(f"/proc/self/fd/{sys.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         yield screen
@@ -261,14 +261,14 @@ def _open_screen() -> Iterator[int]:
 
 
 def _write(screen: int, data: bytes) -> None:
-    """Raises `TimeoutError` if the terminal takes nothing."""
+    """Write everything. Raises `TimeoutError` if the terminal accepts nothing."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(screen, view) :]
         except BlockingIOError:
-            if not select.select([], [screen], [], _TAKING_SECONDS)[1]:
-                raise TimeoutError("the terminal takes nothing") from None
+            if not select.select([], [screen], [], _WRITE_SECONDS)[1]:
+                raise TimeoutError("the terminal accepts no output") from None
 
 
 @contextmanager
@@ -282,31 +282,31 @@ def _raw_mode(keyboard: int, screen: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # the terminal takes nothing, or is gone
+        with suppress(OSError):  # the terminal accepts nothing, or is gone
             _write(screen, _RESET)
-            _drop_answers(keyboard, screen)
+            _drop_replies(keyboard, screen)
         with suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
 
 
-def _drop_answers(keyboard: int, screen: int) -> None:
+def _drop_replies(keyboard: int, screen: int) -> None:
     """Discard the terminal's replies to a guest's queries, which would be typed into the user's shell.
 
     Terminals reply in order, so after the replies to our own queries no earlier one is pending. A guest cannot ask for
     the same replies beforehand: they are positions that we choose at random.
     """
-    columns = [1 + secrets.randbelow(_MARK_COLUMNS) for _ in range(_MARKS)]
-    asked = b"".join(b"\x1b[%dG\x1b[6n" % column for column in columns)
-    _write(screen, b"\x1b7" + asked + b"\x1b8")
-    received, last = b"", time.monotonic() + _MOST_ANSWER_SECONDS
-    while [int(column) for column in _POSITION.findall(received)][-_MARKS:] != columns:
-        wait = min(_ANSWER_SECONDS, last - time.monotonic())
+    columns = [1 + secrets.randbelow(_QUERY_COLUMNS) for _ in range(_QUERIES)]
+    queries = b"".join(b"\x1b[%dG\x1b[6n" % column for column in columns)
+    _write(screen, b"\x1b7" + queries + b"\x1b8")
+    received, deadline = b"", time.monotonic() + _ALL_REPLIES_SECONDS
+    while [int(column) for column in _POSITION.findall(received)][-_QUERIES:] != columns:
+        wait = min(_REPLY_SECONDS, deadline - time.monotonic())
         if wait <= 0 or not select.select([keyboard], [], [], wait)[0]:
             return
         data = _read(keyboard)
         if not data:
             return
-        received = (received + data)[-_MOST_MARK_BYTES:]
+        received = (received + data)[-_MAX_REPLY_BYTES:]
 
 
 def _status(process: AsyncProcess) -> int:

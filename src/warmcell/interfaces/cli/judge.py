@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def judge(arguments: Namespace) -> int:
-    """Checks everything, then judges. 0 if every case was accepted."""
+    """Check everything, then judge. Return 0 if every case was accepted."""
     source = choose(arguments.language or arguments.file, arguments.file if arguments.language else None, None)
     jobs = options.whole_number("--jobs", arguments.jobs, 1024)
     try:
@@ -37,7 +37,7 @@ def judge(arguments: Namespace) -> int:
         interactor = _read_interactor(arguments, request)
     except InvalidRequest as error:
         raise UsageError(error.message.removeprefix("cases: "), error.hint) from None
-    out = _open_out(arguments.out)
+    out = _open_output(arguments.out)
     backend = _make_backend(source.language.backend, arguments)
     try:
         chosen = {"clock": arguments.clock, "concurrency": jobs, "stop_early": arguments.stop_early}
@@ -50,8 +50,8 @@ def judge(arguments: Namespace) -> int:
     return _status(judged)
 
 
-def _open_out(path: str | None) -> TextIO | None:
-    """Before anything is judged, so that no verdict is lost."""
+def _open_output(path: str | None) -> TextIO | None:
+    """Open the --out file. Called before anything is judged, so that no verdict is lost."""
     try:
         return open(path, "w", encoding="utf-8", newline="") if path else None
     except OSError as error:
@@ -61,7 +61,7 @@ def _open_out(path: str | None) -> TextIO | None:
 def _print_or_write(
     arguments: Namespace, out: TextIO | None, cases: list[Case], judged: list[Verdict], plain: dict[str, Any]
 ) -> None:
-    """Lines in the chosen format go to the file, or to stdout in place of the table."""
+    """Write lines in the chosen format to the file, or to stdout in place of the table."""
     form: Format = arguments.format or ("csv" if (arguments.out or "").endswith(".csv") else "jsonl")
     if out is not None:
         with out:
@@ -145,7 +145,7 @@ def _print_table(verdicts: Sequence[tuple[Case, Verdict]], total: int) -> None:
         print(f"{name:{width}}  {verdict.status:13}  {cost}")
     print(f"{sum(verdict.ok for _, verdict in verdicts)} of {total} accepted")
     for verdict in [verdict for _, verdict in verdicts if verdict.status in NOT_JUDGED][:1]:
-        hint = "judge it again" if verdict.status == "host_error" else "mend the checker"
+        hint = "judge it again" if verdict.status == "host_error" else "fix the checker"
         say_error(f"a case could not be judged: {verdict.error}", hint)
 
 

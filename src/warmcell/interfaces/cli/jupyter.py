@@ -115,4 +115,4 @@ def install(spec: dict[str, Any], name: str, resources: str | None, *, user: boo
             raise InvalidRequest(str(error), field="name") from None
         except OSError as error:
             hint = "use --user, or --prefix DIR"
-            raise BackendUnavailable(f"could not write the kernelspec: {error}", hint=hint) from None
+            raise BackendUnavailable(f"cannot write the kernelspec: {error}", hint=hint) from None

@@ -105,6 +105,6 @@ def _troff_command(page: Page) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """For troff: no command at the start of a line, no escape, and dashes that can be copied."""
+    """Escape text for troff: no command at the start of a line, no escape, and dashes that can be copied."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.split("\n"))

@@ -33,7 +33,7 @@ def mcp(arguments: Namespace) -> int:
     except ImportError as error:
         hint = "pip install 'warmcell[mcp]'"
         raise BackendUnavailable(f"the MCP server needs the package {error.name!r}", hint=hint) from None
-    make = _maker(arguments)
+    make = _make_factory(arguments)
     made = server.make_server(
         lambda _: PrivateSandbox(make()),
         _languages(arguments.language),
@@ -52,8 +52,8 @@ def mcp(arguments: Namespace) -> int:
     return OK
 
 
-def _maker(arguments: Namespace) -> Callable[[], AsyncSandbox]:
-    """The sandbox factory. It is called once here, so that wrong options are reported before a client connects."""
+def _make_factory(arguments: Namespace) -> Callable[[], AsyncSandbox]:
+    """Make the sandbox factory, and call it once, so that wrong options are reported before a client connects."""
     from warmcell.sandbox.asynchronous import AsyncSandbox
 
     policy = options.policy(

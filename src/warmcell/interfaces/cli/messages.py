@@ -28,7 +28,7 @@ _RETRY_SECONDS = 0.01
 
 
 def set_quiet(is_quiet: bool) -> None:
-    """For `--quiet`: from now on print errors only, and no progress."""
+    """Apply `--quiet`: print errors only, and no progress."""
     global _is_quiet
     _is_quiet = is_quiet
 
@@ -171,7 +171,7 @@ class PassThrough:
     def __init__(self, before_first: Callable[[], None]) -> None:
         self._before_first = before_first
         self._waiting: list[tuple[int, memoryview]] = []
-        #: Whether there was any output; all of it was then written here.
+        #: Whether the run had output; it was written here, so it need not be printed again.
         self.has_output = False
 
     def deliver(self, stream: str, data: bytes) -> None:

@@ -31,7 +31,7 @@ def finish(
     elif result is not None:
         if not is_printed:
             write_bytes(result.stdout_bytes, result.stderr_bytes)
-        _warn_about_cuts(result)
+        _warn_about_truncation(result)
     if isinstance(outcome, SandboxError):
         if not as_json:
             say_error(outcome.message, outcome.hint)
@@ -42,7 +42,7 @@ def finish(
     return outcome.exit_code & 0xFF
 
 
-def _warn_about_cuts(result: ExecResult) -> None:
+def _warn_about_truncation(result: ExecResult) -> None:
     for name in ("stdout", "stderr"):
         if getattr(result, f"{name}_truncated"):
             kept = len(getattr(result, f"{name}_bytes"))
@@ -89,7 +89,7 @@ def print_json(value: object) -> None:
 
 
 def print_url(url: str, as_json: bool) -> None:
-    """Where a server listens, for programs that wait for this line."""
+    """Print where a server listens, for programs that wait for this line."""
     if as_json:
         print_json({"status": "listening", "url": url})
     else:

@@ -30,7 +30,7 @@ _COMPARED = (
     "status exit_code signal stdout stderr stdout_base64 stderr_base64 stdout_truncated stderr_truncated files denials"
 ).split()
 
-#: What a file may name without --trust.
+#: What a recording may ask for without --trust.
 _TRUSTED_BACKENDS = ("process", "wasm")
 _TRUSTED_ENFORCERS = ("auto", "native")
 

@@ -21,13 +21,13 @@ _LETTERS = {"added": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode
 _GREEN, _RED, _YELLOW, _CYAN, _BOLD = 32, 31, 33, 36, 1
 _COLORS = {"added": _GREEN, "deleted": _RED, "renamed": _CYAN}
 _LINE_COLORS = {"+": _GREEN, "-": _RED, "@": _CYAN, "d": _BOLD}
-#: An escaped character has at most so many in its place.
+#: An escaped character takes at most so many characters.
 _LONGEST = 10
 _QUESTION = "commit [a]ll, [p]ick, show [d]iff, [t]hrow away, [k]eep for later? "
 
 
 def is_wanted(arguments: Any) -> bool:
-    """Whether the changes of the guest are kept apart. At most one of the answers may be given."""
+    """Whether the guest's changes are kept apart. At most one of the options that answer may be given."""
     answers = [name for name in ("commit", "discard", "patch") if getattr(arguments, name)]
     if len(answers) > 1:
         raise UsageError(f"--{answers[0]} and --{answers[1]} cannot be combined", "leave one of the two out")
@@ -35,7 +35,7 @@ def is_wanted(arguments: Any) -> bool:
 
 
 def review(layer: ChangeLayer, merged: Root, arguments: Any) -> int:
-    """Does what the options say; else asks, or keeps the changes where there is no terminal. Returns 1 for conflicts.
+    """Do what the options say; else ask, or keep the changes if there is no terminal. Return 1 for conflicts.
 
     `merged` is the directory as guests see it.
     """
@@ -126,8 +126,8 @@ def _write_patch(layer: ChangeLayer, file: str) -> None:
 
 
 def _show_patch(layer: ChangeLayer) -> None:
-    """Only a newline ends a line, as in the patch: what else looks like one could forge the header of another file. No
-    line is cut: what it hides would be committed.
+    """Print the patch. Only a newline ends a line: another separator could forge the header of another file. No line
+    is cut, since what it hides would be committed.
     """
     for raw in layer.patch().split(b"\n")[:-1]:
         line = raw.decode("utf-8", "backslashreplace")
@@ -142,14 +142,14 @@ def _list(changes: Sequence[Change]) -> None:
 
 
 def _describe(change: Change) -> str:
-    """With names quoted as git does: no byte of a guest's choice reaches the terminal."""
+    """One line, with names quoted as git does: no byte of a guest's choice reaches the terminal."""
     path = quote(change.path) + ("/" if change.entry == "directory" else "")
     old = f"{quote(change.old_path)} -> " if change.old_path else ""
     return f"{_LETTERS[change.kind]} {old}{path}"
 
 
 def to_plain(change: Change) -> dict[str, Any]:
-    """For `run --json`."""
+    """A change in the output of `run --json`."""
     return {name: getattr(change, name) for name in ("path", "kind", "old_path", "is_flagged", "flag_reason")}
 
 

@@ -32,7 +32,7 @@ def run(arguments: Arguments) -> int:
     policy = options.policy(*allowed, arguments.policy, arguments.gpu)
     backend = _backend_name(arguments, source.language.backend, policy)
     _check_image_options(arguments, backend)
-    keeps_apart = _keeps_changes_apart(arguments, backend)
+    keeps_apart = _has_separate_changes(arguments, backend)
     request = _request(arguments, source, "recorded" if arguments.record else backend)
     doing = "compiling and running" if source.language.is_compiled else "running"
     progress = Progress(f"{doing} {source.language.name}")
@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> int:
     return finish(outcome, False, is_printed=output.has_output)
 
 
-def _keeps_changes_apart(arguments: Arguments, backend: str) -> bool:
+def _has_separate_changes(arguments: Arguments, backend: str) -> bool:
     if not (arguments.changes or arguments.commit or arguments.discard or arguments.patch):
         return False
     from warmcell.interfaces.cli.review_changes import is_wanted
@@ -76,7 +76,7 @@ def _keeps_changes_apart(arguments: Arguments, backend: str) -> bool:
 
 
 def _default_source(arguments: Arguments) -> Source:
-    """What the image runs by itself. The text is for records of the run only."""
+    """The image's own ENTRYPOINT and CMD. The text is for records of the run only."""
     if arguments.image is None or arguments.code is not None:
         raise UsageError(
             "the following arguments are required: LANGUAGE|FILE", "for example 'warmcell run python -c CODE'"
@@ -187,9 +187,9 @@ def _run_with_changes(
     output: PassThrough | None,
     changes: list[dict[str, Any]],
 ) -> ExecResult:
-    """The program sees the current directory at its own path; what it changes there is reviewed at its end.
+    """Run the program with the current directory at its own path, and review what it changed there.
 
-    For JSON, `changes` gets them as they were before the review.
+    `changes` is filled for JSON, with the changes as they were before the review.
     """
     import os
 

@@ -37,7 +37,7 @@ def serve(arguments: Namespace) -> int:
 
 
 def _use_package_copy(stack: ExitStack) -> None:
-    """First of all: modules that are imported later keep paths of the package."""
+    """Use a private copy of the package. Call this first: modules imported later keep paths of the package."""
     from warmcell.lifetime.package_copy import use_package_copy
 
     try:

@@ -59,7 +59,7 @@ def _file_or_installed(target: str) -> Source:
 
 
 def _find_installed(name: str) -> LanguageRow:
-    """A language of another package. Looked up last, because that is slow."""
+    """Find a language of another package. Done last, because it is slow."""
     try:
         return find_language(name)
     except InvalidRequest as error:

@@ -12,7 +12,7 @@ from warmcell.interfaces.cli.messages import say_note, size_text
 from warmcell.interfaces.cli.render import finish, print_json
 
 Store = TypeVar("Store")
-#: For actions that take any number of operands.
+#: The maximum of an action that takes any number of operands.
 MANY = 1000
 
 
@@ -20,7 +20,7 @@ class Action(NamedTuple, Generic[Store]):
     """One action. Its function may return an exit status."""
 
     run: Callable[[Store, argparse.Namespace], int | None]
-    #: For the usage line.
+    #: The operands in the usage line.
     operands: str = ""
     fewest: int = 0
     most: int = 0
@@ -45,7 +45,7 @@ def run_action(
 
 
 def print_success(fields: dict[str, Any], text: str, as_json: bool) -> None:
-    """The fields as JSON, or the text for people, which may be empty."""
+    """Print the fields as JSON, or the text for people, which may be empty."""
     if as_json:
         print_json({"status": "success"} | fields)
     elif text:

@@ -198,7 +198,7 @@ def _write(text: str) -> None:
 
 
 def _make_opener() -> Any:
-    """It does not follow redirects: the token is for this server only."""
+    """An opener that does not follow redirects: the token is for this server only."""
     from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
 
     class NoRedirects(HTTPRedirectHandler):

@@ -91,7 +91,7 @@ def _network(domains: list[str], rules: tuple[NetworkRule, ...]) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class _WasmGuestConfig:
-    """The guest configuration of a script that may only read."""
+    """The guest configuration of a read-only script."""
 
     work_dir: str
     mounts: tuple[MountPoint, ...]
@@ -103,7 +103,7 @@ class _WasmGuestConfig:
     fetch: None = None
 
     def find_protected(self, directory: str) -> tuple[str, ...]:
-        """Nothing: the only writable directory is private."""
+        """Nothing is protected: the only writable directory is private."""
         return ()
 
 

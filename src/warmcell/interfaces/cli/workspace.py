@@ -60,7 +60,7 @@ def _list(store: WorkspaceStore, arguments: argparse.Namespace) -> None:
 
 
 def _open(store: WorkspaceStore, arguments: argparse.Namespace) -> int:
-    """A command in it, or an interactive shell."""
+    """Run a command in the workspace, or an interactive shell."""
     (name,) = arguments.operands
     if arguments.args:
         return _run_command(store, name, arguments.args, arguments)
@@ -85,7 +85,7 @@ def _run_command(store: WorkspaceStore, name: str, command: list[str], arguments
 
 
 def _stop(store: WorkspaceStore, arguments: argparse.Namespace) -> None:
-    """Also one that runs in another `warmcell workspace open`."""
+    """Stop a workspace, even one that another `warmcell workspace open` runs."""
     name = arguments.operands[0]
     if store.get(name).state == "running":
         _end_other(store, name)

@@ -39,7 +39,7 @@ _PYTHON = re.compile(r"python[\d.]*t?")
 _IS_THERE = "import importlib.util as u, sys; sys.exit(0 if u.find_spec(sys.argv[1]) else 3)"
 _IS_MISSING = 3
 _CHECK_SECONDS = 60
-#: Writes the connection file, which has the key, outside the work directory with mode 0600.
+#: Writes the connection file (which contains the key) outside the work directory, with mode 0600.
 _START = '(umask 077; cat >"$0") && exec "$@" </dev/null'
 
 
@@ -49,7 +49,7 @@ class CagedKernel:
     def __init__(
         self, argv: Sequence[str], resource_dir: str | None, policy: SandboxPolicy | None, **settings: Any
     ) -> None:
-        """`argv` is the kernelspec's; its program must exist on this host. The rest are settings of the cage."""
+        """`argv` is the kernelspec's, and its program must exist on this host. The rest are settings of the cage."""
         program = _guest_program(argv[0])
         shown = list(program.shown)
         if resource_dir and any(resource_dir in word for word in argv):
@@ -79,7 +79,7 @@ class CagedKernel:
     ) -> None:
         """Start the kernel. `argv` names the host's `connection_file`; the kernel gets its own."""
         inside = f"/tmp/{os.path.basename(connection_file)}"
-        content = json.dumps({**info, **self._guest_ports, "ip": "127.0.0.1", "transport": "tcp"}, default=_as_text)
+        content = json.dumps({**info, **self._guest_ports, "ip": "127.0.0.1", "transport": "tcp"}, default=_decode_key)
         command = [self._program.path, *(word.replace(connection_file, inside) for word in argv[1:])]
         await self._check_module(command)
         self._process = await self._sandbox.spawn(["sh", "-c", _START, inside, *command], env=env)
@@ -151,8 +151,8 @@ def _guest_program(program: str) -> _Program:
     return _Program(path, ProcessConfig(), (path, *shown), shown)
 
 
-def _as_text(value: object) -> str:
-    """Encode the key, which Jupyter keeps as bytes."""
+def _decode_key(value: object) -> str:
+    """Decode the key for JSON: Jupyter keeps it as bytes."""
     if isinstance(value, bytes):
         return value.decode()
     raise TypeError(f"cannot write {type(value).__name__} to a connection file")
@@ -212,7 +212,7 @@ class WarmcellProvisioner(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
         kernel, manager = self._kernel, self.parent
-        assert kernel is not None and manager is not None, "pre_launch comes first"
+        assert kernel is not None and manager is not None, "call pre_launch first"
         environment = {name: kwargs["env"][name] for name in self.kernel_spec.env}
         async with on_error(self._close):
             await portal.call_async(kernel.start, cmd, manager.connection_file, self.connection_info, environment)
@@ -258,7 +258,7 @@ class WarmcellProvisioner(LocalProvisioner):
             await self._close()
 
     def resolve_path(self, path_str: str) -> str | None:
-        """None: paths of the cage do not exist on the host."""
+        """Return None: paths of the cage do not exist on the host."""
         return None
 
     async def _close(self) -> None:

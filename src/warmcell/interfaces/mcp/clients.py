@@ -31,7 +31,7 @@ class ClientSandbox(Protocol):
     #: The longest timeout that a call may ask for, in seconds.
     max_timeout: int
 
-    def turn(self) -> AbstractAsyncContextManager[object]:
+    def call_slot(self) -> AbstractAsyncContextManager[object]:
         """Held during a call. May raise `SandboxError`, which is returned to the client."""
 
     async def end(self) -> None:
@@ -46,7 +46,7 @@ class PrivateSandbox:
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self.sandbox = sandbox
 
-    def turn(self) -> AbstractAsyncContextManager[object]:
+    def call_slot(self) -> AbstractAsyncContextManager[object]:
         return nullcontext()
 
     async def end(self) -> None:

@@ -92,7 +92,7 @@ async def _call_tool(context: Any, params: types.CallToolRequestParams) -> types
     client = await _client(context)
 
     async def call() -> dict[str, Any]:
-        async with client.place.turn():
+        async with client.place.call_slot():
             return await _answer(context, client, params.name, params.arguments or {})
 
     try:
@@ -113,7 +113,7 @@ async def _answer(context: Any, client: Client, name: str, arguments: dict[str, 
 
 
 async def _list_resources(context: Any, _: object) -> types.ListResourcesResult:
-    """The files of the work directory, up to the limit of `list_files`."""
+    """List the files of the work directory, up to the limit of `list_files`."""
     client = await _client(context)
     found: dict[str, Any] = await client.tools.call("list_files", {"recursive": True})
     sizes = {entry["path"]: entry["size"] for entry in found.get("entries", []) if entry["kind"] == "file"}

@@ -45,7 +45,7 @@ async def serve_stdio(server: Server[Clients]) -> None:
 
 
 async def _serve_until_closed(server: Server[Clients], has_ended: asyncio.Event) -> None:
-    """A broken pipe is a normal disconnect."""
+    """Serve until the client disconnects; a broken pipe is a normal disconnect."""
     try:
         await _over_stdio(server, has_ended)
     except* (BrokenPipeError, ConnectionResetError):
@@ -179,8 +179,8 @@ OnTooLarge = Callable[[str | int | None], Awaitable[None]]
 class BoundedLines:
     """Replaces stdin, whose descriptor becomes /dev/null, so that programs that we start cannot read our messages."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         wire = os.dup(0)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(nothing, 0)
@@ -191,15 +191,15 @@ class BoundedLines:
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while line := await anyio.to_thread.run_sync(self._next):
-            if len(line) <= self._most:
+            if len(line) <= self._max_bytes:
                 yield line.decode("utf-8", "replace")
             elif self.on_too_large is not None:
                 await self.on_too_large(_id_in(line[:_HEAD]))
 
     def _next(self) -> bytes:
-        """A line, or the start of one that is too long, whose rest is skipped."""
-        line = part = self._stream.readline(self._most + 1)
-        while len(line) > self._most and part and not part.endswith(b"\n"):
+        """Read a line, or the start of one that is too long, whose rest is skipped."""
+        line = part = self._stream.readline(self._max_bytes + 1)
+        while len(line) > self._max_bytes and part and not part.endswith(b"\n"):
             part = self._stream.readline(1 << 16)
         return line
 

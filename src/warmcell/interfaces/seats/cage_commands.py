@@ -1,4 +1,4 @@
-"""Commands, files and archives of a sandbox's live cage, as agent frameworks use them. The base of most adapters."""
+"""Commands, files and archives in a sandbox's live cage. Most adapters for agent frameworks are built on this."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from warmcell.sandbox.processes import AsyncProcess
 WORK = "/work"
 MAX_OUTPUT = 10 * MIB
 MAX_FILE = 256 * MIB
-#: The timeout of commands without one.
+#: The timeout of commands that set none.
 A_DAY = 86_400.0
-#: The exit status of commands that timed out, as of timeout(1).
+#: The exit status of commands that timed out, as with timeout(1).
 TIMED_OUT = 124
 #: Checks run in the guest's shell, so that links, permissions and special files are the guest's.
 _READ = """
@@ -51,14 +51,12 @@ _ERRORS: dict[int, tuple[type[OSError], str]] = {
     21: (IsADirectoryError, "is a directory"),
     22: (OSError, "not a regular file"),
 }
-#: A member that does not fit those before it, such as a file below another file.
-_IN_THE_WAY = (FileExistsError, NotADirectoryError, IsADirectoryError)
+#: Raised for a member that conflicts with earlier ones, such as a file below another file.
+_CONFLICTS = (FileExistsError, NotADirectoryError, IsADirectoryError)
 
 
 class CageCommands:
-    """Commands in a `Sandbox`. Call `run`, `read` and `write` by `portal.call_async` or `portal.call`: it belongs to
-    the portal's event loop.
-    """
+    """Commands in a `Sandbox`. Call `run`, `read` and `write` with `portal.call_async` or `portal.call`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -81,10 +79,11 @@ class CageCommands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        most: int = MAX_OUTPUT,
+        max_bytes: int = MAX_OUTPUT,
     ) -> ExecResult:
-        """Run a program or a shell command line. Background processes that it leaves keep running. If this is
-        cancelled or the program prints more than `most` bytes, it is killed with everything that it started.
+        """Run a program or a shell command line. Background processes that it leaves keep running.
+
+        If this is cancelled or the program prints more than `max_bytes`, everything that it started is killed.
         """
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         if cwd is not None:
@@ -95,32 +94,32 @@ class CageCommands:
         feeding = asyncio.ensure_future(_feed(process, stdin or b""))
         try:
             async with on_error(process.kill):
-                return await self._collect(process, most)
+                return await self._collect(process, max_bytes)
         finally:
             feeding.cancel()
 
-    async def _collect(self, process: AsyncProcess, most: int) -> ExecResult:
+    async def _collect(self, process: AsyncProcess, max_bytes: int) -> ExecResult:
         """Collect all output; the process itself keeps less of it."""
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         sizes = {"stdout": 0, "stderr": 0}
         async for event in process.output():
             parts[event.stream].append(event.data)
             sizes[event.stream] += len(event.data)
-            if sizes[event.stream] > most:
+            if sizes[event.stream] > max_bytes:
                 await process.kill()
                 break
         try:
             ended = await process.wait()
         except ExecutionTimeout as error:
-            error.result = _with_output(error.result or ExecResult(), parts, most)
+            error.result = _add_output(error.result or ExecResult(), parts, max_bytes)
             raise
-        return _with_output(ended, parts, most)
+        return _add_output(ended, parts, max_bytes)
 
-    async def read(self, path: str, most: int = MAX_FILE) -> bytes:
-        """A file's content. Raises the `OSError` that a program in the cage would get."""
-        result = await self.run(["sh", "-c", _READ, "sh", path], most=most)
+    async def read(self, path: str, max_bytes: int = MAX_FILE) -> bytes:
+        """Read a file. Raises the `OSError` that a program in the cage would get."""
+        result = await self.run(["sh", "-c", _READ, "sh", path], max_bytes=max_bytes)
         if result.stdout_truncated:
-            raise OSError(f"{path!r} has more than {most} bytes")
+            raise OSError(f"{path!r} has more than {max_bytes} bytes")
         _check(result, path)
         return result.stdout_bytes
 
@@ -134,7 +133,7 @@ _shared: dict[str, CageCommands] = {}
 
 
 async def create_shared(settings: Mapping[str, Any]) -> str:
-    """Make a sandbox that is found by its id until `destroy_shared`."""
+    """Make a sandbox that `find_shared` finds by its id until `destroy_shared`."""
     commands = await CageCommands.create(settings)
     _shared[commands.sandbox.id] = commands
     return commands.sandbox.id
@@ -157,16 +156,16 @@ async def _feed(process: AsyncProcess, data: bytes) -> None:
     await process.close_stdin()
 
 
-def _with_output(result: ExecResult, parts: Mapping[str, list[bytes]], most: int) -> ExecResult:
+def _add_output(result: ExecResult, parts: Mapping[str, list[bytes]], max_bytes: int) -> ExecResult:
     stdout, stderr = b"".join(parts["stdout"]), b"".join(parts["stderr"])
     return replace(
         result,
-        stdout=stdout[:most].decode("utf-8", "replace"),
-        stderr=stderr[:most].decode("utf-8", "replace"),
-        stdout_bytes=stdout[:most],
-        stderr_bytes=stderr[:most],
-        stdout_truncated=len(stdout) > most,
-        stderr_truncated=len(stderr) > most,
+        stdout=stdout[:max_bytes].decode("utf-8", "replace"),
+        stderr=stderr[:max_bytes].decode("utf-8", "replace"),
+        stdout_bytes=stdout[:max_bytes],
+        stderr_bytes=stderr[:max_bytes],
+        stdout_truncated=len(stdout) > max_bytes,
+        stderr_truncated=len(stderr) > max_bytes,
     )
 
 
@@ -178,15 +177,15 @@ def _check(result: ExecResult, path: str) -> None:
 
 
 def unpack_guest_tar(archive: bytes, target: Path) -> None:
-    """Files and directories below `target`. Names that lead out of it are left out, and so are links and devices.
+    """Extract files and directories below `target`. Skips names that lead out of it, links, devices and sparse files.
 
-    So are sparse files, and the archive is not decompressed: a kilobyte could claim terabytes.
+    A sparse or compressed archive of a kilobyte could claim terabytes, so it is not decompressed either.
     The filters of `tarfile` keep links, and in many releases of Python a link leads out of the directory past them.
     """
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
         for member in opened:
-            path = _place_in(target, member.name)
+            path = _resolve_below(target, member.name)
             if path is None:
                 continue
             try:
@@ -194,11 +193,11 @@ def unpack_guest_tar(archive: bytes, target: Path) -> None:
                     path.mkdir(parents=True, exist_ok=True)
                 elif member.isreg() and not member.issparse():
                     _write(opened, member, path)
-            except _IN_THE_WAY:
+            except _CONFLICTS:
                 continue
 
 
-def _place_in(target: Path, name: str) -> Path | None:
+def _resolve_below(target: Path, name: str) -> Path | None:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if name.startswith("/") or ".." in parts or "\0" in name else target.joinpath(*parts)
 

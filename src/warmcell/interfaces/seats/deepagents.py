@@ -36,10 +36,10 @@ class WarmcellSandbox(BaseSandbox):
             result = portal.call(self._commands.run, command, timeout=timeout or self._timeout)
         except ExecutionTimeout as error:
             partial = error.result or ExecResult()
-            return ExecuteResponse(_both(partial) + f"\n{error.message}", TIMED_OUT, partial.stdout_truncated)
+            return ExecuteResponse(_output(partial) + f"\n{error.message}", TIMED_OUT, partial.stdout_truncated)
         except SandboxError as error:
             return ExecuteResponse(explain(error), None)
-        return ExecuteResponse(_both(result), result.exit_code, result.stdout_truncated or result.stderr_truncated)
+        return ExecuteResponse(_output(result), result.exit_code, result.stdout_truncated or result.stderr_truncated)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         return [FileUploadResponse(path, self._upload(path, content)) for path, content in files]
@@ -72,13 +72,13 @@ def _check_path(path: str) -> None:
         raise NotADirectoryError
 
 
-def _both(result: ExecResult) -> str:
+def _output(result: ExecResult) -> str:
     separator = "\n" if result.stdout and result.stderr and not result.stdout.endswith("\n") else ""
     return f"{result.stdout}{separator}{result.stderr}"
 
 
 def _error_code(error: OSError) -> str:
-    """deepagents' codes for errors that a model can act on."""
+    """The code of deepagents for an error that a model can act on."""
     codes = {
         FileNotFoundError: "file_not_found",
         PermissionError: "permission_denied",

@@ -71,7 +71,7 @@ class WarmcellEnvironment(BaseEnvironment):
             self.environment_dir, docker_image=self.task_env_config.docker_image, extra_docker_compose_paths=[]
         )
 
-    # ---- the life of the sandbox ----
+    # ---- start and stop ----
 
     async def start(self, force_build: bool) -> None:
         self._image = await in_thread(partial(self._find_image, force_build))
@@ -82,13 +82,13 @@ class WarmcellEnvironment(BaseEnvironment):
             open_files=4096,
         )
         settings = {"image": self._image, "user": "root", "env": self._startup_env(), "limits": limits}
-        self._commands = await CageCommands.create({**settings, "policy": self._ceiling(), "live": True})
+        self._commands = await CageCommands.create({**settings, "policy": self._widest_policy(), "live": True})
         await self._apply_network_policy(self.network_policy)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         await self._upload_environment_dir_after_start()
 
     async def stop(self, delete: bool) -> None:
-        """The sandbox is destroyed in either case."""
+        """Destroy the sandbox, whatever `delete` is."""
         commands, self._commands = self._commands, None
         if commands is not None:
             await commands.destroy()
@@ -118,15 +118,15 @@ class WarmcellEnvironment(BaseEnvironment):
             return self._hosts
         return list(policy.allowed_hosts) if policy.network_mode == NetworkMode.ALLOWLIST else []
 
-    def _ceiling(self) -> SandboxPolicy:
-        """Everything that a phase of the trial may reach; `_apply_network_policy` narrows it."""
+    def _widest_policy(self) -> SandboxPolicy:
+        """The policy with everything that any phase may reach; `_apply_network_policy` narrows it."""
         policies = (self._network_policy, *self._phase_network_policies)
         return _policy(dict.fromkeys(name for policy in policies for name in self._hosts_of(policy)))
 
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
         if network_policy.network_mode == NetworkMode.PUBLIC and not self._hosts:
             self.logger.warning("the task's network is public, but nothing is reachable: name hosts with --ek hosts=")
-        if self._ceiling().network_rules:
+        if self._widest_policy().network_rules:
             await in_thread(partial(self._sandbox.sandbox.update_network, self._hosts_of(network_policy)))
 
     # ---- commands and files ----
@@ -157,10 +157,10 @@ class WarmcellEnvironment(BaseEnvironment):
             printed = error.result
             stdout, stderr = (printed.stdout, printed.stderr) if printed else ("", "")
             return ExecResult(stdout=stdout, stderr=f"{stderr}\n{error}", return_code=TIMED_OUT)
-        await self._pass_on(result.stdout, result.stderr)
+        await self._report_output(result.stdout, result.stderr)
         return ExecResult(stdout=result.stdout, stderr=result.stderr, return_code=result.exit_code)
 
-    async def _pass_on(self, stdout: str, stderr: str) -> None:
+    async def _report_output(self, stdout: str, stderr: str) -> None:
         callback = self._output_callback()
         if callback is not None:
             for text, stream in ((stdout, "stdout"), (stderr, "stderr")):
@@ -187,7 +187,7 @@ class WarmcellEnvironment(BaseEnvironment):
         await in_thread(partial(unpack_guest_tar, archive, Path(target_dir)))
 
     async def _check(self, argv: list[str], stdin: bytes | None = None) -> bytes:
-        result = await portal.call_async(self._sandbox.run, argv, stdin=stdin, timeout=A_DAY, most=MAX_FILE)
+        result = await portal.call_async(self._sandbox.run, argv, stdin=stdin, timeout=A_DAY, max_bytes=MAX_FILE)
         if not result.ok or result.stdout_truncated:
             reason = f"more than {MAX_FILE} bytes" if result.stdout_truncated else result.stderr.strip()[:500]
             raise RuntimeError(f"{argv[0]} failed with status {result.exit_code}: {reason}")

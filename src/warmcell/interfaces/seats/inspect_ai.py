@@ -59,10 +59,10 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         if user is not None:
             raise SandboxUserUnsupportedError(f"a Warmcell sandbox has one user; {user!r} is not supported")
-        most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        run = partial(self._commands.run, cmd, cwd=_absolute(cwd or "."), env=env, timeout=timeout or A_DAY, most=most)
+        run = partial(self._commands.run, cmd, cwd=_absolute(cwd or "."), env=env, timeout=timeout or A_DAY)
+        stdin = input.encode() if isinstance(input, str) else input
         try:
-            result = await portal.call_async(run, stdin=input.encode() if isinstance(input, str) else input)
+            result = await portal.call_async(run, stdin=stdin, max_bytes=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE)
         except ExecutionTimeout as error:
             raise TimeoutError(error.message) from None
         if result.stdout_truncated or result.stderr_truncated:
@@ -77,9 +77,9 @@ class WarmcellSandboxEnvironment(SandboxEnvironment):
         await portal.call_async(self._commands.write, _absolute(file), data)
 
     async def read_file(self, file: str, text: bool = True) -> Any:
-        most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        max_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:
-            raw = await portal.call_async(self._commands.read, _absolute(file), most)
+            raw = await portal.call_async(self._commands.read, _absolute(file), max_bytes)
         except OSError as error:
             if error.errno is None:
                 limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR

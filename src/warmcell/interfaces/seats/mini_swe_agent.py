@@ -51,7 +51,7 @@ class WarmcellEnvironment:
         )
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Runs the command with bash (sh, where there is none). Raises `Submitted` if it ends the task."""
+        """Run the command with bash, else with sh. Raises `Submitted` if it ends the task."""
         script = _script(action.get("command", ""), cwd or self.config.cwd)
         try:
             result = self._sandbox.sh(script, timeout=timeout or self.config.timeout)
@@ -86,7 +86,7 @@ def _script(command: str, cwd: str) -> str:
 
 
 def _failure(error: SandboxError) -> dict[str, Any]:
-    """What was printed before a limit ended the command, and which limit."""
+    """The answer for a command that a limit ended: what it printed, and which limit."""
     result = getattr(error, "result", None)
     return {
         "output": "" if result is None else result.stdout,

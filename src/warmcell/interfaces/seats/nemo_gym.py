@@ -31,7 +31,7 @@ _MIB_PER_GIB = 1024
 
 
 @dataclass
-class _Running:
+class _RunningSandbox:
     commands: CageCommands
     workdir: str | None
     user: str | None
@@ -48,10 +48,10 @@ class WarmcellProvider:
 
     def __init__(self, default_timeout_s: float = 180.0, memory_mib: int = 2048) -> None:
         self._default_timeout, self._memory = default_timeout_s, memory_mib
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _RunningSandbox] = {}
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        """`cpu` is a request here, not a limit. What cannot be had is refused."""
+        """Make a sandbox. Unsupported fields are refused; `cpu` is a request, not a limit, so it is ignored."""
         for what, is_asked in (("gpu", spec.resources.gpu), ("entrypoint", spec.entrypoint), ("ttl_s", spec.ttl_s)):
             if is_asked:
                 raise SandboxCreateError(f"{what} is not supported by the provider 'warmcell'")
@@ -62,7 +62,7 @@ class WarmcellProvider:
         )
         settings = {"image": spec.image, "user": user, "env": dict(spec.env), "limits": limits, "live": True}
         try:
-            running = _Running(await CageCommands.create(settings), spec.workdir, user)
+            running = _RunningSandbox(await CageCommands.create(settings), spec.workdir, user)
             handle = SandboxHandle(running.commands.sandbox.id, self.name, running)
             self._running[handle.sandbox_id] = running
             await portal.call_async(running.commands.run, ["mkdir", "-p", "--", spec.workdir or "/tmp"])
@@ -81,7 +81,7 @@ class WarmcellProvider:
         user: str | int | None = None,
     ) -> SandboxExecResult:
         running = _running(handle)
-        if user is not None and not _is_same(user, running.user):
+        if user is not None and not _is_same_user(user, running.user):
             raise ValueError(f"user {user!r} is not supported: all programs of this sandbox run as {running.user!r}")
         timeout = timeout_s or self._default_timeout or A_DAY
         try:
@@ -104,7 +104,7 @@ class WarmcellProvider:
         await in_thread(lambda: Path(target_path).write_bytes(data))
 
     async def endpoint(self, handle: SandboxHandle, port: int) -> Any:
-        """A port of this host's loopback that leads to a server in the sandbox (NeMo Gym 0.5 and newer)."""
+        """Forward a port on loopback to a server in the sandbox (NeMo Gym 0.5 and newer)."""
         from nemo_gym.sandbox.providers.base import SandboxEndpoint
 
         exposed = await in_thread(partial(_running(handle).commands.sandbox.expose, port))
@@ -124,14 +124,14 @@ class WarmcellProvider:
             await self.close(SandboxHandle(sandbox_id, self.name, running))
 
 
-def _running(handle: SandboxHandle) -> _Running:
+def _running(handle: SandboxHandle) -> _RunningSandbox:
     running: Any = handle.raw
-    if not isinstance(running, _Running) or running.is_closed:
+    if not isinstance(running, _RunningSandbox) or running.is_closed:
         raise RuntimeError(f"the sandbox {handle.sandbox_id} was closed")
     return running
 
 
-def _is_same(wanted: str | int, user: str | None) -> bool:
-    """Without an image, programs run as one user without a name."""
+def _is_same_user(wanted: str | int, user: str | None) -> bool:
+    """Whether they name the same user. Without an image the user has no name (None)."""
     roots = ("root", "0")
     return str(wanted) == user or (str(wanted) in roots and user in roots)

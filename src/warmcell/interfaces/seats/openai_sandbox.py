@@ -120,7 +120,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
         skipped = " ".join(shell_tar_exclude_args(self._persist_workspace_skip_relpaths()))
         script = f'exec tar {skipped} -C "$1" -cf - .'
         argv = ["sh", "-c", script, "sh", root.as_posix()]
-        result = await portal.call_async(self._commands.run, argv, timeout=A_DAY, most=_MAX_ARCHIVE)
+        result = await portal.call_async(self._commands.run, argv, timeout=A_DAY, max_bytes=_MAX_ARCHIVE)
         if not result.ok or result.stdout_truncated:
             raise WorkspaceArchiveReadError(path=root, context={"stderr": result.stderr[-2000:]}, retryable=False)
         return io.BytesIO(result.stdout_bytes)
@@ -138,7 +138,7 @@ class WarmcellSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=root, context={"stderr": result.stderr[-2000:]})
 
     async def _prepare_backend_workspace(self) -> None:
-        """A manifest's root may be a directory below /work."""
+        """Make the manifest's root, which may be a directory below /work."""
         await self._exec_checked_nonzero("mkdir", "-p", "--", self.state.manifest.root)
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:

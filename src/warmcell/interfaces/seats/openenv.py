@@ -23,7 +23,7 @@ except ImportError as error:
 
 _PORT = 8000
 _POLL_SECONDS = 0.1
-#: The server is on loopback, whatever proxies the environment names.
+#: Without the proxies of the environment: the server is on loopback.
 _OPENER = build_opener(ProxyHandler({}))
 
 
@@ -45,7 +45,7 @@ class _Server:
         deadline = time.monotonic() + timeout
         while not self._is_healthy(deadline - time.monotonic()):
             if not self._process.is_running:
-                raise RuntimeError(f"the environment's server exited: {self._last_words()}")
+                raise RuntimeError(f"the environment's server exited: {self._describe_exit()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the environment's server did not become ready within {timeout:g} s")
             time.sleep(_POLL_SECONDS)
@@ -57,7 +57,7 @@ class _Server:
         except (OSError, HTTPException):
             return False
 
-    def _last_words(self) -> str:
+    def _describe_exit(self) -> str:
         result = self._process.wait()
         return f"status {result.exit_code}: {(result.stderr or result.stdout).strip()[-500:]}"
 
@@ -72,7 +72,7 @@ class WarmcellProvider(ContainerProvider):
     def start_container(
         self, image: str, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any
     ) -> str:
-        """The URL of the server, on loopback. `guest_port` and `command` replace 8000 and the image's command."""
+        """Start the server and return its URL. `guest_port` and `command` replace 8000 and the image's command."""
         if self._server is not None:
             raise RuntimeError("this provider has a container already: stop it first")
         guest_port, command = kwargs.pop("guest_port", _PORT), kwargs.pop("command", None)

@@ -24,12 +24,12 @@ except ImportError as error:
 
 _GIT = 'cd -- "$1" && shift && exec git --no-pager "$@"'
 _KINDS = {"A": GitChangeStatus.ADDED, "D": GitChangeStatus.DELETED}
-#: The exit code of a command that timed out, as of `LocalWorkspace`.
+#: The exit code of a command that timed out, as in `LocalWorkspace`.
 _TIMED_OUT = -1
 
 
 class WarmcellWorkspace(BaseWorkspace):
-    """For programs that use a workspace themselves. A conversation refuses it: most of its tools run on the host.
+    """A workspace for programs that use it directly. Conversations refuse it: most of their tools run on the host.
 
     `image` is the root file system (default: this host's programs), as `user`. `host_dir` is the directory of this host
     that is `/work` (default: an empty one). Files, `/tmp` and background processes stay from one command to the next.
@@ -53,7 +53,7 @@ class WarmcellWorkspace(BaseWorkspace):
         self.close()
 
     def close(self) -> None:
-        """Ends everything in the cage. Idempotent."""
+        """End everything in the cage. Idempotent."""
         commands, self._commands = self._commands, None
         if commands is not None:
             commands.sandbox.close()
@@ -97,7 +97,7 @@ class WarmcellWorkspace(BaseWorkspace):
         return _operate(download, source_path, destination_path)
 
     def git_changes(self, path: str | Path) -> list[GitChange]:
-        """Against the last commit; files that git does not know count as added."""
+        """List the changes since the last commit; untracked files count as added."""
         self._git(path, "rev-parse", "--git-dir")  # `git diff` alone works outside of repositories
         listed = self._git(path, "diff", "--name-status", "--no-renames", "-z", "HEAD").split("\0")
         changes = [
@@ -108,7 +108,7 @@ class WarmcellWorkspace(BaseWorkspace):
         return changes + [GitChange(status=GitChangeStatus.ADDED, path=Path(name)) for name in unknown if name]
 
     def git_diff(self, path: str | Path) -> GitDiff:
-        """The file at the last commit and now; None where there is none."""
+        """The file at the last commit and now; None where it does not exist."""
         place = Path(self._path(path))
         try:
             original = self._git(place.parent, "show", f"HEAD:./{place.name}")
@@ -162,7 +162,7 @@ class CagedTerminalExecutor(ToolExecutor[CagedTerminalAction, CagedTerminalObser
 
 
 class CagedTerminalTool(ToolDefinition[CagedTerminalAction, CagedTerminalObservation]):
-    """For `Tool(name="caged_terminal", params={"image": ...})`. The conversation's directory is `/work` in the cage."""
+    """Use it as `Tool(name="caged_terminal", params={"image": ...})`. `/work` is the conversation's directory."""
 
     @classmethod
     def create(cls, conv_state: Any, **params: Any) -> Sequence[CagedTerminalTool]:

@@ -34,7 +34,7 @@ except ImportError as error:
 
 
 class WarmcellWorkspace:
-    """The first operation makes a sandbox with these settings, or finds that of `ref`, of this process."""
+    """Uses the sandbox of `ref` in this process, or else one that the first operation makes with `settings`."""
 
     def __init__(self, ref: WorkspaceRef | None = None, **settings: Any) -> None:
         self._ref = ref

@@ -60,7 +60,7 @@ class WarmcellExecutor(RemotePythonExecutor):
         self.run_code_raise_errors(_IMPORT.sub(r"try:\n    import \1\nexcept ImportError:\n    pass", code))
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
-        """Installs nothing: the sandbox's Python has what it has."""
+        """Does nothing: the sandbox's Python must have the packages."""
         return list(additional_imports)
 
     def cleanup(self) -> None:

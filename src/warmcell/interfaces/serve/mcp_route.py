@@ -57,7 +57,7 @@ class TenantSandbox:
         self.sandbox = self._entry.sandbox
         self.max_timeout = int(service.settings.max_timeout)
 
-    def turn(self) -> AbstractAsyncContextManager[object]:
+    def call_slot(self) -> AbstractAsyncContextManager[object]:
         return self._service.run_slot(self._tenant)
 
     async def end(self) -> None:
