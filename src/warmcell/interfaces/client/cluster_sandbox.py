@@ -99,7 +99,7 @@ class ClusterEndpoint(SandboxEndpoint):
     async def _place(self) -> None:
         if self.is_open:
             return
-        if self._opening is None:
+        if self._opening is None or self._opening.done():  # it has failed
             self._opening = asyncio.ensure_future(self._open())
         await asyncio.shield(self._opening)
 
@@ -130,7 +130,7 @@ class ClusterEndpoint(SandboxEndpoint):
     async def _leave_lost_node(self) -> None:
         if self.is_open and isinstance(self.connection.link.lost, NodeLost):
             lost, self._loss = self.connection, self.connection.link.lost
-            self.created, self._opening = {}, None
+            self.created = {}
             self.backend.release_sandbox(lost.link)
             await lost.release()
 
