@@ -1,4 +1,4 @@
-"""Serves the Docker Engine API on a private Unix socket until SIGTERM or SIGINT. Router: method and path to handler."""
+"""Serves the Docker Engine API on a private Unix socket. Router: finds the handler by method and path."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ _LAST_SECONDS = 5.0
 
 
 def serve(settings: DockerSettings, on_listening: Callable[[str], object]) -> None:
-    """Blocks. `on_listening` gets the URL for DOCKER_HOST once clients can connect."""
+    """Serve until SIGTERM or SIGINT. `on_listening` is called with the URL for DOCKER_HOST when clients can connect."""
     listening = listen(settings.socket)
     try:
         asyncio.run(_serve(settings, listening, on_listening))
     finally:
         listening.close()
-        with suppress(FileNotFoundError):
-            os.unlink(settings.socket)
+        with suppress(InvalidRequest):  # the next server listens there already
+            _remove_stale(settings.socket)
 
 
 def listen(path: str) -> socket.socket:
-    """A socket that only this user can use. One that a killed server left is replaced."""
+    """Make a socket that only this user can use. Replaces one that a killed server left."""
     if len(os.fsencode(path)) > _MAX_PATH:
         reason = f"{path[:80]!r} has more than {_MAX_PATH} bytes, the most for a Unix socket"
         raise InvalidRequest(reason, field="--docker-socket", hint="name a shorter path")
@@ -134,7 +134,7 @@ class DockerServer:
             await self._end_connections()
 
     async def _end_connections(self) -> None:
-        """Responses about containers that have just ended are still sent."""
+        """End all connections, after sending responses about containers that have just ended."""
         if self._connections:
             await asyncio.wait(set(self._connections.values()), timeout=_LAST_SECONDS)
         await cancel_and_wait(*self._connections.values())
@@ -151,7 +151,7 @@ class DockerServer:
             self._forget(connection)
 
     def _make_room(self, new: Connection) -> None:
-        """Where there are too many, the longest idle connection is closed; if none is idle, the new one."""
+        """If there are too many, close the longest idle connection, or the new one if none is idle."""
         oldest = self._shares.add(new, "", len(self._connections))
         if len(self._connections) > _MAX_CONNECTIONS:
             closed = oldest if isinstance(oldest, Connection) else new
