@@ -42,8 +42,9 @@ _OWN_CELL_SECONDS = 60
 
 
 class Context:
-    """A session, started when it is first needed. Runs one cell at a time and counts the client's: the session also
-    counts those that prepare it.
+    """A session, started when it is first needed. Runs one cell at a time.
+
+    Counts the client's cells only: the session also counts those that prepare it.
     """
 
     def __init__(self, box: Box, language: str, cwd: str) -> None:
@@ -57,11 +58,11 @@ class Context:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
     def describe(self) -> dict[str, Any]:
-        """For the next server."""
+        """The fields that the next server restores."""
         return {**self.plain(), "count": self._count}
 
     def continue_with(self, session: AsyncSession, own: dict[str, Any]) -> None:
-        """Be a context of the last server: its id, and its variables."""
+        """Take over a context of the previous server, with its id and its variables."""
         self.id, self._count, self.session = str(own["id"]), int(own["count"]), session
 
     async def start(self) -> AsyncSession:
@@ -131,7 +132,7 @@ class Context:
                 raise HttpError(400, f"cwd '{self.cwd[:200]}': {error.message}") from None
 
     async def _prepare(self, session: AsyncSession) -> None:
-        """A session starts in the home; a directory outside of it only the guest can enter."""
+        """Enter the directory in the guest: the session starts in the home, and only the guest can leave it."""
         if self.language == "deno":
             await session.run(DENO, timeout=_OWN_CELL_SECONDS)
         if not self.cwd.startswith(HOME):
@@ -139,7 +140,7 @@ class Context:
 
 
 class Contexts:
-    """Of one sandbox."""
+    """The contexts of one sandbox."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
@@ -156,7 +157,7 @@ class Contexts:
         ]
 
     def adopt(self, session: AsyncSession, own: dict[str, Any]) -> None:
-        """A context of the last server."""
+        """Add a context of the previous server."""
         language = str(own["language"])
         made = Context(self._box, language, str(own["cwd"]))
         made.continue_with(session, own)
@@ -183,7 +184,7 @@ class Contexts:
             raise HttpError(404, f"Context {identity[:80]} not found{reason}")
         return found
 
-    def every(self) -> list[Context]:
+    def all(self) -> list[Context]:
         return list(self._all.values())
 
     async def remove(self, context: Context) -> None:
@@ -213,7 +214,7 @@ def _own_name(language: str) -> str:
 
 
 async def contexts_of(box: Box) -> Contexts:
-    """With those of the last server."""
+    """The contexts of a sandbox, with those of the previous server."""
 
     def make() -> Contexts:
         made = Contexts(box)

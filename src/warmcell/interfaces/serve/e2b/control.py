@@ -49,12 +49,12 @@ DEFAULT_SECONDS = 300
 PAGE = 100
 T = TypeVar("T")
 KEPT = 500
-#: Clients ask in whole seconds.
+#: Clients send whole seconds.
 _GRAIN = 1.0
 
 
 def e2b_refusal(error: Exception) -> Response:
-    """Errors as E2B's control plane renders them."""
+    """Render an error as E2B's control plane does."""
     if isinstance(error, HttpError):
         return json_response({"code": error.status, "message": error.message}, error.status, error.headers)
     if isinstance(error, SandboxError):
@@ -64,7 +64,7 @@ def e2b_refusal(error: Exception) -> Response:
 
 
 class Samples:
-    """The metrics of one sandbox, sampled in the cage when a client asks. The last are kept."""
+    """The metrics of one sandbox, sampled in the cage when a client asks. The last samples are kept."""
 
     def __init__(self, created: float) -> None:
         self.kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -72,7 +72,7 @@ class Samples:
 
 
 async def metrics_of(box: Box, begin: float | None, end: float | None) -> list[dict[str, Any]]:
-    """The samples of that time, oldest first. A paused sandbox is not sampled."""
+    """The samples from `begin` to `end`, oldest first, and a new one if `end` is now and the sandbox is not paused."""
     samples = box.entry.state.get(Samples, lambda: Samples(box.entry.created))
     is_about_now = end is None or end >= time.time() - 2 * _GRAIN
     if is_about_now and not box.is_paused:
@@ -145,7 +145,7 @@ async def info(request: Request, tenant: Tenant) -> Response:
     return json_response(_info(_entry(request, tenant)))
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_sandboxes(request: Request, tenant: Tenant) -> Response:
     asked = request.query_params
     found = [entry for entry in get_service(request).sandboxes.of(tenant) if find_box(entry) is not None]
     # Clients quote the pairs, then the whole once more.
@@ -153,7 +153,7 @@ async def every(request: Request, tenant: Tenant) -> Response:
     states = set(",".join(asked.getlist("state")).split(",")) - {""} or {"running", "paused"}
     found = [entry for entry in found if wanted.items() <= entry.metadata.items() and _state(entry) in states]
     if after := asked.get("startedAfter"):
-        found = [entry for entry in found if entry.created >= _moment(after)]
+        found = [entry for entry in found if entry.created >= _parse_timestamp(after)]
     if template := asked.get("template"):
         found = [entry for entry in found if _box(entry).template == template]
     found.sort(key=lambda entry: entry.created, reverse=asked.get("order") != "asc")
@@ -163,8 +163,10 @@ async def every(request: Request, tenant: Tenant) -> Response:
 
 def page_of(request: Request, found: list[T]) -> tuple[list[T], dict[str, str]]:
     """The page that the request asks for, and the header that names the next one. Raises `HttpError` 400."""
-    begin, most = _whole(request, "nextToken") or 0, _whole(request, "limit")
-    limit = PAGE if most is None else min(PAGE, most)
+    begin, limit = _whole(request, "nextToken") or 0, _whole(request, "limit")
+    if limit == 0:
+        raise HttpError(400, "limit must be at least 1")
+    limit = min(PAGE, limit or PAGE)
     headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
     return found[begin : begin + limit], headers
 
@@ -206,7 +208,7 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     """New sandboxes with the same files, without the processes."""
     service, entry = get_service(request), _entry(request, tenant)
     body = parse_model(await read_body(request) or b"{}", Fork)
-    _refuse_image(entry)
+    _refuse_in_image(entry)
     forks: list[dict[str, Any]] = []
     for _ in range(body.count):
         try:
@@ -220,7 +222,7 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     return json_response(forks, 201)
 
 
-def _refuse_image(entry: SandboxEntry) -> None:
+def _refuse_in_image(entry: SandboxEntry) -> None:
     if _box(entry).image is not None:
         raise HttpError(501, "a sandbox of a built template cannot be copied: its changes to the image would be lost")
 
@@ -228,14 +230,14 @@ def _refuse_image(entry: SandboxEntry) -> None:
 async def take_snapshot(request: Request, tenant: Tenant) -> Response:
     service, entry = get_service(request), _entry(request, tenant)
     body = parse_model(await read_body(request) or b"{}", Named)
-    _refuse_image(entry)
+    _refuse_in_image(entry)
     if body.name in templates.TEMPLATES:
         raise HttpError(403, f"the name '{body.name}' is reserved")
     made = await snapshots_of(service).take(tenant, entry.id, entry.sandbox.work_dir, body.name)
     return json_response(made.plain(), 201)
 
 
-async def every_snapshot(request: Request, tenant: Tenant) -> Response:
+async def list_snapshots(request: Request, tenant: Tenant) -> Response:
     source, name = request.query_params.get("sandboxID"), request.query_params.get("name")
     found = snapshots_of(get_service(request)).of(tenant)
     kept = [item for item in found if source in (None, item.source) and (not name or name in (item.id, *item.names))]
@@ -260,7 +262,7 @@ def _whole(request: Request, name: str) -> int | None:
     return number
 
 
-def _moment(text: str) -> float:
+def _parse_timestamp(text: str) -> float:
     try:  # an unquoted plus sign arrives as a space; clients cut times to microseconds
         return datetime.fromisoformat(text.replace(" ", "+")).timestamp() - 1e-6
     except ValueError:
@@ -315,7 +317,7 @@ def routes() -> list[Any]:
 
     for prefix in ("", "/v2"):
         add("POST", f"{prefix}/sandboxes", create)
-        add("GET", f"{prefix}/sandboxes", every)
+        add("GET", f"{prefix}/sandboxes", list_sandboxes)
         add("POST", f"{prefix}/sandboxes/{{id}}/connect", connect)
     add("GET", "/sandboxes/{id}", info)
     add("DELETE", "/sandboxes/{id}", kill)
@@ -325,11 +327,11 @@ def routes() -> list[Any]:
     add("GET", "/sandboxes/{id}/metrics", metrics)
     add("POST", "/sandboxes/{id}/fork", fork)
     add("POST", "/sandboxes/{id}/snapshots", take_snapshot)
-    add("GET", "/snapshots", every_snapshot)
+    add("GET", "/snapshots", list_snapshots)
     add("GET", "/templates/aliases/{name:path}", templates.look_up)
     for path in ("/templates", "/v2/templates", "/v3/templates"):
         add("POST", path, templates.request_build)
-        add("GET", path, templates.every)
+        add("GET", path, templates.list_templates)
     add("POST", "/templates/tags", templates.assign_tags)
     add("DELETE", "/templates/tags", templates.remove_tags)
     made.append(route("PUT", "/templates/uploads/{owner}/{hash}", templates.upload, None, e2b_refusal))
@@ -338,7 +340,7 @@ def routes() -> list[Any]:
     add("GET", f"{at}/files/{{hash}}", templates.upload_link)
     add("GET", f"{at}{build}/status", templates.status)
     add("POST", f"/v2{at}{build}", templates.start_build)
-    add("GET", at, templates.one)
+    add("GET", at, templates.describe_template)
     add("DELETE", at, templates.remove)
     add("PUT", "/sandboxes/{id}/network", set_network)
     return made

@@ -31,7 +31,7 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
 KEEPALIVE_SECONDS = 5.0
-#: Characters of a message that are sent without a turn for other requests.
+#: Characters of a message that are sent before other requests get a turn.
 _MOST_AT_ONCE = 1 << 16
 _FIELDS = {
     "text/plain": "text",
@@ -64,7 +64,7 @@ class Create(BaseModel):
 
 
 async def _contexts(request: Request) -> Contexts:
-    """Some calls carry the sandbox's token, others its traffic token."""
+    """The contexts of the sandbox. Some calls have the sandbox's token, others its traffic token."""
     return await contexts_of(await box_for(request, takes_traffic_token=True))
 
 
@@ -79,7 +79,7 @@ async def execute(request: Request, tenant: Tenant) -> Response:
 
 
 async def _encode_lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """A display can take a hundred megabytes as JSON: other requests get their turn between its pieces."""
+    """Encode messages in pieces. A display can take 100 MB as JSON: other requests get a turn between pieces."""
     async with aclosing(messages) as items:  # type: ignore[type-var]
         async for message in items:
             waiting = ""
@@ -93,7 +93,7 @@ async def _encode_lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterato
 
 
 class CellStream(StreamingResponse):
-    """Breaks off when the sandbox is killed: the SDK recognises that by an answer without its end."""
+    """A response that is cut when the sandbox is killed: the SDK recognises that by the missing end."""
 
     async def stream_response(self, send: Any) -> None:
         with suppress(SandboxDestroyed):
@@ -184,8 +184,8 @@ async def create(request: Request, tenant: Tenant) -> Response:
     return json_response((await contexts.create(body.language, body.cwd)).plain())
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
-    return json_response([context.plain() for context in (await _contexts(request)).every()])
+async def list_contexts(request: Request, tenant: Tenant) -> Response:
+    return json_response([context.plain() for context in (await _contexts(request)).all()])
 
 
 async def remove(request: Request, tenant: Tenant) -> None:
@@ -210,7 +210,7 @@ def routes() -> list[Any]:
     calls = (
         ("POST", "/execute", execute),
         ("POST", "/contexts", create),
-        ("GET", "/contexts", every),
+        ("GET", "/contexts", list_contexts),
         ("DELETE", "/contexts/{id}", remove),
         ("POST", "/contexts/{id}/restart", restart),
     )

@@ -33,7 +33,7 @@ from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
 
-#: Those without an image: their sandboxes have the programs of this host.
+#: Templates without an image: their sandboxes have the programs of this host.
 TEMPLATES = ("base", "code-interpreter-v1", "code-interpreter", "mcp-gateway")
 #: Log entries in one response, as E2B has it.
 LOG_PAGE = 100
@@ -59,7 +59,7 @@ class RemoveTags(BaseModel):
 
 
 def snapshot_for(service: Service, tenant: Tenant, template: str) -> Snapshot | None:
-    """The snapshot that this template names; None for a template without files. Raises 404 if it is unknown."""
+    """Find the snapshot that this template names; None for a template without files. Raises 404 if it is unknown."""
     found = snapshots_of(service).find(tenant, template)
     if found is None and template not in TEMPLATES:
         raise HttpError(404, f"template '{template[:80]}' not found")
@@ -75,7 +75,7 @@ async def _read(request: Request, kind: Any) -> Any:
 
 
 async def look_up(request: Request, tenant: Tenant) -> Response:
-    """Clients build a template that this does not find."""
+    """Tell a client whether the template exists; if not, it builds it."""
     name = request.path_params["name"]
     own = await in_thread(partial(_records(request, tenant).find, name))
     if own is not None:
@@ -84,19 +84,19 @@ async def look_up(request: Request, tenant: Tenant) -> Response:
     return json_response({"templateID": name if found is None else found.id, "public": found is None})
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_templates(request: Request, tenant: Tenant) -> Response:
     templates = await in_thread(_records(request, tenant).all)
     return json_response([_summary(template) for template in templates])
 
 
-async def one(request: Request, tenant: Tenant) -> Response:
+async def describe_template(request: Request, tenant: Tenant) -> Response:
     template = await in_thread(partial(_records(request, tenant).get, request.path_params["id"]))
     builds = [_build_to_dict(build) for build in template.builds.values()]
     return json_response({**_summary(template), "builds": builds})
 
 
 async def request_build(request: Request, tenant: Tenant) -> Response:
-    """A template with a new build, which waits for its files and its start."""
+    """Add a build to a template. It waits for its files and its start."""
     body = await _read(request, RequestBuild)
     name, tag = parse_name(body.name or body.alias or "")
     if name in TEMPLATES:
@@ -111,7 +111,7 @@ async def request_build(request: Request, tenant: Tenant) -> Response:
 
 
 async def upload_link(request: Request, tenant: Tenant) -> Response:
-    """Whether the archive is there, and where to upload it."""
+    """Respond whether the archive exists, and with the URL to upload it."""
     await in_thread(partial(_records(request, tenant).get, request.path_params["id"]))
     uploads, digest = builds_of(get_service(request)).uploads, check_hash(request.path_params["hash"])
     most = max(1, tenant.disk_mb) * MIB
@@ -121,7 +121,7 @@ async def upload_link(request: Request, tenant: Tenant) -> Response:
 
 
 async def upload(request: Request, tenant: Tenant) -> Response:
-    """An archive, from a client that has the signed URL."""
+    """Receive an archive from a client that has the signed URL."""
     uploads, asked = builds_of(get_service(request)).uploads, request.query_params
     owner, digest = request.path_params["owner"], request.path_params["hash"]
     most = uploads.check(owner, digest, asked.get("expires", ""), asked.get("most", ""), asked.get("signature", ""))
@@ -170,7 +170,7 @@ async def assign_tags(request: Request, tenant: Tenant) -> Response:
 
 
 def _own_tag(text: str, name: str) -> str:
-    """A tag, or the template's name and a tag."""
+    """Parse a tag, which may follow the template's name."""
     owner, colon, tag = text.rpartition(":")
     if colon and owner != name:
         raise HttpError(400, f"'{text[:80]}' is not a tag of the template '{name}'")
@@ -200,7 +200,7 @@ async def tags_of(request: Request, tenant: Tenant) -> Response:
 
 
 async def remove(request: Request, tenant: Tenant) -> None:
-    """A template with all of its builds, or a snapshot."""
+    """Remove a template with all of its builds, or a snapshot."""
     service, name = get_service(request), request.path_params["id"]
     records, builds = _records(request, tenant), builds_of(service)
     own = await in_thread(partial(records.find, name))
