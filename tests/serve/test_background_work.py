@@ -206,4 +206,4 @@ async def test_jobs_are_bounded_and_the_oldest_ended_one_is_forgotten() -> None:
     await jobs.aclose()
     assert not first.is_running and jobs.all() == []
     last = [text async for text in BackgroundJob.events(first, 0)]
-    assert "it was ended" in last[0]
+    assert "the job was ended" in last[0]

@@ -21,7 +21,7 @@ from tests.serve.requests import Box
 
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b import spares as spares_module
-from warmcell.interfaces.serve.e2b.spares import PreparedSandbox, most_spares, spares_of
+from warmcell.interfaces.serve.e2b.spares import PreparedSandbox, max_spares, spares_of
 from warmcell.interfaces.serve.listener import ConnectionLimit, listen
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
@@ -144,14 +144,14 @@ def test_how_many_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"kb": 1 << 30, "descriptors": 1 << 16}
     monkeypatch.setattr(spares_module, "_available_kb", lambda: limits["kb"])
     monkeypatch.setattr(spares_module.resource, "getrlimit", lambda _: (limits["descriptors"],) * 2)
-    assert [most_spares(None, 1), most_spares(0, 1), most_spares(100, 1), most_spares(5, 2)] == [64, 0, 100, 3]
-    assert most_spares(None, 2) == 32
+    assert [max_spares(None, 1), max_spares(0, 1), max_spares(100, 1), max_spares(5, 2)] == [64, 0, 100, 3]
+    assert max_spares(None, 2) == 32
     limits["kb"] = 1 << 20  # a gigabyte is left
-    assert [most_spares(None, 1), most_spares(None, 4)] == [16, 4]
+    assert [max_spares(None, 1), max_spares(None, 4)] == [16, 4]
     limits["descriptors"] = 1024
-    assert most_spares(None, 1) == 8
+    assert max_spares(None, 1) == 8
     limits["kb"] = 0
-    assert most_spares(None, 1) == 1
+    assert max_spares(None, 1) == 1
 
 
 async def _ready(spares: Any) -> PreparedSandbox:

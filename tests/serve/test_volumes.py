@@ -148,10 +148,10 @@ async def test_a_full_volume_is_not_mounted_in_new_sandboxes(tmp_path: Path) -> 
         Path(volume.path).mkdir()
     (tmp_path / "full/file").write_bytes(os.urandom(2 << 20))
     with pytest.raises(HttpError, match="the volume 'full' uses all 2 MB"):
-        await volumes.find_room(tenant, [empty, full], is_new=True)
-    assert await volumes.find_room(tenant, [empty, full], is_new=False) == 1
-    assert await volumes.find_room(tenant, [empty], is_new=True) == 2
-    assert await volumes.find_room(tenant, [], is_new=True) is None
+        await volumes.remaining_space(tenant, [empty, full], is_new=True)
+    assert await volumes.remaining_space(tenant, [empty, full], is_new=False) == 1
+    assert await volumes.remaining_space(tenant, [empty], is_new=True) == 2
+    assert await volumes.remaining_space(tenant, [], is_new=True) is None
 
 
 @pytest.mark.attack("S3-18")
@@ -165,10 +165,10 @@ async def test_mounting_a_volume_in_many_sandboxes_does_not_walk_without_end(
     tenant: Any = SimpleNamespace(disk_mb=2)
     volume = volumes.Volume("v", "tenant", "v", "token", str(tmp_path))
     for _ in range(3):
-        assert await volumes.find_room(tenant, [volume] * 16, is_new=True) == 2
+        assert await volumes.remaining_space(tenant, [volume] * 16, is_new=True) == 2
     assert len(walks) == 1
     volume.mounted_space.note_removal()
-    await volumes.find_room(tenant, [volume] * 16, is_new=True)
+    await volumes.remaining_space(tenant, [volume] * 16, is_new=True)
     assert len(walks) == 2
 
 

@@ -1,7 +1,7 @@
 """A build in a process of its own: `python -m warmcell.interfaces.docker.build_process`.
 
-It reads one line of JSON from stdin and writes Docker's messages to stdout, one in each line. Killing it ends the build
-at any moment, with the cage of the step that it is running. The end of stdin kills it too: the server is gone.
+It reads one line of JSON from stdin and writes Docker's messages to stdout, one per line. Killing it ends the build
+at any moment, with the cage of its present step. It also ends when stdin ends, because the server has exited.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _read_line() -> bytes:
-    """Without `sys.stdin`: a thread that waits in its lock would abort the end of the interpreter."""
+    """Read a line without `sys.stdin`: a thread that holds its lock would abort the interpreter's shutdown."""
     line = bytearray()
     while not line.endswith(b"\n") and (data := os.read(0, 1 << 16)):
         line += data
@@ -45,14 +45,14 @@ def _read_line() -> bytes:
 
 
 def _end_with_server() -> None:
-    """A server that was killed cannot end the build, and a command that prints nothing would not notice."""
+    """Exit when stdin ends: a killed server cannot end the build, and a build that prints nothing would not notice."""
     while os.read(0, 1 << 16):
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _build(store: ImageStore, job: dict[str, Any]) -> Image:
-    """Base images that the store lacks are pulled, as Docker does."""
+    """Build, and pull base images that the store lacks, as Docker does."""
     pulled: set[str] = set()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`POST /build`: the classic builder. The context is unpacked as a layer of an image is, since it may be hostile."""
+"""`POST /build`: the classic builder. The context may be hostile, so it is unpacked like a layer of an image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from warmcell.workspace.remove import remove_directory
 _MAX_CONTEXT = 4 << 30
 _CONTEXT_LIMITS = ImageLimits(unpacked_bytes=8 << 30, entries=200_000, ratio_from_bytes=64 << 20)
 _MAX_LINE = 1 << 20
-#: A build waits for a client that does not read its output, and others wait for the build.
+#: How long a client may read nothing: its build waits for it, and others wait for the build.
 _STALL_SECONDS = 300.0
 #: Parameters that are refused unless they are empty, and why.
 _REFUSED = {
@@ -61,7 +61,7 @@ class BuildRoutes(RouteGroup):
             await in_thread(lambda: unpack_context(archive, context, job), on_cancel=job.abandon)
             check_dockerfile(context, options["dockerfile"])
         messages = self._messages({**options, "context": context}, place, job)
-        await anext(messages)  # from now on closing it removes the files, also if the client has gone
+        await anext(messages)  # from now on closing it removes the files, even if the client has disconnected
         headers = {"content-type": "application/json"}
         return Response(200, headers=headers, chunks=messages, stall_seconds=_STALL_SECONDS)
 
@@ -84,7 +84,7 @@ class BuildRoutes(RouteGroup):
         }
 
     def _policy(self, network: str) -> str:
-        """Commands of a build reach what containers reach, and have the operator's limits."""
+        """The policy of a build's commands, as JSON: the network of containers, and the operator's limits."""
         if network not in ("", "default", "bridge", "none"):
             raise DockerError(400, f"networkmode {network[:40]!r} is not supported: use bridge or none")
         policy = replace(self._engine.settings.ceiling, allowed_paths=(), allow_process_spawn=True)
@@ -93,7 +93,7 @@ class BuildRoutes(RouteGroup):
         return policy.to_json()
 
     async def _messages(self, options: Mapping[str, Any], place: str, job: ImageJob) -> AsyncIterator[bytes]:
-        """An empty message, then what the build's process writes. A client that goes away ends it."""
+        """Yield an empty message, then what the build's process writes. A disconnect ends the build."""
         process = None
         try:
             yield b""
@@ -128,7 +128,7 @@ async def _end(job: ImageJob, place: str) -> None:
 
 
 class ContextBudget(Budget):
-    """Charges what is unpacked to the job."""
+    """Counts what is unpacked against the job's disk."""
 
     def __init__(self, job: ImageJob) -> None:
         super().__init__(_CONTEXT_LIMITS)
@@ -140,7 +140,7 @@ class ContextBudget(Budget):
 
 
 def unpack_context(archive: str, directory: str, job: ImageJob) -> None:
-    """Blocking. Bombs, links out and devices are handled as in layers of images."""
+    """Unpack the context. Blocking. Bombs, links that lead out and devices are handled as in layers of images."""
     budget = ContextBudget(job)
     with open(archive, "rb") as stream:
         reader = LayerReader(decompress(stream), budget, os.fstat(stream.fileno()).st_size)
@@ -153,7 +153,7 @@ def unpack_context(archive: str, directory: str, job: ImageJob) -> None:
 
 
 def check_dockerfile(context: str, dockerfile: str) -> None:
-    """It must be a file of the context: a path or a link that leads out would show files of the host."""
+    """Refuse a Dockerfile outside the context: a path or a link that leads out would show files of the host."""
     if "\0" in dockerfile:
         raise DockerError(400, "dockerfile: contains a null byte")
     root = os.path.realpath(context)

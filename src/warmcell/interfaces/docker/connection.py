@@ -1,4 +1,4 @@
-"""One client connection: HTTP/1.1 by h11, with requests that take the connection over (`Upgrade: tcp`).
+"""One client connection: HTTP/1.1 by h11. Some requests take it over as a raw stream (`Upgrade: tcp`).
 
 uvicorn has no way to hand over the connection, which `attach` and `exec` need.
 """
@@ -34,17 +34,17 @@ from warmcell.lifetime.threads import cancel_and_wait
 _log = logging.getLogger("warmcell.docker")
 _MAX_HEAD = 32 << 10
 _MAX_BODY = 4 << 20
-#: What the bodies of all requests in progress may take together, besides those up to the second size.
+#: The limit for all large bodies of requests in progress together; bodies up to the second size are not counted.
 _MAX_LARGE_BODIES, _SMALL_BODY = 64 << 20, 64 << 10
 _CHUNK = 1 << 16
 #: How long a connection may be idle, and how long a client may take for a request's head.
 _IDLE_SECONDS, _HEAD_SECONDS = 300.0, 30.0
-#: What is read of a body after its request was refused.
+#: How much is read of a body after its request was refused.
 _MAX_DRAINED, _DRAIN_SECONDS = 64 << 20, 5.0
 #: How long to wait until a client has read the head of a hijacked response.
 _HANDOVER_SECONDS, _LOOK_SECONDS = 15.0, 0.001
 
-#: How often to look whether a client that sends no more still reads.
+#: How often to check whether a client that has sent everything still reads.
 _HANGUP_SECONDS = 0.5
 
 
@@ -65,7 +65,7 @@ class LargeBodies:
 
 
 class Connection:
-    """Serves the requests of one client, one after another. A client that goes away cancels its request."""
+    """Serves the requests of one client, one after another. A disconnect cancels the request."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Connection:
         self._reader, self._writer = reader, writer
         self._is_streamed, self._answer = is_streamed, answer
         self._large_bodies, self._shares = large_bodies, shares
-        #: What is counted for the request in progress.
+        #: The bytes counted in `large_bodies` for the request in progress.
         self._counted = 0
         self._http = ChunkLimit(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
 
@@ -96,7 +96,7 @@ class Connection:
             self._writer.close()
 
     async def _serve_one(self) -> bool:
-        """Whether the client may send another request."""
+        """Serve one request. Return whether the client may send another."""
         self._shares.mark_idle(self)
         head = await self._read_head()
         self._shares.mark_busy(self)
@@ -137,12 +137,12 @@ class Connection:
                 is_begun, deadline = True, loop.time() + _HEAD_SECONDS
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body of the request in progress, as it arrives."""
+        """Yield the body of the request in progress, as it arrives."""
         while data := await self._next_data():
             yield data
 
     async def _next_data(self) -> bytes:
-        """The next piece of the request's body; empty at its end."""
+        """Read the next piece of the request's body; empty at its end."""
         while True:
             event = self._http.next_event()
             if isinstance(event, h11.Data):
@@ -172,7 +172,7 @@ class Connection:
         return bytes(body)
 
     async def _drain_body(self) -> None:
-        """Reads some of a body that was refused: a client that still sends would not see the response."""
+        """Read some of a refused body: a client that is still sending would not see the response."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 left = _MAX_DRAINED
@@ -180,7 +180,7 @@ class Connection:
                     left -= len(data)
 
     async def _run_watched(self, request: Request) -> Answer:
-        """The handler's answer. A client that goes away meanwhile cancels it, also one that waits to send its body."""
+        """Return the handler's answer. A disconnect cancels it, even before the body was sent."""
         handling = asyncio.ensure_future(self._handle(request))
         watching = asyncio.ensure_future(
             self.wait_for_hangup() if self._is_streamed(request) else self._wait_for_close()
@@ -198,7 +198,7 @@ class Connection:
             await cancel_and_wait(watching)
 
     async def _wait_for_close(self) -> bool:
-        """True when the client has closed; False when it sent something, which is kept for later."""
+        """Wait until the client closes (True) or sends something (False), which is kept for later."""
         while not self._reader.at_eof():
             if data := await self._reader.read(_CHUNK):
                 self._http.receive_data(data)
@@ -206,7 +206,7 @@ class Connection:
         return True
 
     async def wait_for_hangup(self) -> bool:
-        """True. asyncio reports the end of input only; the kernel knows whether the client can still read."""
+        """Wait until the client cannot read any more; return True. asyncio only reports the end of input."""
         connected = self._writer.get_extra_info("socket")
         while connected.fileno() >= 0 and not _has_hung_up(connected.fileno()):
             await asyncio.sleep(_HANGUP_SECONDS)
@@ -248,7 +248,7 @@ class Connection:
         await self._write(self._http.send(h11.Response(status_code=status, headers=[*headers, *_COMMON])))
 
     async def _send_stream(self, chunks: AsyncIterator[bytes], stall_seconds: float | None) -> None:
-        """A client that goes away ends the stream, also while there is nothing to send."""
+        """Send a stream. A disconnect ends it, even while there is nothing to send."""
 
         async def write(event: h11.Data | h11.EndOfMessage) -> None:
             try:
@@ -292,9 +292,9 @@ class Connection:
             self._writer.write_eof()
 
     async def _wait_until_read(self) -> None:
-        """Until the client has taken the head out of the socket.
+        """Wait until the client has read the head from the socket.
 
-        The Docker SDK for Python parses it with a buffer that it then leaves behind, with all that came along.
+        The Docker SDK for Python parses it with a buffer that it then discards, with everything that came after it.
         """
         connected = self._writer.get_extra_info("socket")
         with suppress(TimeoutError):
@@ -320,7 +320,7 @@ _COMMON = [("api-version", "1.47"), ("docker-experimental", "false"), ("ostype",
 
 
 class _Raw:
-    """A hijacked connection. Reads first what arrived together with the request."""
+    """A hijacked connection. `read` first returns what arrived together with the request."""
 
     def __init__(self, connection: Connection, early: bytes) -> None:
         self._connection, self._early = connection, early
@@ -352,7 +352,7 @@ def _request_of(head: h11.Request, stream: Connection) -> Request:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """What the peer has not read yet. For Unix sockets this is what SIOCOUTQ counts."""
+    """How many bytes the peer has not read yet. For Unix sockets this is what SIOCOUTQ returns."""
     (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, struct.pack("i", 0)))
     return int(count)
 

@@ -25,9 +25,9 @@ from warmcell.sandbox.local.process import LocalProcess
 from warmcell.sessions.ports import PortListener
 
 _KILLED = 128 + signal.SIGKILL
-#: How long a program may take to end after it was killed.
+#: How long a killed program may take to end.
 _KILL_SECONDS = 15.0
-#: `exec` processes that are remembered after they ended, and the memory that their descriptions may take.
+#: How many `exec` processes a container keeps, ended ones included, and the memory of their descriptions.
 _MAX_EXECS, _MAX_EXEC_BYTES = 100, 8 << 20
 _MAX_CONNECTIONS = 64
 DEFAULT_SIZE = PtySize(80, 24)
@@ -43,12 +43,12 @@ class ExecSpec:
     working_dir: str
     has_tty: bool
     has_stdin: bool
-    #: The memory that the description of the client takes.
+    #: The memory that the client's description takes.
     size: int = 0
 
 
 def read_exec_spec(document: Mapping[str, Any], working_dir: str, user: str) -> ExecSpec:
-    """`working_dir` and `user` are the container's."""
+    """Parse a request for an exec process. `working_dir` and `user` are the container's."""
     if document.get("Privileged"):
         raise DockerError(400, "Privileged is not supported: a container never gets privileges on the host")
     wanted = text_field(document, "User")
@@ -69,7 +69,7 @@ def read_exec_spec(document: Mapping[str, Any], working_dir: str, user: str) -> 
 
 
 def is_same_user(wanted: str, user: str) -> bool:
-    """By name or number of the user; the group does not matter, since there is one."""
+    """Whether both name the same user, by name or number. The group is ignored: there is only one."""
     roots = ("root", "0")
     first, second = wanted.partition(":")[0], user.partition(":")[0]
     return not first or first == second or (first in roots and second in roots)
@@ -94,7 +94,7 @@ class ExecProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs. 137 for one that ended with its container."""
+        """The exit code; None while it runs, 137 if it ended with its container."""
         if not self.has_ended:
             return None
         if self.process is None:
@@ -112,7 +112,7 @@ class ExecProcess:
         return self.process
 
     def discard_output(self) -> None:
-        """Lets the program print without a reader: until its output is followed once, it stays in the pipes."""
+        """Let the program print without a reader: until its output is followed once, it stays in the pipes."""
         assert self.process is not None
         with self.process.follow():
             pass
@@ -152,7 +152,7 @@ class Container(Changing):
     # ---- starting and ending ----
 
     async def start(self) -> bool:
-        """Starts the main program. False if it runs already."""
+        """Start the main program. Return False if it runs already."""
         async with self._lock:
             if self.is_running:
                 return False
@@ -184,7 +184,7 @@ class Container(Changing):
         return process
 
     def _refuse_start(self, process: LocalProcess) -> NoReturn:
-        """The program does not exist or cannot be executed; in the words that clients look for."""
+        """Raise the error for a missing or not executable program, in the words that clients look for."""
         process.kill_soon()
         missing = process.start_failure == 2
         self.exit_code = 127 if missing else 126
@@ -194,7 +194,7 @@ class Container(Changing):
         raise DockerError(400, f"failed to create task for container: {self.error}: unknown")
 
     async def _watch(self, process: LocalProcess) -> None:
-        """Keeps the output until the main program ends; then ends everything else in the container."""
+        """Keep the output until the main program ends; then end everything else in the container."""
         try:
             async for event in process.output():
                 self.log.add(event.stream, event.data)
@@ -224,7 +224,7 @@ class Container(Changing):
         await self._changed.wait()
 
     def running_main(self) -> LocalProcess:
-        """The main program. Refuses the request if it does not run."""
+        """The main program. Raises `DockerError` if it does not run."""
         if not self.is_running or self.main is None:
             raise DockerError(409, f"container {self.id[:12]} is not running")
         return self.main
@@ -237,7 +237,7 @@ class Container(Changing):
             await self._wait_for_end(_KILL_SECONDS)
 
     async def stop(self, number: int, seconds: float | None) -> bool:
-        """Signals the main program, and kills it after `seconds` (None: waits without end). False if not running."""
+        """Signal the main program, and kill it after `seconds` (None: never). Return False if it does not run."""
         if not self.is_running:
             return False
         with suppress(DockerError):  # it ended by itself just now
@@ -248,7 +248,7 @@ class Container(Changing):
         return True
 
     async def _wait_for_end(self, seconds: float | None) -> bool:
-        """Whether it ended in time."""
+        """Wait for the end of the main program. Return whether it ended in time."""
         try:
             async with asyncio.timeout(seconds):
                 while self.is_running:
@@ -263,7 +263,7 @@ class Container(Changing):
             await self.main.resize(size)
 
     async def remove(self) -> None:
-        """Ends the container and its cage."""
+        """End the container and its cage."""
         self.is_removed = True
         async with self._lock:
             await self.cage.close()
@@ -291,7 +291,7 @@ class Container(Changing):
     # ---- output and input of the main program ----
 
     async def wait_for_start(self) -> LocalProcess | None:
-        """The main program, once it runs; None if it could not be started."""
+        """Wait until the main program runs, and return it; None if it could not be started."""
         failed = self.failed_starts
         while not self.is_running:
             if self.is_removed or self.failed_starts != failed:
@@ -302,7 +302,7 @@ class Container(Changing):
     # ---- exec ----
 
     def add_exec(self, process: ExecProcess) -> None:
-        """Forgets the oldest that have ended, if there are too many or they take too much memory."""
+        """Add an exec process. Forgets the oldest ended ones if there are too many or they take too much memory."""
         for old in [other.id for other in self.execs.values() if other.has_ended]:
             if self._has_room_for(process):
                 break

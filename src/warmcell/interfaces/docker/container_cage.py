@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
     from warmcell.backends.process.live import LiveCage
 
-#: How long a request in the cage may take, and how long an archive may stand still.
+#: How long a request in the cage may take, and how long an archive may make no progress.
 _REQUEST_SECONDS, _STALL_SECONDS = 30.0, 60.0
 _SMALL_RING = 1 << 16
-#: For programs whose output is always followed.
+#: The ring's size for programs whose output is always followed.
 make_small_ring = partial(Ring, _SMALL_RING)
 _STATUS = {"ENOENT": 404, "ENOTDIR": 400, "EINVAL": 400, "EPERM": 400, "EEXIST": 409, "EACCES": 403, "ELOOP": 400}
 
 
 class ContainerCage:
-    """Made when it is first needed, and kept until the container is removed: the files are in it."""
+    """The cage is made when it is first needed, and kept until the container is removed: the files are in it."""
 
     def __init__(self, backend: ProcessBackend, env: Mapping[str, str]) -> None:
         self._backend, self._env = backend, env
@@ -41,7 +41,7 @@ class ContainerCage:
         self.operations = Operations()
 
     async def open(self) -> LiveCage:
-        """The cage. One that ended is not replaced: its files are gone, and the next one would have none of them."""
+        """Return the cage, making it if necessary. An ended cage is not replaced, because its files are gone."""
         self.operations.check_open()
         async with self._lock:
             if self._cage is None:
@@ -55,7 +55,7 @@ class ContainerCage:
 
     @property
     def current(self) -> LiveCage | None:
-        """The cage if it is alive. From any thread."""
+        """The cage if it is alive. May be called in any thread."""
         cage = self._cage
         return cage if cage is not None and cage.is_alive else None
 
@@ -71,7 +71,7 @@ class ContainerCage:
         worker: str | None = None,
         joins_output: bool = False,
     ) -> LocalProcess:
-        """Starts a program. Its output waits in the pipes until it is followed."""
+        """Start a program. Its output waits in the pipes until it is followed."""
         cage = await self.open()
         try:
             process = await start_program(cage, argv, cwd, "", env, pty, stdin, ring, None, worker, joins_output)
@@ -84,7 +84,7 @@ class ContainerCage:
     # ---- requests that a worker of ours carries out in the cage ----
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
-        """One request and its answer, which is the guest's word."""
+        """Carry out a request in the cage; return the answer, which the guest can forge."""
         process = await self._start_request(op, fields)
         try:
             await process.close_stdin()
@@ -93,7 +93,7 @@ class ContainerCage:
             process.kill_soon()
 
     async def read_archive(self, path: str, name: str) -> AsyncIterator[bytes]:
-        """The file or directory as tar."""
+        """Yield the file or directory as a tar."""
         process = await self._start_request("get", {"path": path, "name": name})
         errors = bytearray()
         try:
@@ -115,7 +115,7 @@ class ContainerCage:
             process.kill_soon()
 
     async def write_archive(self, path: str, chunks: AsyncIterator[bytes], *, keeps_kinds: bool) -> None:
-        """Unpacks a tar below a directory. What was unpacked before an error stays, as in Docker."""
+        """Unpack a tar below a directory. What was unpacked before an error stays, as in Docker."""
         process = await self._start_request("put", {"path": path, "keeps_kinds": keeps_kinds})
         try:
             async for chunk in chunks:
@@ -148,7 +148,7 @@ class ContainerCage:
         return answer
 
     async def kill_all(self) -> None:
-        """Kills every process in the cage. One that cannot be killed that way ends with the cage."""
+        """Kill every process in the cage. If that fails, end the cage."""
         if self.current is None:
             return
         try:
@@ -159,7 +159,7 @@ class ContainerCage:
                 cage.end_soon("its processes could not be killed")
 
     async def close(self) -> None:
-        """Ends everything and releases the image."""
+        """End everything and release the image."""
         await self.operations.close()
         async with self._lock:
             with suppress(SandboxError):

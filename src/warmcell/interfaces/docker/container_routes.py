@@ -59,7 +59,7 @@ class ContainerRoutes(RouteGroup):
     def _find(self, request: Request) -> Container:
         return self._engine.find(request.names["id"])
 
-    # ---- life ----
+    # ---- create, start, stop, remove ----
 
     async def create(self, request: Request) -> Response:
         _check_platform(request.text("platform"))
@@ -125,7 +125,7 @@ class ContainerRoutes(RouteGroup):
         return json_response({"ContainersDeleted": [one.id for one in found] or None, "SpaceReclaimed": 0})
 
     async def wait(self, request: Request) -> Response:
-        """The head is sent at once: `docker run` waits for it before it starts the container."""
+        """Wait for a state. The head is sent at once: `docker run` waits for it before it starts the container."""
         condition = request.text("condition") or "not-running"
         if condition not in ("not-running", "next-exit", "removed"):
             raise DockerError(400, f"invalid condition: {condition[:40]!r}")
@@ -139,7 +139,7 @@ class ContainerRoutes(RouteGroup):
 
         return Response(200, headers={"content-type": "application/json"}, chunks=result())
 
-    # ---- what there is to see ----
+    # ---- inspect, list, logs, attach ----
 
     async def inspect(self, request: Request) -> Response:
         return json_response(inspect_container(self._find(request)))
@@ -163,7 +163,7 @@ class ContainerRoutes(RouteGroup):
         return Response(200, headers={"content-type": content_type(has_tty)}, chunks=lines())
 
     async def attach(self, request: Request) -> Hijack:
-        """Before the start too: the client then sees the output from the first byte on."""
+        """Attach to the main program. Before its start too, so that the client sees all output."""
         container, spec = self._find(request), self._find(request).spec
         has_past = request.flag("logs") or not container.is_running
         is_followed, is_input = request.flag("stream"), request.flag("stdin") and spec.has_stdin
@@ -176,7 +176,7 @@ class ContainerRoutes(RouteGroup):
                 return
             process = await _start_or_hangup(container, raw)
             if process is not None:
-                # What it prints from now on, and with `has_past` what is kept of earlier output.
+                # What it prints from now on; with `has_past` also what is kept of earlier output.
                 output = process.output_since({} if has_past else process.totals())
                 wanted = (event async for _, event in output if request.flag(event.stream))
                 inputs = {"is_input": is_input, "closes_input": spec.closes_stdin}
@@ -187,12 +187,12 @@ class ContainerRoutes(RouteGroup):
     async def stats(self, request: Request) -> Response:
         container = self._find(request)
         if not request.flag("stream", True):
-            return json_response(stats_document(container, await _usage(container), None))
+            return json_response(stats_document(container, await _read_usage(container), None))
 
         async def rows() -> AsyncIterator[bytes]:
             before = None
             while not container.is_removed:
-                usage = await _usage(container)
+                usage = await _read_usage(container)
                 yield json_line(stats_document(container, usage, before))
                 before = usage
                 await asyncio.sleep(_STATS_SECONDS)
@@ -254,7 +254,7 @@ def _log_query(request: Request) -> LogQuery:
 
 
 async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess | None:
-    """The main program once it runs; None if the client or the container is gone before."""
+    """Wait until the main program runs, and return it; None if the client or the container is gone before."""
     starting = asyncio.ensure_future(container.wait_for_start())
     leaving = asyncio.ensure_future(raw.wait_for_hangup())
     try:
@@ -264,8 +264,8 @@ async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess
         await cancel_and_wait(starting, leaving)
 
 
-async def _usage(container: Container) -> dict[str, Any]:
-    """Of the guest's word only what is a number."""
+async def _read_usage(container: Container) -> dict[str, Any]:
+    """The cage's usage. The guest can forge the answer, so only numbers are kept."""
     if not container.is_running:
         return {}
     answer = await container.cage.request("processes")

@@ -1,4 +1,4 @@
-"""What a client may ask of a new container, and what is refused by name. Pure."""
+"""Parses a request for a container, and refuses unsupported fields by name. Pure module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PORT = re.compile(r"(\d{1,5})(?:/(tcp|udp|sctp))?")
 _SIZE = re.compile(r"(\d{1,12})([kmgt]?)b?")
 _UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30, "t": 1 << 40}
 NO_NETWORK, BRIDGE = "none", "bridge"
-#: For containers that name no limits. Docker has none by default; images are large, and so are their test suites.
+#: The limits of containers that request none. Docker has none by default, and images and their test suites are large.
 DEFAULT_LIMITS = Limits(memory_mb=4096, processes=1024, open_files=4096, disk_mb=8192)
 _RATES = "BlkioDeviceReadBps BlkioDeviceWriteBps BlkioDeviceReadIOps BlkioDeviceWriteIOps BlkioWeightDevice".split()
 
@@ -57,7 +57,7 @@ _REFUSED = {
     "OomKillDisable": "a container that exceeds its memory always ends",
     "Annotations": "there is no other runtime that reads them",
 }
-#: Fields that change nothing that a program relies on: accepted, with a warning.
+#: Fields without effect that no program relies on: accepted, with a warning.
 _WARNED = {
     "CpuShares": "containers share the processors equally",
     "MemoryReservation": "only Memory limits a container",
@@ -68,7 +68,7 @@ _WARNED = {
     "OomScoreAdj": "the cage sets it",
     "ShmSize": "/dev/shm counts as the container's disk",
 }
-#: Fields with values that mean what a container has anyway.
+#: Values that mean what a container has anyway.
 _ACCEPTED = {
     "IpcMode": ("", "none", "private", "shareable"),
     "PidMode": ("",),
@@ -79,7 +79,7 @@ _ACCEPTED = {
     "Runtime": ("", "runc"),
     "MemorySwappiness": (None, -1, 0),
 }
-#: Fields that are read below, or that a container fulfils anyway: it has an init, and no capabilities.
+#: Fields that are read below, or that hold for every container: it has an init, and no capabilities.
 _TAKEN = (
     *("AutoRemove", "Binds", "CapDrop", "ConsoleSize", "ContainerIDFile", "CpuPeriod", "CpuQuota", "Init", "LogConfig"),
     *("Memory", "Mounts", "NanoCpus", "NetworkMode", "PidsLimit", "PortBindings", "PublishAllPorts", "RestartPolicy"),
@@ -110,7 +110,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """A container as it will be made. `document` and `host_document` are what the client sent, for `inspect`.
+    """The parsed request for a container. `document` and `host_document` are what the client sent, for `inspect`.
 
     `size` is the memory that they and the image's configuration take.
     """
@@ -175,7 +175,7 @@ def read_spec(document: Mapping[str, Any], image: Image, *, ignores_capabilities
     )
 
 
-# ---- what is refused ----
+# ---- checks ----
 
 
 def _check_host_config(host: Mapping[str, Any], ignores_capabilities: bool) -> list[str]:
@@ -226,11 +226,11 @@ def _network(host: Mapping[str, Any]) -> str:
     raise DockerError(404, f"network {mode[:80]} not found: use 'bridge' or 'none'")
 
 
-# ---- what is taken over ----
+# ---- fields ----
 
 
 def _command(document: Mapping[str, Any], image: Image) -> tuple[str, ...]:
-    """An entry point of the request drops the image's CMD, as in Docker."""
+    """The command line. An entry point in the request drops the image's CMD, as in Docker."""
     config = image.config
     if document.get("Entrypoint") is not None:
         entrypoint = tuple(word for word in _words(document, "Entrypoint") if word)
@@ -252,7 +252,7 @@ def _words(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def read_env(document: Mapping[str, Any]) -> dict[str, str]:
-    """A name without a value removes the variable in Docker; here it is not set."""
+    """The variables. A name without a value is not set; in Docker it removes the image's."""
     pairs = [text.partition("=") for text in texts_field(document, "Env")]
     found = check_env({name: value for name, equals, value in pairs if name and equals}, "Env")
     return {**({"TERM": "xterm"} if document.get("Tty") else {}), **found}
@@ -321,7 +321,7 @@ def _mount(item: Mapping[str, Any]) -> Mount:
     refuse_unknown(bind, ("Propagation", "CreateMountpoint", "NonRecursive"), "HostConfig.Mounts.BindOptions")
     if text_field(bind, "Propagation") not in ("", "private", "rprivate"):
         raise DockerError(400, "HostConfig.Mounts.BindOptions.Propagation is not supported: mounts are private")
-    # A path within a volume, a driver: a volume is a private directory, and all of it is mounted.
+    # A path within a volume, or a driver: a volume is a private directory, and all of it is mounted.
     refuse_unknown(object_field(item, "VolumeOptions"), ("NoCopy", "Labels"), "HostConfig.Mounts.VolumeOptions")
     kind = text_field(item, "Type")
     if kind not in ("bind", "volume"):

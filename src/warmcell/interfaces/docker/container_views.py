@@ -17,7 +17,7 @@ _NEVER = "0001-01-01T00:00:00Z"
 TOP_TITLES = ("UID", "PID", "PPID", "C", "STIME", "TTY", "TIME", "CMD")
 
 
-def _moment(value: float) -> str:
+def _timestamp(value: float) -> str:
     return rfc3339(value) if value else _NEVER
 
 
@@ -62,13 +62,13 @@ def _state(container: Container) -> dict[str, Any]:
         "Pid": 0 if cage is None else cage.pid,
         "ExitCode": container.exit_code,
         "Error": container.error,
-        "StartedAt": _moment(container.started),
-        "FinishedAt": _moment(container.finished),
+        "StartedAt": _timestamp(container.started),
+        "FinishedAt": _timestamp(container.finished),
     }
 
 
 def _host_config(container: Container) -> dict[str, Any]:
-    """What the client sent, with what is in force."""
+    """What the client sent, with the limits that are enforced."""
     spec, limits = container.spec, container.spec.limits
     return {
         "Binds": None,
@@ -87,7 +87,7 @@ def _host_config(container: Container) -> dict[str, Any]:
 
 
 def _config(container: Container) -> dict[str, Any]:
-    """The image's configuration under the client's."""
+    """The image's configuration, overridden by the client's."""
     spec = container.spec
     base = config_document(container.image.config)
     asked = {name: value for name, value in spec.document.items() if name not in ("HostConfig", "NetworkingConfig")}
@@ -192,7 +192,7 @@ def inspect_exec(container: Container, process: ExecProcess) -> dict[str, Any]:
 
 
 def stats_document(container: Container, usage: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`usage` is what the cage answered: a guest can forge it, and misleads only its own client."""
+    """`usage` is the cage's answer. A guest can forge it, which misleads only its own client."""
     now = rfc3339(time.time())
     return {
         "read": now,

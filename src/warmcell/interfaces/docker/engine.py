@@ -1,4 +1,4 @@
-"""Engine: everything that the handlers share: images, containers, volumes, events. One event loop."""
+"""Engine: the state that the handlers share: images, containers, volumes, events. Belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from warmcell.policy.places import is_within
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import remove_directory
 
-#: The most memory for what clients sent to create the containers that there are.
+#: The most memory for the descriptions of all containers, which clients sent.
 _MAX_DESCRIPTION_BYTES = 64 << 20
 _SHORT_ID = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DockerSettings:
-    """What the operator decides when the socket is opened."""
+    """The operator's settings for the socket."""
 
     socket: str
-    #: The most that a container can have: limits, the host directories that it may bind, and its network.
+    #: The most that a container may have: limits, host directories to bind, and network.
     ceiling: SandboxPolicy = field(default_factory=SandboxPolicy)
     containers: int = 64
-    #: Capabilities that a client asks for are left out, with a warning, in place of a refusal.
+    #: Requested capabilities are ignored with a warning, instead of refused.
     ignores_capabilities: bool = False
     #: stdout and stderr of `exec` are one stream, named stdout, in the order in which they were written.
     joins_exec_output: bool = False
@@ -80,7 +80,7 @@ class Volumes:
         self.all: dict[str, Volume] = {}
 
     def create(self, name: str, labels: Mapping[str, str]) -> Volume:
-        """A new one, or the one that has this name."""
+        """Make a volume, or return the one with this name."""
         name = name or secrets.token_hex(32)
         if name in self.all:
             return self.all[name]
@@ -123,7 +123,7 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Carries the work out to its end, also if the client that asked for it goes away."""
+        """Run the work to its end, even if its client disconnects."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -132,12 +132,12 @@ class Engine:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the client that would have seen it may be gone
+            task.exception()  # its client may have disconnected
 
     # ---- images ----
 
     async def find_image(self, reference: str) -> Image:
-        """By name, by digest, or by the beginning of one."""
+        """Find an image by name, by digest, or by the start of a digest."""
         return await in_thread(lambda: self._find_image(reference))
 
     def _find_image(self, reference: str) -> Image:
@@ -157,7 +157,7 @@ class Engine:
     # ---- containers ----
 
     def find(self, reference: str) -> Container:
-        """By id, by name, or by the beginning of an id."""
+        """Find a container by id, by name, or by the start of an id."""
         name = reference.removeprefix("/")
         identity = self._names.get(name, name)
         if identity in self.containers:
@@ -198,7 +198,7 @@ class Engine:
         return container
 
     def _check_room(self, spec: ContainerSpec) -> None:
-        """By names, which are reserved before a container is made: many requests may be in progress at once."""
+        """Check the limits for all containers. Counts reserved names: many requests may be in progress at once."""
         most = self.settings.containers
         if len(self._names) >= most:
             raise DockerError(409, f"there are {most} containers, the most allowed; remove some (docker rm)")
@@ -220,7 +220,7 @@ class Engine:
         container.emit("rename")
 
     async def start(self, container: Container) -> bool:
-        """False if it runs already. One with AutoRemove that cannot start is removed."""
+        """Start a container. Return False if it runs already. With AutoRemove, one that cannot start is removed."""
         try:
             return await container.start()
         except (DockerError, SandboxError):
@@ -229,7 +229,7 @@ class Engine:
             raise
 
     async def remove(self, container: Container) -> None:
-        """Ends it and frees its name. Its volumes without a name go with it."""
+        """End the container, free its name, and remove its unnamed volumes."""
         if container.is_removed:
             raise DockerError(409, f"removal of container {container.id[:12]} is already in progress")
         await container.remove()
@@ -265,7 +265,7 @@ class Engine:
 
     @property
     def has_network(self) -> bool:
-        """Whether containers on the bridge reach anything."""
+        """Whether containers on the bridge can reach any host."""
         return self.settings.ceiling.allow_network or bool(self.settings.ceiling.network_rules)
 
     def _path(self, mount: Mount) -> AllowedPath:
@@ -274,7 +274,7 @@ class Engine:
         return AllowedPath(source, mode, mount.target)
 
     def _check_bind(self, mount: Mount) -> str:
-        """The path with links resolved, which must be inside of what the operator allowed."""
+        """Resolve the links of the source, which must be inside a directory that the operator allowed."""
         real = os.path.realpath(mount.source)
         allowed = [path for path in self.settings.ceiling.allowed_paths if is_within(real, os.path.realpath(path.path))]
         if not allowed:
@@ -287,7 +287,7 @@ class Engine:
         return real
 
     async def close(self) -> None:
-        """Ends all containers and removes every file."""
+        """End all containers and remove every file."""
         self.image_work.close()
         for container in tuple(self.containers.values()):
             if not container.is_removed:
@@ -306,7 +306,7 @@ class RouteGroup:
 
 
 def name_volumes(spec: ContainerSpec) -> tuple[ContainerSpec, list[str]]:
-    """Gives volumes without a name one, and lists these: they are removed with their container."""
+    """Name unnamed volumes; return their names too, because they are removed with their container."""
     own: list[str] = []
     mounts = []
     for mount in spec.mounts:
@@ -318,7 +318,7 @@ def name_volumes(spec: ContainerSpec) -> tuple[ContainerSpec, list[str]]:
 
 
 def check_ceiling(asked: Limits, ceiling: Limits) -> Limits:
-    """The limits of a container. What a client asked for beyond the operator's limit is refused, a default lowered."""
+    """The limits of a container. A requested limit beyond the operator's is refused; a default is lowered."""
     for name in ("memory_mb", "processes", "open_files", "disk_mb", "cpus"):
         wanted, most = getattr(asked, name), getattr(ceiling, name)
         if None not in (wanted, most) and wanted > most and wanted != getattr(DEFAULT_LIMITS, name):

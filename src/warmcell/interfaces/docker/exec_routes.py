@@ -103,7 +103,7 @@ class ExecRoutes(RouteGroup):
 
 
 def _path(request: Request) -> str:
-    """From the container's root: a path that climbs stays below it, as in a file system."""
+    """The path from the container's root. `..` stays below the root, as in a file system."""
     text = request.text("path")
     if not text or "\0" in text:
         raise DockerError(400, "missing parameter: path")
@@ -131,7 +131,7 @@ async def _stat_header(container: Container, path: str) -> dict[str, str]:
 
 
 def _check_stat(found: dict[str, Any]) -> dict[str, Any]:
-    """The answer is the guest's word, so its types are checked."""
+    """Check the types of the answer, which the guest can forge."""
     size, mode, moment, target = (found.get(name) for name in ("size", "mode", "mtime", "linkTarget"))
     is_sound = isinstance(size, int) and isinstance(mode, int) and 0 <= mode < _MAX_FILE_MODE
     if not is_sound or not isinstance(moment, int | float) or not isinstance(target, str):

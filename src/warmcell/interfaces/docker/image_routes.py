@@ -34,7 +34,7 @@ from warmcell.interfaces.docker.messages import (
 )
 from warmcell.lifetime.threads import cancel_and_wait, in_thread
 
-#: The largest archive of an image that is taken.
+#: The largest archive of an image that is accepted.
 _MAX_ARCHIVE = 64 << 30
 #: How long an upload may take: others may wait for it.
 _UPLOAD_SECONDS = 3600.0
@@ -93,7 +93,7 @@ class ImageRoutes(RouteGroup):
         return Response(201)
 
     async def remove(self, request: Request) -> Response:
-        """By name, that name; by id, all names, which needs `force` if there are several."""
+        """Remove a name, or by id all names of the image, which needs `force` if there are several."""
         reference = request.names["name"]
         image = await self._engine.find_image(reference)
         names = [other.name for other in await in_thread(self._engine.store.list) if other.digest == image.digest]
@@ -115,7 +115,7 @@ class ImageRoutes(RouteGroup):
         return json_response(report + ([{"Deleted": image.digest}] if len(going) == len(names) else []))
 
     async def prune(self, request: Request) -> Response:
-        """What no name and no container needs. Images with a name stay, also with `dangling=false`."""
+        """Remove what no name and no container needs. Images with a name stay."""
         filters = request.filters("dangling")
         if any(value in ("false", "0") for value in filters.get("dangling", [])):
             raise DockerError(400, "dangling=false is not supported: remove images by name")
@@ -170,7 +170,7 @@ class ImageRoutes(RouteGroup):
         return Response(200, json_line(message), {"content-type": "application/json"})
 
     async def _add(self, request: Request, name: str | None) -> Image:
-        """An archive is complete on disk before it is looked at."""
+        """Add an archive of an image, which is first written to disk as a whole."""
         path = os.path.join(self._engine.directory.path, f"archive-{secrets.token_hex(8)}")
         job = await self._engine.image_work.start()
         try:
@@ -196,7 +196,7 @@ class ImageRoutes(RouteGroup):
         try:
             await in_thread(export)
             file = open(path, "rb")  # noqa: SIM115
-        finally:  # a client that has gone by now never reads it, so nothing but the open file keeps it
+        finally:  # only the open file keeps it: a client that has disconnected never reads it
             await in_thread(lambda: _remove_file(path))
         return Response(200, headers={"content-type": "application/x-tar"}, chunks=_send_file(file))
 
@@ -283,7 +283,7 @@ def _join(name: str, tag: str) -> str:
 
 
 def _credentials(header: str) -> tuple[str | None, str | None]:
-    """`X-Registry-Auth`: JSON in base64."""
+    """User name and password from `X-Registry-Auth`: JSON in base64."""
     if not header:
         return None, None
     try:
@@ -302,7 +302,7 @@ def _pull_message(step: ImageProgress) -> dict[str, Any]:
 
 
 class ProgressStream(Generic[P]):
-    """Used once. A failure before the first progress has a status of its own; a later one is in the stream."""
+    """Progress of one job. A failure before the first message has an error status; a later one is in the stream."""
 
     def __init__(self, render: Callable[[P], dict[str, Any]]) -> None:
         self._render = render
@@ -312,7 +312,7 @@ class ProgressStream(Generic[P]):
         self._is_abandoned = False
 
     def report(self, progress: P) -> None:
-        """From the working thread. Ends the work if the client is gone."""
+        """Queue a message; called in the working thread. Raises to end the work if the client disconnected."""
         if self._is_abandoned:
             raise ClientLeft
         self._waiting.append(self._render(progress))
@@ -321,7 +321,7 @@ class ProgressStream(Generic[P]):
     async def respond(
         self, work: Callable[[], T], describe: Callable[[T], list[dict[str, Any]]], job: ImageJob
     ) -> Response:
-        """Starts the work. `describe` gives the messages at its end, which ends the job."""
+        """Start the work and respond. `describe` makes the messages at its end, which ends the job."""
         working = asyncio.ensure_future(in_thread(work, on_cancel=self._stop))
         working.add_done_callback(job.end)
         working.add_done_callback(lambda _: self._changed.set())

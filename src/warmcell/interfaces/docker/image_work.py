@@ -14,31 +14,31 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.root import Quota
 
-#: How many run at a time, how many wait, and how long.
+#: How many jobs run at a time, how many wait, and for how long.
 _AT_ONCE, _MAX_WAITING, _QUEUE_SECONDS = max(4, len(os.sched_getaffinity(0))), 64, 3600.0
-#: The most disk for uploads of requests in progress; half of what is free if that is less.
+#: The most disk for uploads of requests in progress; half of the free disk if that is less.
 _MAX_UPLOADED_MB = 64 << 10
-#: What images leave free of their disk: a twentieth, and at most this. Others of the user's programs need it.
+#: Images leave a twentieth of their disk free, but at most this, for the user's other programs.
 _KEPT_FREE, _FREE_SHARE = 2048 * MIB, 20
 
 
 class ClientLeft(Exception):
-    """Raised in the working thread when its client is gone."""
+    """Raised in the working thread when its client has disconnected."""
 
 
 class ImageWork:
-    """Belongs to the engine. `directory` is where uploads are, `store` where images are."""
+    """Limits builds, loads and pulls of one engine. `directory` is for uploads, `store` is the image store's."""
 
     def __init__(self, directory: str, store: str) -> None:
         self._slots = FairSemaphore(_AT_ONCE, 2 * _MAX_WAITING)  # one tenant may have half of those that wait
         disk, self._mb = os.statvfs(directory), _MAX_UPLOADED_MB
-        if disk.f_blocks:  # else the file system has no size of its own
+        if disk.f_blocks:  # else the file system reports no size
             self._mb = max(1, min(self._mb, disk.f_bavail * disk.f_frsize // 2 // MIB))
         self._uploaded, self._store = Quota(self._mb), store
         self._is_closed = False
 
     async def start(self) -> ImageJob:
-        """In the order of arrival. The body is not read meanwhile, so that those that wait take no disk."""
+        """Wait for a slot, in the order of arrival. The body is not read meanwhile, so waiting takes no disk."""
         try:
             await self._slots.acquire_async(_QUEUE_SECONDS)
         except BackendBusy:
@@ -52,7 +52,7 @@ class ImageWork:
         return ImageJob(self)
 
     def check_store(self) -> None:
-        """Blocking. Raises `ExecutionFailed` if images have filled their disk but for what is kept free."""
+        """Raises `ExecutionFailed` if images leave too little of their disk free. Blocking."""
         place = self._store
         while not os.path.isdir(place):
             place = os.path.dirname(place)
@@ -62,7 +62,7 @@ class ImageWork:
             raise full_disk(self._store, f"it would leave less than {kept // MIB} MB of the disk free")
 
     def close(self) -> None:
-        """Before `directory` is removed: those that wait are refused."""
+        """Refuse the jobs that wait. Call it before `directory` is removed."""
         self._is_closed = True
 
     def charge(self, size: int) -> None:
@@ -80,7 +80,7 @@ class ImageWork:
 
 
 class ImageJob:
-    """One that runs. It counts what is uploaded and unpacked for it until `end`."""
+    """A running job. Counts what is uploaded and unpacked for it until `end`."""
 
     def __init__(self, work: ImageWork) -> None:
         self._work: ImageWork | None = work
@@ -88,7 +88,7 @@ class ImageJob:
         self._is_abandoned = False
 
     def charge(self, size: int) -> None:
-        """From any thread. Raises `DockerError` if all jobs together take too much."""
+        """Count bytes, in any thread. Raises `DockerError` if all jobs together take too much."""
         self.check()
         assert self._work is not None
         self._work.charge(size)
@@ -105,7 +105,7 @@ class ImageJob:
         self._is_abandoned = True
 
     def end(self, _: object = None) -> None:
-        """After its files were removed. May be called twice."""
+        """End the job, after its files were removed. May be called twice."""
         work, self._work = self._work, None
         if work is not None:
             work.end(self._charged)

@@ -32,7 +32,7 @@ MAX_DOCUMENT_BYTES = 4 << 20
 
 
 class DockerError(Exception):
-    """A refusal: the status, and the text that clients show."""
+    """An error response: the status, and the text that clients show."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class DockerError(Exception):
 
 
 def refusal_of(error: SandboxError) -> DockerError:
-    """An error of ours as Docker's."""
+    """Convert an error of ours to one of Docker's API."""
     if isinstance(error, ImageNotFound):
         return DockerError(404, f"No such image: {error}")
     if isinstance(error, _CALLERS_FAULT):
@@ -71,7 +71,7 @@ class Request:
         return self.query.get(name, [default])[-1]
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean as Docker reads them: everything but these is true."""
+        """Parse a boolean as Docker does: everything but these values is true."""
         if name not in self.query:
             return default
         return self.text(name).strip().lower() not in ("", "0", "no", "false", "none")
@@ -86,7 +86,7 @@ class Request:
             raise DockerError(400, f"{name}: {text[:40]!r} is not a whole number") from None
 
     def moment(self, name: str) -> float:
-        """Seconds since 1970, from Unix seconds with a fraction or RFC 3339; 0 if it is not given."""
+        """Parse a time (Unix seconds with a fraction, or RFC 3339) as seconds since 1970; 0 if it is not given."""
         text = self.text(name)
         try:
             moment = float(text or 0)
@@ -101,7 +101,7 @@ class Request:
         return moment
 
     def json(self) -> dict[str, Any]:
-        """The body as an object; an empty body is an empty one."""
+        """Parse the body as an object; an empty body is an empty object."""
         if not self.body.strip():
             return {}
         try:
@@ -115,7 +115,7 @@ class Request:
         return document
 
     def json_parameter(self, name: str) -> dict[str, Any]:
-        """A parameter that is a JSON object; an empty one if it is not given."""
+        """Parse a parameter as a JSON object; an empty object if it is not given."""
         try:
             document = json.loads(self.text(name) or "{}")
         except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ class Request:
         return document
 
     def filters(self, *known: str) -> dict[str, list[str]]:
-        """The `filters` of a list: names to values. An unknown one is refused, since it might have left out more."""
+        """Parse `filters`: names to values. An unknown one is refused: ignoring it could return too much."""
         found = {str(name): _filter_values(values) for name, values in self.json_parameter("filters").items()}
         if unknown := sorted(found.keys() - set(known)):
             raise DockerError(400, f"invalid filter {unknown[0]!r}: use {', '.join(known) or 'none'}")
@@ -133,7 +133,7 @@ class Request:
 
 
 def _filter_values(values: object) -> list[str]:
-    """A list, or an object with true values, as older clients write it."""
+    """Parse the values of a filter: a list, or an object with true values, which older clients send."""
     if isinstance(values, dict):
         return [str(value) for value, is_set in values.items() if is_set]
     if isinstance(values, list):
@@ -142,12 +142,12 @@ def _filter_values(values: object) -> list[str]:
 
 
 def is_match(filters: Mapping[str, list[str]], name: str, is_like: Callable[[str], bool]) -> bool:
-    """Whether a filter is not given, or one of its values fits."""
+    """Whether the filter is not given or one of its values matches."""
     return name not in filters or any(is_like(value) for value in filters[name])
 
 
 def has_labels(labels: Mapping[str, str], wanted: list[str]) -> bool:
-    """Whether all of `KEY` and `KEY=VALUE` are among the labels."""
+    """Whether the labels have every wanted `KEY` and `KEY=VALUE`."""
     pairs = [text.partition("=") for text in wanted]
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
@@ -160,7 +160,7 @@ class Response:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     chunks: AsyncIterator[bytes] | None = None
-    #: How long a client may read nothing of a stream that has more for it. None: as long as it likes.
+    #: How long a client may read nothing while the stream has more for it. None: without limit.
     stall_seconds: float | None = None
 
 
@@ -168,13 +168,13 @@ class RawStream(Protocol):
     """The connection of a client after the head of the response."""
 
     async def read(self) -> bytes:
-        """What the client sent; empty when it sends no more."""
+        """Read what the client sent; empty at its end."""
         ...
 
     async def write(self, data: bytes) -> None: ...
 
     async def wait_for_hangup(self) -> None:
-        """Until the client has closed both directions."""
+        """Wait until the client has closed both directions."""
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ def error_response(error: DockerError) -> Response:
 
 
 def memory_of(document: object, most: int = MAX_DOCUMENT_BYTES) -> int:
-    """How many bytes a JSON value takes in memory. It stops counting when there are more than `most`."""
+    """How many bytes a JSON value takes in memory. Stops counting above `most`."""
     total, waiting = 0, [document]
     while waiting and total <= most:
         value = waiting.pop()
@@ -237,7 +237,7 @@ def memory_of(document: object, most: int = MAX_DOCUMENT_BYTES) -> int:
 
 
 def check_size(document: Mapping[str, Any], what: str) -> int:
-    """The bytes that the server keeps for this object."""
+    """Return the bytes that the object takes in memory. Raises `DockerError` for too many."""
     size = memory_of(document)
     if size > MAX_DOCUMENT_BYTES:
         reason = f"takes more than {MAX_DOCUMENT_BYTES >> 20} MiB of memory"
@@ -276,7 +276,7 @@ def objects_field(document: Mapping[str, Any], name: str) -> list[dict[str, Any]
 
 
 def refuse_unknown(document: Mapping[str, Any], known: Collection[str], what: str) -> None:
-    """Whatever an option means, leaving it out in silence would give a client something else than it asked for."""
+    """Refuse unknown options: ignoring one would silently give a client something else than it asked for."""
     for name, value in document.items():
         if value and name not in known:
             raise DockerError(400, f"{what}.{name[:80]} is not supported: unknown option")

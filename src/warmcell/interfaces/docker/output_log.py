@@ -1,5 +1,5 @@
-"""OutputLog: what a container printed, with times, for `logs`; the raw streams of `attach` and `exec`; and EventLog,
-what happened to containers and images, for `docker events`. Logs are bounded; the oldest goes first.
+"""OutputLog: what a container printed, with times, for `logs`. `copy_streams`: the raw streams of `attach` and `exec`.
+EventLog: what happened to containers and images, for `docker events`. Logs are bounded; the oldest entries go first.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from warmcell.interfaces.docker.messages import RawStream, memory_of
 from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sandbox.local.process import LocalProcess
 
-#: What is kept for each container.
+#: Bounds of the output that is kept for each container.
 MAX_LOG_BYTES = 4 << 20
 _STREAM_NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
 #: The memory that a short entry takes besides its text.
 _OVERHEAD = 200
-#: How long a program may take to read the last input of a client that is gone.
+#: How long a program may take to read the last input of a client that disconnected.
 _LAST_INPUT_SECONDS = 5.0
 MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd.docker.raw-stream"
-#: What is kept for clients that ask for the past, or that read slowly.
+#: Bounds of the events that are kept for clients that ask for past ones, or read slowly.
 _MAX_EVENTS, _MAX_BYTES = 1000, 4 << 20
 
 
@@ -42,7 +42,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """What a client wants to see. `tail` -1: everything."""
+    """Which entries a client wants. `tail` -1: all."""
 
     stdout: bool
     stderr: bool
@@ -61,7 +61,7 @@ class LogQuery:
 
 
 class Changing:
-    """Waiters wait for `_changed`, which is replaced at every change."""
+    """Wakes waiters at every change: they wait for `_changed`, which is then replaced."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -81,11 +81,11 @@ class OutputLog(Changing):
         self._is_open = False
 
     def open(self) -> None:
-        """The container starts: followers wait for more."""
+        """Note that the container starts: followers wait for output."""
         self._is_open = True
 
     def close(self) -> None:
-        """The container has ended."""
+        """Note that the container has ended: followers end."""
         self._is_open = False
         self._wake()
 
@@ -100,7 +100,7 @@ class OutputLog(Changing):
         self._wake()
 
     async def read(self, query: LogQuery) -> AsyncIterator[tuple[str, bytes]]:
-        """The entries that the query accepts, as stream and text. With `is_followed` until the container ends."""
+        """Yield stream and text of the entries that the query accepts; with `is_followed`, until the container ends."""
         kept = [entry for entry in self._entries if query.accepts(entry)]
         position = self._dropped + len(self._entries)
         for entry in kept if query.tail < 0 else kept[len(kept) - min(query.tail, len(kept)) :]:
@@ -124,7 +124,7 @@ def content_type(has_tty: bool) -> str:
 
 
 def encode(stream: str, data: bytes, has_tty: bool) -> bytes:
-    """As in Docker's multiplexed stream. A terminal has one stream, so it needs no frames."""
+    """Encode output for Docker's multiplexed stream. A terminal has one stream, so it needs no frames."""
     return data if has_tty else struct.pack(">BxxxL", _STREAM_NUMBERS[stream], len(data)) + data
 
 
@@ -137,7 +137,7 @@ async def copy_streams(
     is_input: bool,
     closes_input: bool,
 ) -> None:
-    """Until the output ends or the client goes away. The program continues in either case."""
+    """Copy output and input until the output ends or the client disconnects. The program continues in either case."""
 
     async def send() -> None:
         async for event in output:
@@ -145,7 +145,7 @@ async def copy_streams(
 
     feeding = asyncio.ensure_future(_feed(raw, process, is_input, closes_input))
     sending = asyncio.ensure_future(send())
-    # While the program does not read its input, `_feed` does not see that the client is gone.
+    # While the program does not read its input, `_feed` does not notice that the client disconnected.
     watching = asyncio.ensure_future(raw.wait_for_hangup())
     tasks = {feeding, sending, watching}
     try:
@@ -157,7 +157,7 @@ async def copy_streams(
 
 
 async def _feed(raw: RawStream, process: LocalProcess, is_input: bool, closes_input: bool) -> None:
-    """Returns when the client is gone; a client that only has no more input still reads."""
+    """Pass input to the program; return when the client disconnects. One that has sent all its input may still read."""
     while data := await raw.read():
         if is_input:
             try:
@@ -194,12 +194,12 @@ class EventLog(Changing):
         self._wake()
 
     def close(self) -> None:
-        """Ends all followers."""
+        """End all followers."""
         self._is_closed = True
         self._wake()
 
     async def follow(self, since: float, until: float) -> AsyncIterator[dict[str, Any]]:
-        """Events from `since` (0: from now) until `until` (0: without end). A slow reader loses the oldest."""
+        """Yield events from `since` (0: from now) until `until` (0: without end). A slow reader loses the oldest."""
         position = self._count - len(self._events) if since else self._count
         while True:
             changed = self._changed

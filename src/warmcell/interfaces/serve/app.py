@@ -62,7 +62,7 @@ class Observers:
 
 
 def make_app(service: Service, inner: Sequence[Middleware] = ()) -> Starlette:
-    """For any ASGI server with one event loop. Installs a SIGHUP handler for reloads where it can.
+    """Make the application, for any ASGI server with one event loop. Handles SIGHUP (reload) where it can.
 
     `inner` is the middleware between the guards and the routes.
     """
@@ -117,7 +117,7 @@ def make_routes(observers: Observers) -> list[BaseRoute]:
 
 
 async def restore_all(service: Service) -> None:
-    """Before the first request: what the last server with the same `--state` had. At the end everything is saved."""
+    """Restore what the previous server with this `--state` had, before the first request. At the end, save all."""
     if service.saved is None:
         return
     await in_thread(snapshots_of(service).load)

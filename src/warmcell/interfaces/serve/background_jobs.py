@@ -22,9 +22,9 @@ from warmcell.interfaces.serve.responses import HttpError, error_to_dict, parse_
 from warmcell.interfaces.serve.v1.models import query
 from warmcell.lifetime.threads import cancel_and_wait
 
-#: Of one job, and of all jobs of a tenant. Older events are dropped; readers get their number.
+#: Bytes kept of one job, and of all jobs of a tenant. Older events are dropped; readers get their number.
 MAX_LOG_BYTES, MAX_KEPT_BYTES = 4 * MIB, 64 * MIB
-#: What remains of the latter then, so that not every further event looks at all jobs.
+#: Dropping goes down to this, so that not every further event looks at all jobs.
 _KEPT_SHARE = 0.75
 _log = logging.getLogger("warmcell.serve")
 FROM = query("from", {"type": "integer", "minimum": 0, "maximum": 10**15})
@@ -32,7 +32,7 @@ Work = Callable[[Emit], Awaitable[object]]
 
 
 class KeptEvents:
-    """A bound on what the jobs of a tenant keep: those that have been silent longest lose their events first."""
+    """Bounds what the jobs of a tenant keep: those that have been silent longest lose their events first."""
 
     def __init__(self, limit: int = MAX_KEPT_BYTES) -> None:
         self._limit = limit
@@ -49,7 +49,7 @@ class KeptEvents:
             self._added = self._drop_oldest(log)
 
     def _drop_oldest(self, newest: EventLog) -> int:
-        """Returns what is kept. The newest event stays, whatever its size."""
+        """Drop events of the longest silent jobs; return the bytes left. The newest event stays, whatever its size."""
         logs = list(self._logs)
         kept = sum(log.size for log in logs)
         if kept > self._limit:
@@ -88,7 +88,7 @@ class EventLog:
         self._notify()
 
     def drop(self) -> None:
-        """Keeps nothing of what has happened so far."""
+        """Drop all events so far."""
         self._events.clear()
         self.size = 0
 
@@ -143,7 +143,7 @@ class BackgroundJob:
             await self._emit_error(error)
         except asyncio.CancelledError as error:
             is_operator = error.args == (ENDED_BY_OPERATOR,)
-            why, fault = (ENDED_BY_OPERATOR, "host") if is_operator else ("it was ended", "caller")
+            why, fault = (ENDED_BY_OPERATOR, "host") if is_operator else ("the job was ended", "caller")
             await self._emit_error(HttpError(409, why, fault=fault))
             raise
         except Exception as error:

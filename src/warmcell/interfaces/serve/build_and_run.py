@@ -48,20 +48,20 @@ class Steps:
 
 
 async def build_and_run(
-    service: Service, tenant: Tenant, asked: ExecRequest, compile_timeout: float, patience: float
+    service: Service, tenant: Tenant, request: ExecRequest, compile_timeout: float, patience: float
 ) -> Steps:
-    """Raises only for the caller's mistakes and our failures; all outcomes of the program are returned."""
-    is_compiled = find_language(str(asked.language)).is_compiled
+    """Build and run. Raises only for the caller's mistakes and our failures; outcomes of the program are returned."""
+    is_compiled = find_language(str(request.language)).is_compiled
     async with service.run_slot(tenant, patience) as backend:
         if not is_compiled:
-            return Steps(None, await _run_step(partial(backend.execute, asked)))
-        return await _build_then_run(backend, asked, compile_timeout)
+            return Steps(None, await _run_step(partial(backend.execute, request)))
+        return await _build_then_run(backend, request, compile_timeout)
 
 
 async def run_request(
     service: Service, tenant: Tenant, make: Callable[[], ExecRequest], compile_timeout: float, patience: float
 ) -> Steps:
-    """`build_and_run`, for which a program that cannot run, such as an empty one, is an outcome too."""
+    """`build_and_run`, but a program that cannot run, such as an empty one, is an outcome too."""
     try:
         return await build_and_run(service, tenant, service.apply_limits(make()), compile_timeout, patience)
     except InvalidRequest as error:
@@ -70,10 +70,10 @@ async def run_request(
         return Steps(None, Step("ended", ExecResult(exit_code=1), error.message))
 
 
-async def _build_then_run(backend: ProcessBackend, asked: ExecRequest, compile_timeout: float) -> Steps:
+async def _build_then_run(backend: ProcessBackend, request: ExecRequest, compile_timeout: float) -> Steps:
     try:
         async with asyncio.timeout(compile_timeout):
-            program = await backend.build(asked)
+            program = await backend.build(request)
     except TimeoutError:
         note = f"compilation timed out after {compile_timeout:g} s"
         return Steps(Step("timeout", ExecResult(duration=compile_timeout), note), None)
@@ -84,7 +84,7 @@ async def _build_then_run(backend: ProcessBackend, asked: ExecRequest, compile_t
 
 
 async def _run_step(run: Callable[[], Awaitable[ExecResult]]) -> Step:
-    """A program that others may have delayed runs once more, while no other such program runs."""
+    """Run one step. If others may have delayed the program, run it once more, while no other such program runs."""
     ended = await _run_once(run)
     if isinstance(ended, ExecutionTimeout) and is_doubtful_timeout(ended):
         async with run_alone():

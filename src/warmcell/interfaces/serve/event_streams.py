@@ -73,10 +73,10 @@ class EventStream(Response):
 
 
 class StreamTurns:
-    """The pieces of all streams of one event loop: a few are sent in each iteration, and owners take turns.
+    """Orders the pieces of all streams of one event loop: a few are sent in each iteration, and owners take turns.
 
-    Without it, hundreds of streams of one process would send each piece in the same iteration, and every other request
-    would wait for that again and again.
+    Without it, hundreds of streams of one process would send each piece in the same iteration, and delay every other
+    request each time.
     """
 
     _of_loops: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, StreamTurns]] = WeakKeyDictionary()
@@ -119,7 +119,7 @@ class StreamTurns:
 
 
 def format_event(name: str, data: object, identity: str | None = None) -> str:
-    """ASCII, with the data on one line: output of a guest cannot start another event."""
+    """Format one event in ASCII, with the data on one line: a guest's output cannot start another event."""
     head = "" if identity is None else f"id: {identity}\n"
     return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=True, default=str)}\n\n"
 
@@ -183,7 +183,7 @@ async def _run_and_queue(work: Callable[[Emit], Awaitable[object]]) -> AsyncIter
 
 
 class OutputDecoder:
-    """Output as events: text in which no character is cut in two, and base64 for programs."""
+    """Converts output to events: text that never splits a character, and base64 for programs."""
 
     def __init__(self) -> None:
         self._decoders = {name: getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}

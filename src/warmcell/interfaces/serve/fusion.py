@@ -117,7 +117,7 @@ def _step(step: Step | None) -> dict[str, Any] | None:
 
 
 def fusion_refusal(error: Exception) -> Response:
-    """A failure of ours that may pass is 504, which clients retry; one that will not is the status `SandboxError`."""
+    """Render our failure: 504, which clients retry, if it may succeed later; else the status `SandboxError`."""
     if isinstance(error, HttpError) and error.status == 503:
         return json_response({"detail": str(error)}, 504, {"Retry-After": "1"})
     if isinstance(error, SandboxError) and error.fault == "host":

@@ -14,7 +14,7 @@ from warmcell.core.types import MIB
 from warmcell.lifetime.held_directories import writable_directory
 
 _log = logging.getLogger("warmcell.serve")
-#: Below this a sandbox could not even be made; guests have limits of their own.
+#: With less than this a sandbox cannot be made; guests have limits of their own.
 MIN_FREE_BYTES, MIN_FREE_INODES = 64 * MIB, 1024
 #: Kept for ending what runs, and for what is being started when the others run out.
 RESERVED_DESCRIPTORS = 64
@@ -39,7 +39,7 @@ class HostResources:
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """While saved sandboxes are restored: their files are there already, and removing some makes room."""
+        """Accept work while saved sandboxes are restored: their files exist already, and removing some makes room."""
         self._is_suspended = True
         try:
             yield
@@ -80,7 +80,7 @@ def _describe_full_disk(place: str, purpose: str) -> str | None:
 
 def _descriptor_problem(reserved: int) -> str | None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    # Linux before 6.2 does not tell the number.
+    # Linux before 6.2 does not report the number.
     count = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
     if soft == resource.RLIM_INFINITY or count <= soft - min(reserved, soft // 2):
         return None

@@ -15,9 +15,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from warmcell.interfaces.serve.middleware import Network, parse_networks
 
 MAX_HEAD = 64 * 1024
-#: From the connection, or from the first byte of a head, to the whole head.
+#: How long a request head may take, from the connection or its first byte.
 HEAD_SECONDS = 15.0
-#: From there to the whole body. Longer than `requests.BODY_SECONDS`, after which our own routes answer 408.
+#: How long the body may take after that. More than `requests.BODY_SECONDS`, after which our own routes answer 408.
 BODY_SECONDS = 75.0
 #: A client that takes no byte of its response for so long is disconnected.
 STALLED_SECONDS = 60.0
@@ -186,7 +186,7 @@ class DeadlineProtocol(StallGuard, H11Protocol):
 
 
 class ConnectionShares:
-    """The connections of all clients, and of each address that is not a trusted proxy: so many there may be.
+    """Limits the connections of all clients, and of each address that is not a trusted proxy.
 
     The longest idle connection is closed first, so that idle clients cannot lock others out. Takes constant time,
     however many there are: each new one asks which connection makes room for it.
@@ -202,7 +202,7 @@ class ConnectionShares:
         self._idle_of: defaultdict[Network | None, dict[Connection, None]] = defaultdict(dict)
 
     def add(self, connection: Connection, address: str, total: int) -> Connection | None:
-        """Add an idle connection and return the one to close, if any. `total`: how many the server has.
+        """Add an idle connection and return the one to close, if any. `total` is the number in the server.
 
         If the address has more than its share, it is one of its own; if none of those is idle, the new one.
         """
@@ -231,7 +231,7 @@ class ConnectionShares:
                 del self._idle_of[network]
 
     def remove(self, connection: Connection) -> None:
-        """It is closed, or is no longer HTTP. May be called twice."""
+        """Forget a connection that was closed or is no longer HTTP. May be called twice."""
         if connection in self._networks:
             self.mark_busy(connection)
             network = self._networks.pop(connection)
@@ -255,7 +255,7 @@ def limited_network(address: str, trusted: Sequence[Network]) -> Network | None:
 
 @functools.lru_cache(4096)
 def network_of(address: str) -> Network | None:
-    """The client's address; None for a Unix socket. A client with IPv6 usually has 64 bits of addresses."""
+    """The client's network; None for a Unix socket. A client with IPv6 usually has 64 bits of addresses."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

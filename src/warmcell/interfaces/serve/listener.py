@@ -26,13 +26,13 @@ from warmcell.interfaces.serve.websockets import MAX_MESSAGE
 from warmcell.lifetime.descriptors import host_failure
 
 _log = logging.getLogger("warmcell.serve")
-#: Of a process that hangs in its shutdown, whatever its event loop does.
+#: The exit status of a process that hangs in its shutdown.
 _EXIT_STATUS = 70
 _CLOSE = {"Connection": "close"}
-#: A file's, which the kernel limits to 4,096 bytes, and what is before it.
+#: The longest path: a file's, which the kernel limits to 4,096 bytes, and the route before it.
 MAX_PATH = 4096 + 512
-#: Connections that the kernel keeps for us, and how many are accepted at once. Those before them come first: a client
-#: that has left is noticed before the next are accepted.
+#: Connections that the kernel queues, and how many are accepted at once: few, so that we notice which clients have left
+#: before we accept the next ones.
 _BACKLOG, _MOST_AT_ONCE = 1024, 32
 #: How many bytes of WebSocket frames are parsed at once. Parsing a frame takes 30 us.
 _FRAMES_PIECE = 4096
@@ -45,7 +45,7 @@ class ConnectionLimit:
     """Reject with Retry-After when over the connection limit; uvicorn's own limit does not send that header.
 
     Also rejects a body with two lengths (Transfer-Encoding and Content-Length): a proxy may have used the other one,
-    and would take part of this body for the next request. And paths that no file has: a hundred routes are compared.
+    and would take part of this body for the next request. Rejects long paths too: they are compared with all routes.
     """
 
     def __init__(self, app: Any, limit: int) -> None:
@@ -164,7 +164,7 @@ async def serve_on(
     counts_connections: bool = True,
     **options: Any,
 ) -> None:
-    """`on_started` is called when the application has started and listens."""
+    """Serve until shutdown. `on_started` is called when the application has started and listens."""
     if listening.family == socket.AF_UNIX:  # between our own processes
         settings = replace(settings, tls_cert=None, tls_key=None)
     limited = ConnectionLimit(app, settings.max_connections)
@@ -182,7 +182,7 @@ async def serve_on(
 
 
 async def reload_certificate(context: ssl.SSLContext, settings: Settings) -> None:
-    """New connections use a replaced certificate; one that cannot be read is ignored."""
+    """Watch the certificate: new connections use a replaced one; one that cannot be read is ignored."""
 
     def reload() -> None:
         try:
@@ -199,7 +199,7 @@ async def reload_certificate(context: ssl.SSLContext, settings: Settings) -> Non
 
 
 def make_tls_context(settings: Settings) -> ssl.SSLContext:
-    """Raises `InvalidRequest` if the certificate and the key cannot be used."""
+    """Load the certificate and the key. Raises `InvalidRequest` if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(settings.tls_cert or "", settings.tls_key)
@@ -329,8 +329,8 @@ def _identity(path: str) -> tuple[int, ...] | None:
 def take_passed_socket() -> socket.socket | None:
     """A listening socket that a service manager passed, as systemd does for a `.socket` unit; else None.
 
-    By `LISTEN_PID` and `LISTEN_FDS`, which are removed. It outlives the server: clients that connect while a new
-    version starts wait instead of being refused.
+    Removes `LISTEN_PID` and `LISTEN_FDS` from the environment. The socket outlives the server: clients that connect
+    while a new version starts wait instead of being refused.
     """
     passed_to, count, _ = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     if passed_to != str(os.getpid()):

@@ -100,7 +100,7 @@ class McpApp:
         self._initializing.update(counted)
 
         async def send_counted(message: Any) -> None:
-            """The response starts when the SDK has registered the session, if the request began one."""
+            """Release the reservation when the response starts: by then the SDK has registered the session."""
             self._initializing.subtract(counted)
             counted.clear()
             await send(message)

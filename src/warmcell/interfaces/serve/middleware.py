@@ -19,7 +19,7 @@ from warmcell.interfaces.serve.tokens import Tenant
 
 #: Between our own processes. A process that relays puts its own first, and the first of each name counts.
 CLIENT, SCHEME = b"x-warmcell-client", b"x-warmcell-scheme"
-#: "1": another process reports the request, of which this is only a part.
+#: "1": this is only a part of a request that another process reports.
 PART = b"x-warmcell-part"
 #: A key in the state of a scope: the connection is from another process of this server, and those headers are believed.
 RELAYED = "warmcell.relayed"
@@ -74,7 +74,7 @@ class ProxyHeaders:
         return any(parsed in network for network in self._trusted)
 
     def _last_untrusted(self, forwarded: bytes) -> bytes:
-        """The right-most address that is not a proxy of ours: a client can put anything to the left of it."""
+        """The right-most address that is not a trusted proxy: a client can put anything to the left of it."""
         addresses = [part.strip() for part in forwarded.split(b",") if part.strip()]
         return next((part for part in reversed(addresses) if not self._is_trusted(part.decode("latin-1"))), b"")
 
@@ -97,7 +97,7 @@ def scheme_of(scope: Any) -> bytes:
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """`127.0.0.1,10.0.0.0/8`. Raises `InvalidRequest`."""
+    """Parse `127.0.0.1,10.0.0.0/8`. Raises `InvalidRequest`."""
     try:
         return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError as error:
@@ -223,7 +223,7 @@ class RequestLog:
 def annotate_events(request: Any, tenant: Tenant) -> None:
     """Add the tenant and its sandbox to all events of this request's task, which ends with the response.
 
-    What a client only calls a sandbox is left out: usage figures are kept for each.
+    An id that is not one of the tenant's sandboxes is left out: usage figures are kept for each id.
     """
     identity = request.path_params.get("id") or request.headers.get("e2b-sandbox-id")
     entry = None if identity is None else request.app.state.service.sandboxes.find_any(identity)

@@ -36,7 +36,7 @@ from warmcell.sandbox.settings import SandboxSettings
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspaces.store import SharedSnapshots
 
-#: The program that started the actor decides: no quota and no lifetime but its own.
+#: Without quotas and lifetimes: the program that started the actor decides about its sandboxes.
 _MOST = 1 << 16
 _FOREVER = 366 * 86_400.0
 _SETTINGS = Settings(max_body=1 << 30, max_timeout=MAX_TIMEOUT, max_connections=_MOST, sandboxes=_MOST, drain_timeout=0)
@@ -47,7 +47,7 @@ S = TypeVar("S", bound="SocketServer")
 
 
 class _EndlessRegistry(SandboxRegistry):
-    """Sandboxes live until the program that made them ends them, forks included."""
+    """Sandboxes and their forks live until the program that made them ends them."""
 
     def _register(
         self, sandbox: AsyncSandbox, tenant: Tenant, seconds: float, metadata: Mapping[str, str]
@@ -56,7 +56,7 @@ class _EndlessRegistry(SandboxRegistry):
 
 
 class _QuietServer(Server):
-    """Leaves signals to the process that it is part of."""
+    """Handles no signals: it is only a part of its process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +64,7 @@ class _QuietServer(Server):
 
 
 class SocketServer:
-    """The application of a service, on a Unix socket of the node. `http` is the protocol of its connections."""
+    """Serves the application of a service on a Unix socket. `http` is the protocol class of its connections."""
 
     def __init__(self, service: Service, inner: Sequence[Middleware] = (), http: Any = DeadlineProtocol) -> None:
         self._service, self._inner, self._http = service, inner, http
@@ -99,7 +99,7 @@ class SocketServer:
 
 
 class NodeServer(SocketServer):
-    """Sandboxes for the program that started the actor."""
+    """The server of sandboxes for the program that started the actor."""
 
     def __init__(self, config: ProcessConfig) -> None:
         service = Service(_SETTINGS, config)
@@ -108,7 +108,7 @@ class NodeServer(SocketServer):
         super().__init__(service)
 
     async def add_sandbox(self, settings: SandboxSettings) -> dict[str, Any]:
-        """As the `/v1` routes describe it, with its capabilities."""
+        """Make a sandbox; return its description, as of the `/v1` routes, with its capabilities."""
         sandbox = AsyncSandbox._with_driver(LocalSandbox(settings))
         async with on_error(sandbox.destroy):
             await sandbox.start()
@@ -140,7 +140,7 @@ async def start_server(config: ProcessConfig) -> NodeServer:
 
 
 async def start(make: Callable[[], S]) -> S:
-    """Closes the server if it cannot start."""
+    """Start a server; close it if it cannot start."""
     server = await in_thread(make)
     async with on_error(server.close):
         await server.start()

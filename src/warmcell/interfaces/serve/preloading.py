@@ -11,7 +11,7 @@ import pkgutil
 from importlib import import_module
 
 _PACKAGE = "warmcell"
-#: With all modules below them.
+#: Packages that are loaded with all their modules.
 _ROOMS = (
     *("backends.process", "backends.streaming", "cage", "core", "diagnosis.doctor", "enforcers", "images"),
     *("interfaces.serve", "judging", "languages", "lifetime", "net", "observe", "policy", "pool", "runner"),

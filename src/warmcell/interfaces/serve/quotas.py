@@ -20,20 +20,20 @@ RESERVED_FOR_DELETE = 4
 
 
 class TenantQuota:
-    """One kind, by tenant, in one process. What is taken or added is released once."""
+    """Counts objects of one kind by tenant, in one process. Whatever is taken or added is released once."""
 
     def __init__(self, kind: int = SANDBOXES) -> None:
         self._used: Counter[str] = Counter()
 
     def take(self, tenant_id: str, limit: int) -> bool:
-        """Count one more, unless the tenant has as many as it may have."""
+        """Count one more and return True, unless the tenant has reached its limit."""
         if self._used[tenant_id] >= limit:
             return False
         self._used[tenant_id] += 1
         return True
 
     def add(self, tenant_id: str) -> None:
-        """Count one more that exists already."""
+        """Count one more, whatever the limit: it exists already."""
         self._used[tenant_id] += 1
 
     def release(self, tenant_id: str) -> None:
@@ -43,7 +43,7 @@ class TenantQuota:
         return self._used[tenant_id]
 
     def total(self) -> int:
-        """Those of all tenants."""
+        """The number over all tenants."""
         return self._used.total()
 
 
@@ -86,7 +86,7 @@ class ConcurrencyLimiter:
 
 
 class CountedResponse:
-    """A response that calls `on_sent` after its last byte, or when its client has disconnected."""
+    """A response that calls `on_sent` after its last byte, or when its client disconnects."""
 
     def __init__(self, response: Any, on_sent: Callable[[], None]) -> None:
         self._response, self._on_sent = response, on_sent

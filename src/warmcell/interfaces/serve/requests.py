@@ -25,10 +25,10 @@ Receive = Callable[[], Awaitable[Any]]
 #: How long a client may take to send its body.
 BODY_SECONDS = 60.0
 _CLOSE = {"Connection": "close"}
-#: Keys in a request's scope: the tenant's id, how many bytes of its body are in memory, and a set of tasks that are
+#: Keys in a request's scope: the tenant's id; how many bytes of its body are in memory; a set of tasks that are
 #: cancelled when the token is revoked.
 OWNER, BUFFERED, REVOCABLE = "warmcell.owner", "warmcell.body", "warmcell.revocable"
-#: Another: tells whether the token still exists and has the scope of the route.
+#: Another: a function that returns whether the token still exists and has the scope of the route.
 HAS_RIGHT = "warmcell.has-right"
 #: Another: an event that is set when the response of an MCP request has ended, also because its client hung up.
 RESPONSE_END = "warmcell.response-end"
@@ -51,7 +51,7 @@ class OpenRequests:
         self._work: dict[tuple[str, str], set[asyncio.Future[Any]]] = {}
 
     def add(self, tenant: str, request: str, work: asyncio.Future[Any]) -> None:
-        """Until `work` is done."""
+        """Register `work` until it is done."""
         key = tenant, request
         self._work.setdefault(key, set()).add(work)
         work.add_done_callback(lambda _: self._remove(key, work))
@@ -63,7 +63,7 @@ class OpenRequests:
             del self._work[key]
 
     def end(self, tenant: str, request: str) -> bool:
-        """Whether there was something to end."""
+        """Cancel the work of a request. Return whether there was any."""
         found = self._work.get((tenant, request), set())
         for work in list(found):
             work.cancel(ENDED_BY_OPERATOR)
@@ -71,7 +71,7 @@ class OpenRequests:
 
 
 class BodyMemory:
-    """A bound on the bodies of all requests together; each one is bounded too, but there may be a thousand.
+    """Bounds the bodies of all requests together: each is bounded too, but there may be a thousand.
 
     One tenant may use half of it. Belongs to one event loop.
     """
@@ -92,13 +92,13 @@ class BodyMemory:
         scope[BUFFERED] = scope.get(BUFFERED, 0) + size
 
     def release(self, scope: MutableMapping[str, Any]) -> None:
-        """Called when the handler returned; its response may still be streaming."""
+        """Release what the scope has taken. Called when the handler returned; its response may still be streaming."""
         if size := scope.pop(BUFFERED, 0):
             self._used[scope.get(OWNER, "")] -= size
 
 
 class AnswerMemory(BodyMemory):
-    """The same for files that are being sent: their clients may never read them."""
+    """Bounds the files that are being sent: their clients may never read them."""
 
     _what = "response bytes"
 
@@ -160,7 +160,7 @@ async def read_model(request: Request, kind: type[M], limit: int | None = None) 
 
 
 def has_many_values(body: bytes) -> bool:
-    """Whether a JSON text may have more than `MAX_VALUES`. Strings are skipped by fast operations on the whole text."""
+    """Whether a JSON text may have more than `MAX_VALUES` values. Strings are skipped by fast text operations."""
     if _count_separators(body) < MAX_VALUES:
         return False
     text = body.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -247,7 +247,7 @@ async def while_allowed(
 
 
 async def check_mcp_message(body: bytes) -> bytes:
-    """The body for the MCP SDK. Raises `HttpError` 413 if it is large, and not a tool call or with too many values."""
+    """Return the body. Raises `HttpError` 413 for too many values, or if it is large and not a tool call."""
     if len(body) <= MAX_PLAIN_BYTES:
         return body
     return await in_thread(lambda: _check_large(body))

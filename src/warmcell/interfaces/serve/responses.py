@@ -32,7 +32,7 @@ _PIECE = 1 << 14
 
 
 class HttpError(Exception):
-    """A request that is answered with an error status before it reaches a sandbox.
+    """An error status for a request that does not reach a sandbox.
 
     `fault`: by default the host's from 500 on, else the caller's.
     """
@@ -111,7 +111,7 @@ def error_to_dict(error: SandboxError | HttpError) -> dict[str, Any]:
 
 
 def _details(error: SandboxError) -> dict[str, Any]:
-    """Its other fields, from which a client rebuilds the same error: the path, the limit, the seconds."""
+    """The error's own fields, such as `path`, `limit` and `timeout`, from which a client rebuilds it."""
     fields = {name: value for name, value in vars(error).items() if name not in _OTHER_FIELDS and name[0] != "_"}
     if isinstance(fields.get("misfits"), tuple):
         fields["misfits"] = [dataclasses.asdict(misfit) for misfit in fields["misfits"]]
@@ -146,7 +146,7 @@ def _is_about_host(error: SandboxError) -> bool:
 
 
 def status_of(error: SandboxError) -> int:
-    """4xx for the caller's mistakes, 503 for what may pass, 500 for other failures of the host."""
+    """4xx for the caller's mistakes, 503 for what may succeed later, 500 for other failures of the host."""
     if isinstance(error, TooManyWaiting):
         return 429
     if isinstance(error, BackendBusy | BackendUnavailable) and error.fault == "host":

@@ -1,4 +1,4 @@
-"""What a request names of this host, its GPUs and its image, and the backends that run with them."""
+"""The GPUs and the image that a request may name, and the backends that run with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.policy.gpu import narrow_gpus
 from warmcell.policy.model import SandboxPolicy
 
-#: Backends that are kept of each kind, with their warm cells: requests may name any set of devices, or any image.
+#: How many backends of each kind are kept, with their warm cells: requests may name any set of devices, or any image.
 MAX_BACKENDS = 16
 #: The registry part of names that tenants' templates have in the store. No request reaches them by name or digest.
 TEMPLATE_HOST = "templates.warmcell.invalid"
@@ -31,7 +31,7 @@ Gpus = str | tuple[int, ...]
 
 
 def check_access(tenant: Tenant, asked: object, policy: SandboxPolicy | None) -> Gpus | None:
-    """The devices that a request names. Raises `HttpError` 403 without the scope, `PolicyViolation` by the policy."""
+    """The devices that a request names. Raises `HttpError` 403 without the scope, `PolicyViolation` if denied."""
     if asked is None:
         return None
     if "gpu" not in tenant.scopes:
@@ -40,25 +40,25 @@ def check_access(tenant: Tenant, asked: object, policy: SandboxPolicy | None) ->
 
 
 class _Backends:
-    """The most recently used last. Belongs to the server's event loop."""
+    """A cache of backends, the most recently used last. Belongs to the server's event loop."""
 
     def __init__(self, config: ProcessConfig) -> None:
         self._config = config
         self._backends: dict[object, ProcessBackend] = {}
 
     def _keep(self, key: object, backend: ProcessBackend) -> list[ProcessBackend]:
-        """Return those that it displaced, for the caller to close."""
+        """Add a backend; return those that it displaced, for the caller to close."""
         self._backends[key] = backend
         return [self._backends.pop(old) for old in list(self._backends)[:-MAX_BACKENDS]]
 
     def take_backends(self) -> list[ProcessBackend]:
-        """All of them, for the caller to close."""
+        """Remove all backends, for the caller to close."""
         backends, self._backends = list(self._backends.values()), {}
         return backends
 
 
 class GpuAccess(_Backends):
-    """Which requests get a GPU: those of tokens with the scope `gpu`, under the policy, within the token's quota."""
+    """GPUs for requests of tokens with the scope `gpu`, under the policy, within the token's quota."""
 
     def __init__(self, config: ProcessConfig) -> None:
         super().__init__(config)
@@ -74,7 +74,7 @@ class GpuAccess(_Backends):
 
     @contextmanager
     def count_use(self, tenant: Tenant, has_gpu: bool) -> Iterator[Callable[[SandboxEntry], None]]:
-        """While a run is under way or a sandbox is made. Calling what it yields counts the sandbox until it is closed.
+        """Count a use while a run goes on or a sandbox is made. Calling what it yields counts until the sandbox closes.
 
         Raises `HttpError` 429 if the tenant has as many as its quota allows.
         """
@@ -112,7 +112,7 @@ class ImageAccess(_Backends):
         self._lock = asyncio.Lock()
 
     async def find(self, name: str | None, user: str | None = None) -> ImageChoice | None:
-        """The image of a request. Raises `ImageNotFound` for one that is not in the server's store."""
+        """Find the image of a request. Raises `ImageNotFound` if it is not in the server's store."""
         if name is None:
             if user is not None:
                 raise InvalidRequest("needs an image", field="user", hint="name an image, or leave it out")
@@ -127,7 +127,7 @@ class ImageAccess(_Backends):
             if is_known:
                 return self.store.get(name)
         except ImageNotFound:
-            pass  # said below, with the remedy on a server
+            pass  # reported below, with the remedy on a server
         raise ImageNotFound(name, place="the server's store", hint=_HINT)
 
     async def backend(
@@ -145,6 +145,6 @@ class ImageAccess(_Backends):
 
 
 def _is_public(images: Iterable[Image], digest: str) -> bool:
-    """Whether a name that is not a template's stands for this digest."""
+    """Whether the digest has a name that is not a template's."""
     named = (image.name for image in images if image.digest == digest)
     return any(parse_reference(name).registry != TEMPLATE_HOST for name in named)

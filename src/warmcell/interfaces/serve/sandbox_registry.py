@@ -1,4 +1,4 @@
-"""The sandboxes that stay between requests: the owner and the lifetime of each."""
+"""The sandboxes that outlive requests: the owner and the lifetime of each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from warmcell.sandbox.processes import AsyncProcess
 _log = logging.getLogger("warmcell.serve")
 #: How long `on_expiry` may take before the sandbox is removed instead.
 EXPIRY_SECONDS = 60.0
-#: What the metadata of one sandbox may take, counting each pair as larger than its text: lists contain them all.
+#: What the metadata of one sandbox may take. Each pair counts as more than its text: lists contain all metadata.
 MAX_METADATA_BYTES, _PAIR_BYTES = 64 << 10, 128
-#: The body of a request for a sandbox, which is kept as long as the sandbox.
+#: The largest body of a request for a sandbox; it is kept as long as the sandbox.
 MAX_CREATION_BYTES = 1 << 20
 Make = Callable[[], AsyncSandbox]
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class SandboxLost(NodeLost):
 
 
 class TypedState:
-    """What a protocol keeps with a service or a sandbox: one object per class. Belongs to one event loop."""
+    """Objects that protocols keep with a service or a sandbox, one per class. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._objects: dict[type, object] = {}
@@ -91,11 +91,11 @@ class SandboxEntry:
         self.on_expiry: Callable[[], Awaitable[None]] | None = None
         #: Called when its deadline has changed.
         self.on_change: Callable[[], object] = lambda: None
-        #: What runs in it, by kind: for the message that it was lost.
+        #: Counts what runs in it, by kind, for the message that it was lost.
         self.count_running: Callable[[], Mapping[str, int]] = dict
 
     def continue_as(self, identity: str, created: float, expires: float) -> None:
-        """Be a sandbox of the last server: its id, and its times by the clock."""
+        """Take the id and the times of a sandbox of the previous server."""
         self.id, self.created = identity, created
         self._started = time.monotonic() - (time.time() - created)
         self.deadline = min(self._started + (expires - created), self.last_deadline)
@@ -110,7 +110,7 @@ class SandboxEntry:
 
     @property
     def age(self) -> float:
-        """Seconds since it was made, whatever happens to the host's clock."""
+        """Seconds since it was made; changes of the host's clock do not matter."""
         return time.monotonic() - self._started
 
     def has_left(self, seconds: float) -> bool:
@@ -165,7 +165,7 @@ class SandboxRegistry:
 
     @contextmanager
     def _take_slot(self, tenant: Tenant, metadata: Mapping[str, str]) -> Iterator[None]:
-        """For a sandbox that the block makes; released if that fails."""
+        """Take a slot for a sandbox that the block makes; it is released if that fails."""
         check_metadata(metadata)
         self._take(tenant)
         with on_error(lambda: self._quota.release(tenant.id)):
@@ -209,7 +209,7 @@ class SandboxRegistry:
         expires: float,
         metadata: Mapping[str, str],
     ) -> SandboxEntry:
-        """A sandbox of the last server, under its id. It does not count against the quota until it is there."""
+        """Register a sandbox of the previous server under its id. It counts against the quota from now on."""
         entry = SandboxEntry(sandbox, tenant, 0.0, metadata)
         entry.continue_as(identity, created, expires)
         self._quota.add(tenant.id)
@@ -222,7 +222,7 @@ class SandboxRegistry:
         return entry
 
     def find_any(self, identity: str) -> SandboxEntry | None:
-        """For a protocol that has a secret of its own for each sandbox."""
+        """Find a sandbox of any tenant, for protocols that have a secret for each sandbox."""
         return self._entries.get(_key(identity))
 
     def of(self, tenant: Tenant) -> list[SandboxEntry]:
@@ -321,14 +321,14 @@ def worker_of_id(identity: str) -> int | None:
 
 
 class PendingWrites(dict[int, "asyncio.Future[None]"]):
-    """The write under way of each process, by pid. Kept in the state of the sandbox's entry."""
+    """The unfinished write to each process, by pid. Kept in the state of the sandbox's entry."""
 
 
 async def write_to_process(entry: SandboxEntry, process: AsyncProcess, data: bytes, *, wait: bool = False) -> None:
     """Write, and return when the process has read it all.
 
-    While an earlier write is unread, a second one waits (`wait`) or raises `SessionBusy`: clients that hang up and come
-    back cannot pile up data in the server's memory.
+    While an earlier write is unread, a second one waits (`wait`) or raises `SessionBusy`: clients that reconnect cannot
+    pile up data in the server's memory.
     """
     pending = entry.state.get(PendingWrites, PendingWrites)
     while process.pid in pending:

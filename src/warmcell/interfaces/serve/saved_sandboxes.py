@@ -1,4 +1,4 @@
-"""Keeps the records of sandboxes up to date, and brings the sandboxes back when a server starts with `--state`."""
+"""Records of sandboxes for `--state`: written while a server runs, and restored when the next one starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.light import on_error
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
-from warmcell.interfaces.serve.saved_sessions import SavedSessions, sessions_of, turn_of, write_all
+from warmcell.interfaces.serve.saved_sessions import SavedSessions, saving_lock, sessions_of, write_all
 from warmcell.interfaces.serve.saved_state import SANDBOXES, SavedState, explain_failure, is_name
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import StateHome
@@ -24,21 +24,21 @@ from warmcell.net.rules.network_update import from_plain
 from warmcell.sandbox.asynchronous import AsyncSandbox
 
 _log = logging.getLogger("warmcell.serve")
-#: When the server stops, for the programs of a sandbox.
+#: How long the programs of a sandbox may take to pause when the server stops.
 _PAUSE_SECONDS = 10.0
-#: Makes the sandbox of a record, and attaches what its protocol keeps with it.
+#: Makes the sandbox of a record, with the state that its protocol keeps.
 Restore = Callable[[Service, Tenant, dict[str, Any], StateHome], Awaitable["RestoredSandbox"]]
 
 
 class RestoredSandbox:
-    """`attach` is called with its entry. `lost` names files that cannot come back, if there may be some."""
+    """A sandbox made from its record. `attach` is called with its entry. `lost` names files that are not restored."""
 
     def __init__(self, sandbox: AsyncSandbox, attach: Callable[[SandboxEntry], object], lost: str = "") -> None:
         self.sandbox, self.attach, self.lost = sandbox, attach, lost
 
 
 class SavedSandbox:
-    """Kept in the `state` of an entry: its home, its packages, and what its protocol wants to find again."""
+    """What the record of a sandbox is made of: home, packages, its protocol's fields. Kept in the entry's `state`."""
 
     def __init__(self, protocol: str, home: StateHome, describe: Callable[[], dict[str, Any]]) -> None:
         self.protocol, self.home, self.describe = protocol, home, describe
@@ -46,7 +46,7 @@ class SavedSandbox:
 
 
 def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = False, lost: str = "") -> None:
-    """Write the record of a sandbox. `lost` says what cannot come back."""
+    """Write the record of a sandbox. `lost` says what will not be restored."""
     saved, state = entry.state.find(SavedSandbox), service.saved
     if saved is None or state is None:
         return
@@ -71,10 +71,10 @@ def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = Fa
 
 
 async def save_now(service: Service, entry: SandboxEntry, lost: str = "") -> None:
-    """The record and the files are on disk afterwards. If that fails, the former ones are."""
+    """Write the record and the files to disk. If that fails, the previous ones stay."""
     saved = entry.state.find(SavedSandbox)
     if saved is not None:
-        async with turn_of(entry):
+        async with saving_lock(entry):
             await in_thread(lambda: _save_files(service, entry, saved.home, lost))
 
 
@@ -87,11 +87,11 @@ def _save_files(service: Service, entry: SandboxEntry, home: StateHome, lost: st
         lost = unsaved if lost in ("", "nothing") else f"{lost} and {unsaved}"
     with on_error(lambda: setattr(home, "version", former)):
         save_sandbox(service, entry, is_durable=True, lost=lost)
-    home.drop_former_versions()
+    home.drop_previous_versions()
 
 
 async def save_packages(service: Service, entry: SandboxEntry) -> None:
-    """After an installation."""
+    """Copy newly installed packages to the state, and name the copy in the record."""
     saved, state = entry.state.find(SavedSandbox), service.saved
     if saved is not None and state is not None:
         source, before = entry.sandbox.packages_directory, saved.packages
@@ -101,7 +101,7 @@ async def save_packages(service: Service, entry: SandboxEntry) -> None:
 
 
 async def keep_new_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:
-    """From now on the sandbox has a record, until it is removed. It is removed at once if that cannot be written."""
+    """Keep a record of the sandbox until it is removed. If the record cannot be written, remove the sandbox."""
     keep_sandbox(service, entry, saved)
     async with on_error(lambda: service.sandboxes.remove(entry)):
         save_sandbox(service, entry)
@@ -125,7 +125,7 @@ def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> 
 
 
 async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) -> None:
-    """Bring back the sandboxes of the last server, and name those that cannot come back."""
+    """Restore the sandboxes of the previous server, and log those that cannot be restored."""
     state = service.saved
     assert state is not None
     homes, packages, images = set(), set(), set()
@@ -168,7 +168,7 @@ async def _restore(
         find_files = state.find_home(document["home"], document.get("files"))
         restore, metadata = restorers[str(document["protocol"])], dict(document["metadata"])
         if not isinstance(own, dict) or not math.isfinite(created + expires):
-            raise ValueError("a field has a value of the wrong kind")
+            raise ValueError("a field has the wrong type")
     except (KeyError, TypeError, ValueError) as error:
         raise _NotRestored(f"its record is damaged ({error!r})", is_damaged=True) from None
     if tenant is None:
@@ -185,7 +185,7 @@ async def _restore(
         home.is_kept = True
         async with on_error(lambda: in_thread(home.close)):
             made = await restore(service, tenant, own, home)
-            await _prepare(made.sandbox, document.get("network"), state, packages)
+            await _apply_changes(made.sandbox, document.get("network"), state, packages)
     except (SandboxError, HttpError) as error:  # a full disk, or an image or a volume that is not there at the moment
         raise _NotRestored(str(error), is_final=False) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -208,12 +208,12 @@ async def _restore(
         save_sandbox(service, entry)
     except SandboxError as error:
         _log.error("cannot write the record of sandbox %s, keeping the previous one: %s", entry.id, error)
-    await in_thread(home.drop_former_versions)
+    await in_thread(home.drop_previous_versions)
     return sessions.images()
 
 
-async def _prepare(sandbox: AsyncSandbox, network: Any, state: SavedState, packages: str | None) -> None:
-    """What was changed after the sandbox was made. If that fails, the sandbox is closed."""
+async def _apply_changes(sandbox: AsyncSandbox, network: Any, state: SavedState, packages: str | None) -> None:
+    """Apply the network and the packages that were changed after creation. Closes the sandbox if that fails."""
     async with on_error(sandbox.destroy):
         if network is not None:
             await sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def _load_sessions(state: SavedState, entry: SandboxEntry, document: dict[str, A
 
 
 async def save_all(service: Service) -> None:
-    """The server stops: everything is on disk when this returns."""
+    """Save everything to disk; called when the server stops."""
     state = service.saved
     assert state is not None
     await write_all(service.sandboxes.all())
@@ -262,7 +262,7 @@ async def save_all(service: Service) -> None:
 
 
 async def _save_at_stop(service: Service, entry: SandboxEntry) -> None:
-    """Programs are stopped first: the copy has their files as of one moment."""
+    """Save one sandbox. Its programs are paused first, so that the copy is of one moment."""
     lost = _describe_loss(entry)
     try:
         with suppress(SandboxError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Sessions of a sandbox over a restart of the server with `--state`: their variables are files below the state.
+"""Keeps sessions over a restart of a server with `--state`: their variables are files below the state.
 
 They are written when a sandbox is paused and when the server stops. The next server starts the interpreters again when
 a client first asks for one of them.
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 
 _log = logging.getLogger("warmcell.serve")
-#: Interpreters that write their variables at the same time.
+#: How many sandboxes write the variables of their sessions at the same time.
 _AT_ONCE = 4
 
-#: A session that runs now: the id that clients know, and what its protocol wants to find again.
+#: A running session: the id that clients know, the session, and the fields that its protocol saves.
 LiveSession = tuple[str, AsyncSession, dict[str, Any]]
 
 
 class SavedSessions:
-    """Of one sandbox. Each session is described by a dictionary in its record.
+    """The saved sessions of one sandbox. Each is described by a dictionary in the sandbox's record.
 
     `on_change` writes the record.
     """
 
     def __init__(self, state: SavedState, entry: SandboxEntry, on_change: Callable[[], object]) -> None:
         self._state, self._entry, self._on_change = state, entry, on_change
-        #: Those of the last server that have not been started again.
+        #: Sessions of the previous server that have not been restarted.
         self.waiting: list[dict[str, Any]] = []
-        #: Copies of sessions that exist in this server.
+        #: Copies of sessions that run in this server.
         self.copies: list[dict[str, Any]] = []
-        #: By id: why a session did not come back, or will not.
+        #: By id: why a session was not restored, or will not be.
         self.lost: dict[str, str] = {}
-        self._turn = asyncio.Lock()
+        self._restoring = asyncio.Lock()
         self.saving_files = asyncio.Lock()
         # Set by the protocol of the sandbox:
         self.list_live: Callable[[], Iterable[LiveSession]] = tuple
@@ -56,7 +56,7 @@ class SavedSessions:
         return {"sessions": [*self.waiting, *self.copies], "lost_sessions": self.lost}
 
     def load(self, document: dict[str, Any]) -> None:
-        """Take over what the last server wrote. Raises `TypeError` or `ValueError` for a damaged record."""
+        """Read what the previous server wrote. Raises `TypeError` or `ValueError` for a damaged record."""
         self.waiting = [dict(found) for found in document.get("sessions") or ()]
         self.lost = {str(key): str(value) for key, value in dict(document.get("lost_sessions") or {}).items()}
 
@@ -64,16 +64,16 @@ class SavedSessions:
         return {str(found.get("image")) for found in (*self.waiting, *self.copies)}
 
     async def write(self, seconds: float) -> None:
-        """Copy the sessions that run now. What cannot be copied within that time is named in `lost`."""
-        if self.copies:  # it is paused: nothing has changed since
+        """Save the running sessions. Those that are not saved within `seconds` are named in `lost`."""
+        if self.copies:  # the sandbox is paused: nothing has changed since
             return
         self.lost = {}
         room = max(1, self._entry.tenant.disk_mb) * MIB
-        latest = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for identity, session, own in self.list_live():
             try:
                 plain, image = await self._entry.sandbox.write_session(
-                    session, room, max(0.1, latest - time.monotonic())
+                    session, room, max(0.1, deadline - time.monotonic())
                 )
                 with closing(image):
                     room -= image.size
@@ -83,7 +83,7 @@ class SavedSessions:
                 self.lost[identity] = str(error)
 
     async def drop_copies(self) -> None:
-        """The sessions go on in this server: after a crash, copies of their variables would not match the files."""
+        """Remove the copies when the sessions continue: after a crash they would not match the files."""
         dropped, self.copies, self.lost = self.copies, [], {}
         if dropped:
             with on_error(lambda: setattr(self, "copies", dropped)):  # the record still names them
@@ -91,8 +91,8 @@ class SavedSessions:
             await in_thread(lambda: self._remove(dropped))
 
     async def restore(self) -> None:
-        """Start those of the last server again. Raises if the host is busy: the client tries again."""
-        async with self._turn:
+        """Restart the sessions of the previous server. Raises if the host is busy; the client may try again."""
+        async with self._restoring:
             while self.waiting:
                 found = self.waiting[0]
                 try:
@@ -121,7 +121,7 @@ class SavedSessions:
         _log.warning("session %s of sandbox %s does not come back: %s", identity, self._entry.id, self.lost[identity])
 
     def forget(self) -> None:
-        """The sandbox is removed. Call in a thread."""
+        """Remove all copies, because the sandbox is removed. Call in a thread."""
         if not self._state.is_closing:
             self._remove([*self.waiting, *self.copies])
 
@@ -133,14 +133,14 @@ class SavedSessions:
                 _log.warning("cannot remove the variables of a session: %s", error)
 
 
-def turn_of(entry: SandboxEntry) -> asyncio.Lock:
-    """Held while the files of the sandbox are saved, and while it is resumed."""
+def saving_lock(entry: SandboxEntry) -> asyncio.Lock:
+    """The lock that is held while the files of the sandbox are saved, and while it is resumed."""
     saved = sessions_of(entry)
     return asyncio.Lock() if saved is None else saved.saving_files
 
 
 def sessions_of(entry: SandboxEntry) -> SavedSessions | None:
-    """None without `--state`."""
+    """The saved sessions; None without `--state`."""
     return entry.state.find(SavedSessions)
 
 
@@ -150,14 +150,14 @@ async def restore_sessions(entry: SandboxEntry) -> None:
 
 
 def reason_of_loss(entry: SandboxEntry, session: str) -> str:
-    """For the message that there is no such session; empty if it did not exist."""
+    """The end of the message that a session was not found; empty if it never existed."""
     saved = sessions_of(entry)
     reason = None if saved is None else saved.lost.get(session)
     return "" if reason is None else f": it was lost when the server was restarted: {reason}"
 
 
 async def write_all(entries: Iterable[SandboxEntry]) -> None:
-    """The server stops. What takes too long is lost."""
+    """Save all sessions when the server stops. What takes too long is lost."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def write(saved: SavedSessions) -> None:

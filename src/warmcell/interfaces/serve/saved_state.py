@@ -1,16 +1,16 @@
-"""SavedState: what a server with `--state DIR` finds again when it starts.
+"""SavedState: what a server with `--state DIR` keeps for the next one.
 
     layout.json              the number of workers: the id of a sandbox names its worker; which key, if there is one
     worker-N/                one directory for each worker, held while it runs
         homes/NAME/          the files of a sandbox or snapshot, where they are used: nothing is copied at a stop
         packages/NAME/       packages that were installed in a sandbox
-        sessions/NAME        the variables of a session: the guest wrote them, and only a cage reads them
+        sessions/NAME        the variables of a session: written by the guest, and read in a cage only
         records/ID.json      a sandbox, from its creation until it is removed
         snapshots/ID.json    a snapshot
         volumes/             see `e2b/volumes.py`
 
-A record is replaced as a whole, by a draft `*.new` that is complete. It is synced, together with the files, where
-clients rely on it: after a pause, a snapshot and a stop. If it cannot be written, the former one stays.
+A record is replaced atomically by a complete draft, `*.new`. It is synced, together with the files, where
+clients rely on it: after a pause, a snapshot and a stop. If it cannot be written, the previous one stays.
 
 With a key, `homes/NAME` and `packages/NAME` are encrypted copies (`state_homes.py`), and the plain files are in
 temporary directories. Volumes are never encrypted.
@@ -59,7 +59,7 @@ _DRAFT = ".json.new"
 
 
 class SavedState:
-    """Of one worker. Belongs to the server's event loop; what takes long is called in a thread."""
+    """The saved state of one worker. Belongs to the server's event loop; slow methods are called in a thread."""
 
     def __init__(self, directory: str, worker: int, key: str | None = None) -> None:
         self._cipher, self._worker = StateCipher(key), f"worker-{worker}"
@@ -73,15 +73,15 @@ class SavedState:
         #: Set when the server stops: homes and records then stay.
         self.is_closing = False
         self._numbers = itertools.count(1)
-        #: By path: the number of the record that is there now.
+        #: By path: the number of the record that is stored there.
         self._newest: dict[str, int] = {}
         self._replacing = threading.Lock()
-        #: Whether a record cannot be read: what no other record names may belong to it, and is not removed.
+        #: Whether a record cannot be read. Files that no other record names may belong to it, and are not removed.
         self.has_unreadable = False
         self._remove_drafts()
 
     def _remove_drafts(self) -> None:
-        """A killed server was writing them."""
+        """Remove the drafts that a killed server left."""
         for kind in (SANDBOXES, SNAPSHOTS, VOLUMES):
             for entry in os.scandir(os.path.join(self.path, kind)):
                 if entry.name.endswith(_DRAFT) and not entry.is_dir(follow_symlinks=False):
@@ -92,7 +92,7 @@ class SavedState:
         return self._cipher.fingerprint is not None
 
     def make_home(self) -> StateHome:
-        """For the files of a sandbox."""
+        """Make a directory for the files of a sandbox."""
         name = secrets.token_hex(16)
         with explain_failure("make the directory of a sandbox"):
             if (sealed := self._seal_at("homes", name)) is not None:
@@ -102,7 +102,7 @@ class SavedState:
         return home
 
     def find_home(self, name: Any, version: Any) -> Callable[[], StateHome] | None:
-        """What brings the files of a sandbox back, in a thread; None if they are not there. Raises `SandboxError`."""
+        """A function that loads the files of a sandbox, to be called in a thread; None if there are none."""
         if not self._has("homes", name):
             return None
         sealed = self._seal_at("homes", name)
@@ -116,7 +116,7 @@ class SavedState:
         return home
 
     def keep_copy(self, directory: str) -> StateHome:
-        """An encrypted copy of these files, for a snapshot."""
+        """Make an encrypted copy of these files, for a snapshot."""
         name = secrets.token_hex(16)
         sealed = self._seal_at("homes", name)
         assert sealed is not None
@@ -137,13 +137,13 @@ class SavedState:
         return None if key is None else SealedFiles(os.path.join(self.path, kind, name), key)
 
     def next_number(self) -> int:
-        """For `put`. Taken before the document is made: a later document never has a smaller number."""
+        """The `number` for `put`. Take it before making the document: a later document never has a smaller number."""
         return next(self._numbers)
 
     def put(
         self, kind: str, identity: str, document: dict[str, Any], *, number: int = 0, is_durable: bool = False
     ) -> None:
-        """Of two calls at once, in two threads, the document of the later one stays."""
+        """Write a record. Of two concurrent calls, the document with the higher number stays."""
         number, path = number or self.next_number(), self._record(kind, identity)
         draft = f"{path.removesuffix('.json')}.{number}{_DRAFT}"
         with explain_failure(f"write to the {kind} of this server"):
@@ -175,7 +175,7 @@ class SavedState:
             os.unlink(path)
 
     def documents(self, kind: str) -> list[dict[str, Any]]:
-        """Every record, the oldest first. One that cannot be read is named and left alone."""
+        """Every record, the oldest first. One that cannot be read is logged and kept."""
         found = []
         directory = os.path.join(self.path, kind)
         for name in os.listdir(directory):
@@ -187,7 +187,7 @@ class SavedState:
                     document = parse_json(self._cipher.open(file.read(), place))
                 identity = document.get("id") if isinstance(document, dict) else None
                 if not is_name(identity) or f"{identity}.json" != name:
-                    raise ValueError("it is not the record of that id")
+                    raise ValueError("it has another id")
             except (OSError, ValueError, InvalidRequest) as error:
                 _log.error("cannot read %s in %s: %s", name, directory, error)
                 self.has_unreadable = True
@@ -196,7 +196,7 @@ class SavedState:
         return sorted(found, key=lambda document: str(document.get("created")))
 
     def keep_packages(self, source: str | None) -> str | None:
-        """A copy of installed packages; its name."""
+        """Copy installed packages to the state; return the copy's name."""
         if source is None:
             return None
         name = secrets.token_hex(16)
@@ -216,7 +216,7 @@ class SavedState:
         return is_name(name) and is_directory(os.path.join(self.path, kind, name))
 
     def load_packages(self, name: str) -> LoadedPackages:
-        """For the caller to close. Raises `SandboxError`. Call in a thread."""
+        """Load packages, for the caller to close. Raises `SandboxError`. Call in a thread."""
         sealed = self._seal_at("packages", name)
         if sealed is None:
             return LoadedPackages(os.path.join(self.path, "packages", name))
@@ -230,7 +230,7 @@ class SavedState:
             remove_directory(os.path.join(self.path, "packages", name))
 
     def keep_image(self, image: SessionImage) -> str:
-        """A file with the variables of a session; its name."""
+        """Write the variables of a session to a file; return its name."""
         name = secrets.token_hex(16)
         with (
             on_error(lambda: self.remove_image(name)),
@@ -243,7 +243,7 @@ class SavedState:
         return name
 
     def load_image(self, name: Any, max_bytes: int) -> SessionImage:
-        """For the caller to close. Raises `InvalidRequest`, `ValueError` or `OSError`."""
+        """Open saved variables, for the caller to close. Raises `InvalidRequest`, `ValueError` or `OSError`."""
         image = SessionImage(max_bytes)
         with on_error(image.close), open(open_regular(self._image(name), "state"), "rb") as file:
             for piece in self._cipher.read(file, self._place("sessions", name)):
@@ -255,7 +255,7 @@ class SavedState:
             os.unlink(self._image(name))
 
     def _place(self, kind: str, name: str) -> str:
-        """What an encrypted record or image is bound to."""
+        """The place that an encrypted record or image is bound to."""
         return f"{self._worker}/{kind}/{name}"
 
     def _image(self, name: Any) -> str:
@@ -264,7 +264,7 @@ class SavedState:
         return os.path.join(self.path, "sessions", name)
 
     def remove_unused(self, homes: set[str], packages: set[str], images: set[str]) -> None:
-        """What no record names: a killed server was making or removing it. A record that cannot be read may name it."""
+        """Remove what no record names, which a killed server left. Does nothing while a record cannot be read."""
         if self.has_unreadable:
             _log.error("unused files in %s stay until all records there can be read, or are removed", self.path)
             return
@@ -287,28 +287,28 @@ class SavedState:
 
 
 def remove_unused(entry: os.DirEntry[str]) -> None:
-    """A directory or a file of ours. Links and special files are not: what they lead to is left alone."""
+    """Remove a directory or a file. Links and special files are not ours, and stay."""
     try:
         if entry.is_dir(follow_symlinks=False):
             remove_directory(entry.path)
         elif entry.is_file(follow_symlinks=False):
             os.unlink(entry.path)
         else:
-            _log.warning("%s is neither a file nor a directory, and stays", entry.path)
+            _log.warning("not removing %s: neither a file nor a directory", entry.path)
     except OSError as error:
         _log.warning("cannot remove %s: %s", entry.path, error)
 
 
 @contextmanager
 def explain_failure(doing: str) -> Iterator[None]:
-    """Turns an error of the disk into one that clients may see: the host's fault, and without a path."""
+    """Turn a disk error into one that clients may see: the host's fault, and without a path."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise
         hint = "the operator must free space on the disk of `--state`; try again later"
-        raise ExecutionFailed(f"could not {doing}: {error.strerror}", hint=hint) from error
+        raise ExecutionFailed(f"cannot {doing}: {error.strerror}", hint=hint) from error
 
 
 def is_name(name: Any) -> bool:

@@ -89,7 +89,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """A sandbox takes a dozen descriptors. The usual soft limit protects `select`, which the server does not use."""
+    """Raise the soft limit: a sandbox takes a dozen descriptors. It protects `select`, which is not used here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -181,7 +181,7 @@ class _Layout(NamedTuple):
 
 
 def hold_state(directory: str, workers: int, key: str | None = None) -> HeldDirectory:
-    """For the whole server: one at a time, with the same number of workers and key. Raises `InvalidRequest`."""
+    """Hold the state for this server, with the same number of workers and key as before. Raises `InvalidRequest`."""
     fingerprint = StateCipher(key).fingerprint
     # With a key, version 1 encrypted records and variables, but not files.
     wanted = _Layout(1 if fingerprint is None else 2, workers, fingerprint)
@@ -218,7 +218,7 @@ def _check_layout(directory: str, written: _Layout, wanted: _Layout) -> None:
 
 
 def _check_temporary_place(directory: str) -> None:
-    """Files of running sandboxes are plain."""
+    """Refuse a temporary directory below the state: files of running sandboxes are not encrypted."""
     state, place = os.path.realpath(directory), os.path.realpath(default_temporary_directory())
     if os.path.commonpath((state, place)) == state:
         reason = f"the temporary directory {place!r} is in {directory!r}, where everything is encrypted"
@@ -226,7 +226,7 @@ def _check_temporary_place(directory: str) -> None:
 
 
 def _read_layout(directory: str, wanted: _Layout) -> _Layout:
-    """That of the servers that wrote the state; a new state gets this one."""
+    """Read the layout of the state; a new state gets `wanted`."""
     path = os.path.join(directory, "layout.json")
     if not os.path.lexists(path):
         draft = f"{path}.new"

@@ -12,7 +12,7 @@ from warmcell.core.types import MIB, EffectiveLimits, Limits
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import DEFAULT_POLICY
 
-#: The timeout of runs that set none, if the server allows as much.
+#: The timeout of runs that set none, unless the server's maximum is less.
 DEFAULT_TIMEOUT = 30.0
 MAXIMUM = Limits(memory_mb=4096, processes=1024, open_files=8192, disk_mb=2048, output_bytes=16 * MIB)
 

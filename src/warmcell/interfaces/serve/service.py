@@ -39,12 +39,12 @@ from warmcell.workspace.private_directory import PrivateDirectory
 
 _log = logging.getLogger("warmcell.serve")
 
-#: A tenant's id, the hash of its token, and a scope; None for what a secret of a sandbox allows.
+#: A tenant's id, the hash of its token, and a scope; None stands for the secret of a sandbox.
 Right = tuple[str, str, str | None]
 
 
 class RunPlace(TypedDict):
-    """What a request names of this host: arguments of `run_slot` and `make_sandbox`."""
+    """The GPUs and the image that a request names: arguments of `run_slot` and `make_sandbox`."""
 
     gpus: Gpus | None
     image: ImageChoice | None
@@ -54,7 +54,7 @@ LOCAL_TENANT = Tenant("local", "local", "0" * 64, scopes=SCOPES, rate=0, connect
 
 
 class Service:
-    """Belongs to the server's event loop. `aclose` ends everything that runs."""
+    """The state of one server. Belongs to its event loop. `aclose` ends everything that runs."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Service:
         self._closing: asyncio.Task[None] | None = None
         #: By backend: runs in progress. A reload replaces the backend; the old one closes with its last run.
         self._running: dict[ProcessBackend, int] = {}
-        #: What the next server finds again, with `--state`.
+        #: What the next server restores, with `--state`.
         self.saved = None if settings.state is None else SavedState(settings.state, worker or 0, settings.state_key)
         self.sandboxes = SandboxRegistry("" if worker is None else worker_suffix(worker), make_quota(SANDBOXES))
         self.snapshots, self.sockets = make_quota(SNAPSHOTS), make_quota(SOCKETS)
@@ -125,12 +125,12 @@ class Service:
         return find_tenant(self._tenants, token or "")
 
     def find_tenant_by_id(self, identity: str) -> Tenant | None:
-        """For what was saved; None if its token was revoked."""
+        """The tenant of a saved object; None if its token was revoked."""
         known = (self._local_tenant,) if self.settings.is_open or self.settings.tokens is None else self._tenants
         return next((tenant for tenant in (*known, *self._tenants) if tenant.id == identity), None)
 
     def make_home(self) -> Home:
-        """A directory for the files of a sandbox or a snapshot."""
+        """Make a directory for the files of a sandbox or a snapshot."""
         return PrivateDirectory("work") if self.saved is None else self.saved.make_home()
 
     def apply_limits(self, request: ExecRequest) -> ExecRequest:
@@ -147,7 +147,7 @@ class Service:
         return [name for own in found for name in (own, *find_language(own).aliases)]
 
     def search_path(self) -> str:
-        """PATH without directories of guests, for programs of ours in their sandboxes."""
+        """PATH without directories of guests, for our own programs in sandboxes."""
         return ":".join(host_tools(self._config).path)
 
     @property
@@ -185,7 +185,7 @@ class Service:
         return made
 
     async def find_place(self, tenant: Tenant, gpus: object, image: str | None, user: str | None) -> RunPlace:
-        """The devices and the image that a request names. Raises if the token, the policy or the store has no such."""
+        """Find the devices and the image that a request names. Raises if it may not use them or they do not exist."""
         return {"gpus": check_access(tenant, gpus, self.policy), "image": await self.images.find(image, user)}
 
     def check_policy(self, entry: SandboxEntry) -> None:
@@ -246,7 +246,7 @@ class Service:
 
     @asynccontextmanager
     async def _queue_slot(self, tenant: Tenant, patience: float) -> AsyncIterator[None]:
-        """A slot of the queue, with events about the time in it."""
+        """Wait for a slot of the queue, and emit events about the wait."""
         subject, is_waiting = secrets.token_hex(8), True
         if events.listeners:
             events.emit("queue.entered", subject, {})
@@ -261,7 +261,7 @@ class Service:
                 events.emit("queue.left", subject, {})
 
     def _share(self, tenant: Tenant) -> int:
-        """Slots that the tenant may hold: where there are several tenants, one always leaves some to the others."""
+        """Slots that the tenant may hold: with several tenants, some are always left to the others."""
         slots = self._config.most_at_once
         most = slots if self.settings.tokens is None else max(1, slots - max(1, slots // 8))
         return max(1, min(tenant.runs, most))
@@ -285,7 +285,7 @@ class Service:
         _log.warning("reloaded")
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """It is cancelled when the service closes."""
+        """Run it as a task that is cancelled when the service closes."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -315,8 +315,9 @@ class Service:
         return tenant is not None and set(scopes) <= set(tenant.scopes)
 
     async def end_revoked(self) -> None:
-        """End the requests of revoked tokens, and remove their sandboxes: those have secrets that would still work.
-        The same for what needs a scope that a token has lost.
+        """End the requests of revoked tokens, and remove their sandboxes, whose secrets would still work.
+
+        So for requests and sandboxes that need a scope that their token has lost.
         """
         if self.settings.is_open:
             return
@@ -362,11 +363,11 @@ class Service:
         await backend.aclose()
 
     def _take_others(self) -> list[ProcessBackend]:
-        """The backends for GPUs and images, for the caller to close."""
+        """Remove the backends for GPUs and images, for the caller to close."""
         return [*self.gpus.take_backends(), *self.images.take_backends()]
 
     def _make_backend(self) -> ProcessBackend:
-        """Without GPUs: a request has those that it names."""
+        """Make a backend without GPUs: requests that name some use another one."""
         return ProcessBackend.with_sandbox(self._config, policy=replace(server_policy(self.policy), gpus=None))
 
     def _read_policy(self) -> SandboxPolicy | None:

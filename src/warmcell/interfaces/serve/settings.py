@@ -15,11 +15,11 @@ MIN_TOKEN_LENGTH = 16
 MAX_WORKERS = 256
 #: After `drain_timeout`: for the responses of runs that were ended then.
 LAST_RESPONSE_SECONDS = 5.0
-#: After that: for removing sandboxes. Then the process exits, and the cages end with it.
+#: After that: for removing sandboxes. Then the process exits, which ends the cages.
 CLEANUP_SECONDS = 10.0
 #: With `--state`, before that: for the variables of sessions.
 SAVE_SECONDS = 30.0
-#: With a key too: for the files, which are copied. What is not saved by then is as it was saved before.
+#: With a key too: for the files, which are copied. What is not copied by then keeps its previous copy.
 SAVE_FILES_SECONDS = 300.0
 
 
@@ -60,12 +60,12 @@ class Settings:
     metrics_by_tenant: bool = False
     log_level: str = "warning"
     log_format: str = "text"
-    #: A directory for what the next server finds again; None: nothing outlasts this one.
+    #: A directory for what the next server restores; None: nothing outlasts this one.
     state: str | None = None
     #: 64 hexadecimal digits that encrypt everything in it but volumes, which need `plain_volumes` then.
     state_key: str | None = None
     plain_volumes: bool = False
-    #: How many sandboxes the one tenant without `tokens` may have at a time. Tokens of a file have their own number.
+    #: Concurrent sandboxes of the one tenant without `tokens`. In a token file each token has its own limit.
     sandboxes: int = 32
     #: The address of a Ray cluster on whose nodes everything runs, as in `ray.init`; None: on this host.
     ray: str | None = None

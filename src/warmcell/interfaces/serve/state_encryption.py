@@ -1,4 +1,4 @@
-"""StateCipher: encrypts what a server keeps below `--state`: records, which have secrets, variables of sessions, files.
+"""StateCipher: encrypts records (which have secrets), variables of sessions and files below `--state`.
 
 Each piece is bound to the place where it is stored: one that was moved, cut or changed cannot be read.
 """
@@ -26,11 +26,11 @@ class StateCipher:
     def __init__(self, key: str | None) -> None:
         self._secret = secret = None if key is None else parse_key(key)
         self._cipher = None if secret is None else make_cipher(derive_key(secret, _CONTENT))
-        #: Says which key it is without telling anything else about it.
+        #: Identifies the key and reveals nothing else about it.
         self.fingerprint = None if secret is None else derive_key(secret, _CHECK).hex()[:32]
 
     def derive_for(self, place: str) -> bytes | None:
-        """The key of the files that are stored in that place; None if nothing is encrypted."""
+        """The key for files stored at this place; None if nothing is encrypted."""
         return None if self._secret is None else derive_key(self._secret, _FILES + place.encode())
 
     def seal(self, data: bytes, place: str) -> bytes:
@@ -40,7 +40,7 @@ class StateCipher:
         return nonce + bytes(self._cipher.encrypt(nonce, data, place.encode()))
 
     def open(self, stored: bytes, place: str) -> bytes:
-        """Raises `ValueError` unless this is what `seal` was given for that place."""
+        """Decrypt what `seal` made for this place. Raises `ValueError` for anything else."""
         if self._cipher is None:
             return stored
         from cryptography.exceptions import InvalidTag
@@ -51,7 +51,7 @@ class StateCipher:
             raise ValueError("it was changed, or encrypted with another key") from None
 
     def write(self, file: IO[bytes], pieces: Iterable[bytes], place: str) -> None:
-        """Pieces of at most `PIECE` bytes, and an empty one as the end."""
+        """Write pieces of at most `PIECE` bytes, and an empty one as the end."""
         number = 0
         for number, piece in enumerate(pieces, 1):  # the number of the last one is used
             self._write_piece(file, piece, f"{place}/{number}")
@@ -62,7 +62,7 @@ class StateCipher:
         file.write(len(sealed).to_bytes(_LENGTH_BYTES, "big") + sealed)
 
     def read(self, file: IO[bytes], place: str) -> Iterator[bytes]:
-        """What `write` was given. Raises `ValueError` if it is damaged."""
+        """Yield the pieces that `write` was given. Raises `ValueError` if they are damaged."""
         number = 0
         while True:
             number += 1
@@ -80,7 +80,7 @@ class StateCipher:
 
 
 def read_key(path: str | None) -> str | None:
-    """From a file, else from the variable WARMCELL_STATE_KEY; None if there is neither."""
+    """Read the key from a file, else from the variable WARMCELL_STATE_KEY; None if there is neither."""
     if path is None:
         return os.environ.get(KEY_VARIABLE) or None
     try:

@@ -20,26 +20,26 @@ from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots.archive import SnapshotArchive
 
 _log = logging.getLogger("warmcell.serve")
-#: On what a guest chooses: names are kept in memory while its files are saved.
+#: Bounds what a guest controls: names are in memory while its files are saved.
 LIMITS = TreeLimits(entries=500_000, total_bytes=1 << 40, path_bytes=128 * MIB, seconds=300.0)
 #: Directories that are saved or loaded at the same time.
-_turns = threading.BoundedSemaphore(4)
+_slots = threading.BoundedSemaphore(4)
 
 
 class SealedFiles:
-    """The files of a directory, encrypted, below `path`, which `save` makes. Blocking: call in a thread.
+    """An encrypted copy of a directory's files, below `path`, which `save` makes. Blocking: call in a thread.
 
-    Each is a small chunk store (`workspaces/snapshots/archive.py`) whose key is derived from its place: what was moved
-    there from another one cannot be read. `save` adds a version. The record that names it, which is encrypted too, is
-    written after that, and former versions are removed last: a kill at any point leaves the former version or the new.
+    Each is a small chunk store (`workspaces/snapshots/archive.py`) whose key is derived from its place, so a moved one
+    cannot be read. `save` adds a version. The record that names it, also encrypted, is written after that, and previous
+    versions are removed last: a kill at any point leaves the previous version or the new one.
     """
 
     def __init__(self, path: str, key: bytes) -> None:
         self.path, self._key = path, key
 
     def save(self, directory: str) -> SnapshotId:
-        """A new version with the files of that directory: its id, which lists what could not be saved."""
-        with _turns:
+        """Save the directory as a new version; return its id, which lists the files that could not be saved."""
+        with _slots:
             archive = SnapshotArchive(self.path, key=self._key)
             try:
                 return archive.take(directory, None, {}, LIMITS).id
@@ -49,20 +49,20 @@ class SealedFiles:
                 raise
 
     def load(self, target: Root, version: str | None = None) -> None:
-        """Write a version into an empty directory; None: the only one. Raises `SandboxError`, also for damage."""
+        """Write a version (None: the only one) into an empty directory. Raises `SandboxError`, also for damage."""
         if not os.path.isdir(self.path):
             raise SnapshotNotFound("its saved files are missing")
-        with _turns:
+        with _slots:
             archive = SnapshotArchive(self.path, key=self._key)
             archive.restore(_find_only(archive) if version is None else version, target, is_durable=False)
 
     def keep_only(self, version: str) -> None:
-        """Remove the other versions. If that fails, the next call does it."""
+        """Remove the other versions. A failure is logged; the next call tries again."""
         try:
-            with _turns:
+            with _slots:
                 SnapshotArchive(self.path, key=self._key).keep_only(version)
         except (SandboxError, OSError) as error:
-            _log.warning("cannot remove former versions in %s: %s", self.path, error)
+            _log.warning("cannot remove previous versions in %s: %s", self.path, error)
 
     def remove(self) -> None:
         remove_directory(self.path)
@@ -76,7 +76,7 @@ def _find_only(archive: SnapshotArchive) -> str:
 
 
 class State(Protocol):
-    """What homes need to know of the `SavedState` that they are in."""
+    """What a home needs of its `SavedState`."""
 
     path: str
     is_closing: bool
@@ -85,13 +85,13 @@ class State(Protocol):
 class StateHome:
     """A directory below the state. `close` removes it, unless the server is stopping or `is_kept` is set.
 
-    `is_kept`: its sandbox is being restored. If that fails, the files stay for the next server.
+    `is_kept` is set while its sandbox is restored: if that fails, the files stay for the next server.
     """
 
     def __init__(self, state: State, name: str) -> None:
         self._state, self.name, self.is_kept = state, name, False
         self.path = os.path.join(state.path, "homes", name)
-        #: Of encrypted files: what the record of the sandbox names, and what could not be saved.
+        #: With encryption: the version that the sandbox's record names, and the files that could not be saved.
         self.version: str | None = None
         self.skipped: tuple[str, ...] = ()
 
@@ -100,10 +100,10 @@ class StateHome:
         return not self._state.is_closing and not self.is_kept
 
     def save(self) -> None:
-        """Plain files are where they belong already."""
+        """Does nothing: plain files are in their place already."""
 
-    def drop_former_versions(self) -> None:
-        """After the record that names the version is on disk."""
+    def drop_previous_versions(self) -> None:
+        """Called when the record that names the present version is on disk."""
 
     def copy_to(self, target: Root) -> None:
         with Root(self.path) as source:
@@ -115,10 +115,7 @@ class StateHome:
 
 
 class EncryptedHome(StateHome):
-    """`path` is a temporary directory with the plain files, as long as the sandbox is in this server.
-
-    What is below the state is written by `save`.
-    """
+    """A home with plain files in a temporary directory, `path`. `save` writes an encrypted copy below the state."""
 
     def __init__(self, state: State, name: str, sealed: SealedFiles) -> None:
         super().__init__(state, name)
@@ -134,7 +131,7 @@ class EncryptedHome(StateHome):
         made = self._sealed.save(self.path)
         self.version, self.skipped = str(made), made.skipped
 
-    def drop_former_versions(self) -> None:
+    def drop_previous_versions(self) -> None:
         if self.version is not None:
             self._sealed.keep_only(self.version)
 
@@ -147,7 +144,7 @@ class EncryptedHome(StateHome):
 
 
 class EncryptedSnapshot(StateHome):
-    """Files that no sandbox uses: there is no plain copy of them."""
+    """The files of a snapshot. No sandbox uses them, so there is no plain copy."""
 
     def __init__(self, state: State, name: str, sealed: SealedFiles) -> None:
         super().__init__(state, name)

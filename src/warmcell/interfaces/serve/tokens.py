@@ -21,8 +21,7 @@ from warmcell.policy.codec import RecordSchema, from_file, to_json
 #: enforce. `metrics`: figures about the whole server. `operate`: the audit, and ending the work of any tenant.
 #: `gpu`: the GPUs that the policy allows.
 SCOPES = ("run", "sandbox", "install", "doctor", "metrics", "operate", "gpu")
-#: `metrics` and `operate` concern all tenants, and with `gpu` guests reach a driver in the kernel, so a token has these
-#: only if they were asked for.
+#: Not by default: `metrics` and `operate` concern all tenants, and with `gpu` guests reach a driver in the kernel.
 DEFAULT_SCOPES = ("run", "sandbox", "install", "doctor")
 _HASH_CHARACTERS = frozenset("0123456789abcdef")
 _MAXIMA = {
@@ -126,10 +125,7 @@ def remove_token(path: str, name_or_id: str) -> Tenant:
 
 @contextmanager
 def _edit(path: str) -> Iterator[list[Tenant]]:
-    """Yield the list and write it back atomically: a server that reads meanwhile sees the old file or the new one.
-
-    The file is written as JSON, and its suffix says so to its readers.
-    """
+    """Yield the list and write it back atomically, as JSON: a server that reads meanwhile sees the old or new file."""
     if os.path.splitext(path)[1].lower() != ".json":
         raise InvalidRequest(f"cannot write {path!r}: token files are JSON", field="tokens", hint="name it .json")
     try:

@@ -32,22 +32,22 @@ COLUMNS = (
     *("requests", "runs", "cpu_seconds", "memory_gib_seconds", "wall_seconds"),
     *("egress_sent_bytes", "egress_received_bytes"),
 )
-#: Figures are written to the file at most so often.
+#: The figures are written to the file at this interval.
 FLUSH_SECONDS = 2.0
-#: What was stored is forgotten so long after its last measurement: its server was killed.
+#: Stored bytes that were not measured for so long are not counted: their server was killed.
 STORED_SECONDS = 90.0
 _KEY = ("tenant", "sandbox")
 _NOTHING = (0.0,) * len(COLUMNS)
 _log = logging.getLogger("warmcell.serve")
 _BUSY_SECONDS = 10
-#: How often stored bytes are measured: at most, and without a request for the figures.
+#: Stored bytes are measured at most this often; and at least this often, without a request for the figures.
 MIN_SECONDS, MEASURE_SECONDS = 2.0, 20.0
 #: More files than this are not counted: a guest must not keep the server busy.
 _LIMITS = TreeLimits(entries=200_000, seconds=60.0)
 
 
 class UsageLedger:
-    """Sums the events of requests, runs, processes, cells and connections, and keeps the bytes stored.
+    """Adds up the usage in events of requests, runs, processes, cells and connections, and keeps the bytes stored.
 
     Several processes may share one file. Listens until `close`.
 
@@ -70,7 +70,7 @@ class UsageLedger:
         self._stop = listen(self._add_event)
 
     def _open(self, path: str) -> sqlite3.Connection:
-        """Retries while another process opens it: SQLite does not wait for a change of the journal mode."""
+        """Open the file. Retries while another process opens it: SQLite does not wait to change the journal mode."""
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
@@ -133,7 +133,7 @@ class UsageLedger:
                 raise
 
     def set_stored(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """The bytes that the sandboxes of this process store, by tenant and sandbox."""
+        """Set the bytes that the sandboxes of this process store, by tenant and sandbox."""
         now = time.time()
         with self._file_lock, self._database:
             gone = [(tenant, sandbox) for tenant, sandbox in self._stored if (tenant, sandbox) not in sizes]
@@ -200,7 +200,7 @@ def _figures(name: str, fields: Mapping[str, Any]) -> tuple[float, ...] | None:
 
 
 async def measure_regularly(sandboxes: SandboxRegistry, ledger: UsageLedger) -> None:
-    """Stored bytes; also after each request for the figures, so that the next one is up to date."""
+    """Measure stored bytes; also after each request for the figures, so that the next one is up to date."""
     while True:
         try:
             await measure(sandboxes.all(), ledger)
@@ -214,7 +214,7 @@ async def measure_regularly(sandboxes: SandboxRegistry, ledger: UsageLedger) -> 
 
 
 async def measure(entries: list[SandboxEntry], ledger: UsageLedger) -> None:
-    """Sandboxes that are not among the entries no longer store anything."""
+    """Measure these sandboxes once. All others no longer store anything."""
     found = {}
     for entry in entries:
         with suppress(SandboxError):  # it was destroyed meanwhile
@@ -224,7 +224,7 @@ async def measure(entries: list[SandboxEntry], ledger: UsageLedger) -> None:
 
 
 def directory_bytes(path: str) -> int:
-    """Allocated bytes. A guest may change the tree meanwhile: no link is followed, and what is too deep is left out."""
+    """Allocated bytes. A guest may change the tree meanwhile: links are not followed, too deep levels are skipped."""
     size = 0
     with suppress(SandboxError), closing(Root(path)) as root:  # the sandbox has ended, or has more than the limits
         for found in walk(root, limits=_LIMITS):

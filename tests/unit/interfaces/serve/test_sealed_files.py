@@ -160,7 +160,7 @@ def test_former_versions_stay_until_they_are_dropped(state: SavedState) -> None:
     home.save()
     latest, home.version = home.version, former
     assert load(state, home) == "one"
-    home.drop_former_versions()  # as the next server does: no record names the other one
+    home.drop_previous_versions()  # as the next server does: no record names the other one
     assert load(state, home) == "one"
     assert sum(path.stat().st_size for path in sealed_at(state, home).rglob("*")) < 1 << 20
     home.version = latest

@@ -132,7 +132,7 @@ class ClusterFront:
         self.nodes.on_change = self._resize
 
     def _define(self, suffix: str) -> Definition:
-        """The server of a node."""
+        """Describe the server of a node."""
         return Definition(replace(self._settings, ray=None), self._rules, self._config, suffix)
 
     def _resize(self) -> None:
@@ -236,7 +236,7 @@ class ClusterFront:
         return self.nodes.choose(needs_of(b""))
 
     async def _answer_by_load(self, request: Request, place: Place, send: Any) -> None:
-        """A run or a new sandbox. If its node is lost before it has answered, it is repeated elsewhere."""
+        """Answer a run or a new sandbox. If its node is lost before it answers, repeat it elsewhere."""
         tenant = self._find_tenant(find_token(request))
         if tenant is None:
             raise token_required()
@@ -292,7 +292,7 @@ class ClusterFront:
 
 
 def add_nodes(response: Response, nodes: Sequence[Node], waiting: int) -> Response:
-    """To the merged `/metrics` or `/v1/activity`."""
+    """Add the nodes to the merged `/metrics` or `/v1/activity`."""
     if response.media_type != "application/json":
         return Response(bytes(response.body).decode() + _metrics(nodes, waiting), headers=METRICS_HEADERS)
     activity: dict[str, Any] = json.loads(bytes(response.body))

@@ -27,7 +27,7 @@ ELSEWHERE = "x-warmcell-sandboxes-elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the front has read from its files: those are not on the nodes."""
+    """The tokens and the policy, which the front reads from its files: nodes do not have those."""
 
     tenants: tuple[Tenant, ...]
     policy: SandboxPolicy | None
@@ -44,7 +44,7 @@ class Definition:
 
 
 class ClusterQuota(TenantQuota):
-    """The sandboxes of this node and, by the last count of the front, of the others."""
+    """Counts the sandboxes of this node and, from the last count of the front, those of other nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ClusterQuota(TenantQuota):
         return super().count(tenant_id) + self.elsewhere[tenant_id]
 
     def by_tenant(self) -> Counter[str]:
-        """Those of this node."""
+        """The sandboxes of this node, by tenant."""
         return +self._used
 
 
@@ -88,7 +88,7 @@ class NodeServer(SocketServer):
         super().__init__(service, [Middleware(_ElsewhereCounts, service=service)], RelayedProtocol)
 
     async def count_sandboxes(self) -> Counter[str]:
-        """By tenant."""
+        """The sandboxes of this node, by tenant."""
         return self._service.quota.by_tenant()
 
     async def use(self, rules: Rules) -> None:
@@ -100,7 +100,7 @@ class NodeServer(SocketServer):
 
 
 class _ElsewhereCounts:
-    """Notes how many sandboxes a tenant has on other nodes before one more is made here."""
+    """Records the tenant's number of sandboxes on other nodes, before another one is made here."""
 
     def __init__(self, app: Any, service: NodeServerService) -> None:
         self._app, self._service = app, service

@@ -28,7 +28,7 @@ _MOST_LOST = 4096
 
 
 class NodePeer(Peer):
-    """The server on one node. `running` and `sandboxes` are for placement: what this front has there."""
+    """The server on one node. `running` and `sandboxes` count what this front has there, for placement."""
 
     def __init__(self, link: NodeLink, path: str) -> None:
         super().__init__(f"node {link.info.id[:12]}", path)
@@ -93,7 +93,7 @@ class ClusterNodes:
         return peer
 
     async def count_sandboxes(self) -> dict[NodePeer, Counter[str]]:
-        """By node and tenant, with those that are being made."""
+        """Count sandboxes by node and tenant, including those that are being made."""
         peers = self.ready
         counts = await self._ask_each(peers, "count_sandboxes")
         found: dict[NodePeer, Counter[str]] = {}
@@ -105,7 +105,7 @@ class ClusterNodes:
         return found
 
     async def describe(self) -> list[Node]:
-        """Every node of the cluster, also those that do not serve, with what this front has there."""
+        """Every node of the cluster, even if it does not serve, with what this front has there."""
         work = {peer.info.id: peer.active_requests for peer in self.ready}
         nodes = await portal.call_async(self.backend.describe_nodes)
         return [
@@ -120,7 +120,7 @@ class ClusterNodes:
         await self._ask_each(self.ready, "drain")
 
     async def _ask_each(self, peers: list[NodePeer], method: str, *values: object) -> list[object]:
-        """The answers, in order; a lost node's is its error."""
+        """Call a method on all peers; return the answers in order. The answer of a lost node is its error."""
 
         async def ask() -> list[object]:
             calls = [peer.link.call("ask_server", FRONT, method, *values) for peer in peers]
@@ -135,13 +135,13 @@ class ClusterNodes:
     # ---- joining and leaving ----
 
     async def watch(self) -> None:
-        """Follows the cluster until it is cancelled."""
+        """Follow the changes of the cluster until cancelled."""
         while True:
             self._refresh()
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def wait_for_first(self) -> None:
-        """Raises what keeps every node from serving."""
+        """Wait until a node serves. Raises the reason if no node can."""
         while not self.ready:
             self._refresh()
             opening = list(self._opening.values())

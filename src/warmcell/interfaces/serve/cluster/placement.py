@@ -92,7 +92,7 @@ def classify(
 
 
 def needs_of(body: bytes, *, is_sandbox: bool = False) -> Needs:
-    """What a run or a sandbox needs of its node. The node reports what is wrong with the body."""
+    """What a run or a sandbox needs of its node. Errors in the body are ignored here; the node reports them."""
     try:
         asked: Any = None if has_many_values(body) else json.loads(body)
         has_gpus = asked.get("gpus") is not None

@@ -17,7 +17,7 @@ from warmcell.interfaces.serve.e2b.guest_files import GuestFiles
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
-from warmcell.interfaces.serve.saved_sessions import sessions_of, turn_of
+from warmcell.interfaces.serve.saved_sessions import saving_lock, sessions_of
 from warmcell.interfaces.serve.service import Service
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.policy.places import USER_HOME
@@ -33,24 +33,24 @@ _IMAGE_PATH = "/usr/local/bin:/usr/bin:/bin"
 PAUSE_SECONDS = 20.0
 #: Before a pause, for writing the variables of contexts. Others are kept in memory only.
 WRITE_SECONDS = 30.0
-#: How long a start may hold its slot: a guest can make its agent answer late, or never.
+#: How long a start may hold its slot at most: a guest can delay its agent's answer without end.
 _STARTING_SECONDS = 0.1
-#: How long a program that has started keeps its slot: short ones end within it.
+#: How long a program keeps its slot after its start: short programs end in this time.
 _HELD_SECONDS = 0.01
-#: How long a new sandbox keeps its slot without a first program.
+#: How long a new sandbox keeps its slot while no program has started in it.
 _FIRST_SECONDS = 0.01
-#: By processor: new sandboxes that wait for their first program.
+#: New sandboxes per processor that may wait for their first program.
 _NEW_AT_ONCE = 2
 _MOST_WAITING, _PATIENCE = 1 << 16, 60.0
 
 
 class Starts:
-    """Programs start and sandboxes are handed out a few at a time, in the order of the requests.
+    """Starts programs and hands out sandboxes a few at a time, in the order of the requests.
 
     Fifty programs that start at once and share the processors all end last; one after another, half of them end in half
     the time, and the last no later. The first program of a new sandbox comes before the sandboxes of others. Tenants
     take turns: each has one slot per processor for programs and two for new sandboxes; one of each is left to others.
-    One, in `service.state`. Belongs to the server's event loop.
+    There is one, in `service.state`. Belongs to the server's event loop.
     """
 
     def __init__(self) -> None:
@@ -67,20 +67,20 @@ class Starts:
         return QueueSlot(lambda: self._programs.release(tenant_id), _STARTING_SECONDS)
 
     async def new_sandbox(self, tenant_id: str) -> QueueSlot:
-        """The slot of a new sandbox, to be ended when its first program has started."""
+        """Wait for the slot of a new sandbox; end it when the first program has started."""
         await self._sandboxes.acquire_async(_PATIENCE, tenant_id, _NEW_AT_ONCE * self._share)
         return QueueSlot(lambda: self._sandboxes.release(tenant_id), _FIRST_SECONDS)
 
 
 class QueueSlot:
-    """Ends by itself after some time, or with `end`, which may be called twice."""
+    """A slot that ends by itself after some time, or with `end`, which may be called twice."""
 
     def __init__(self, leave: Callable[[], None], seconds: float) -> None:
         self._leave: Callable[[], None] | None = leave
         self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
 
     def end_soon(self) -> None:
-        """The program has started: keep the slot only for a moment longer."""
+        """Keep the slot only a moment longer, because the program has started."""
         self._timer.cancel()
         if self._leave is not None:
             self._timer = asyncio.get_running_loop().call_later(_HELD_SECONDS, self.end)
@@ -109,7 +109,7 @@ class Command:
 
 
 class Box:
-    """Kept in the `state` of its `SandboxEntry`."""
+    """The state of E2B's protocol for one sandbox, in the `state` of its `SandboxEntry`."""
 
     def __init__(self, entry: SandboxEntry, asked: Any, service: Service, image: ImageChoice | None = None) -> None:
         #: The image of its template, and where commands start.
@@ -130,10 +130,10 @@ class Box:
         self.is_paused = False
         #: Called when it is resumed for the first time.
         self.on_first_resume: Callable[[], object] = lambda: None
-        #: Of the template's build that it was made of; empty without one.
+        #: The id of the template's build that it was made of; empty without one.
         self.build_id = ""
         self.files = GuestFiles(entry, service.search_path if image is None else lambda: _IMAGE_PATH)
-        #: By pid: those that run.
+        #: The running commands by pid.
         self.commands: dict[int, Command] = {}
         self.watchers: dict[str, Any] = {}
 
@@ -149,7 +149,7 @@ class Box:
         return "v1_" + b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
 
     async def pause(self) -> None:
-        """Stop everything that runs but the file service; its memory is kept.
+        """Stop everything but the file service; memory is kept.
 
         With `--state`, variables of contexts are written too.
         """
@@ -166,8 +166,8 @@ class Box:
             raise
 
     async def resume(self) -> None:
-        """Not while its files are saved."""
-        async with turn_of(self.entry):
+        """Resume the sandbox. Waits while its files are saved."""
+        async with saving_lock(self.entry):
             await self._resume()
 
     async def _resume(self) -> None:
@@ -186,7 +186,7 @@ class Box:
             raise HttpError(504, "cannot pause or resume the sandbox: timed out") from None
 
     def describe(self) -> dict[str, Any]:
-        """For the next server."""
+        """The fields that the next server restores."""
         plain = {"asked": self.asked.model_dump(), "token": self.token, "traffic_token": self.traffic_token}
         plain["build"] = self.build_id
         return {**plain, "is_paused": self.is_paused, "is_kept_after_expiry": self.auto_pause or self.is_paused}
@@ -195,7 +195,7 @@ class Box:
         return {"processes": len(self.running_commands())}
 
     def add_command(self, command: Command) -> None:
-        """Keep it until it ends, whether or not a client follows it."""
+        """Keep the command until it ends, whether or not a client follows it."""
         loop, pid = asyncio.get_running_loop(), command.process.pid
 
         def forget() -> None:

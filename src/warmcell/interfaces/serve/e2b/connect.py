@@ -51,7 +51,7 @@ _CODES = {
 
 
 class RpcError(Exception):
-    """An error answer, with a code of the protocol."""
+    """An error response with a code of the protocol."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def rpc_refusal(error: RpcError) -> Response:
 
 
 def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
-    """Everything that a client sent on its stream: one message, for `StreamInput` many. Linear in the size of the body.
+    """Parse all messages of a client's stream: one, or many for `StreamInput`. Linear in the size of the body.
 
     Raises `RpcError` for more than `MAX_MESSAGES` envelopes.
     """
@@ -119,7 +119,7 @@ class LastMessages(list[Mapping[str, Any]]):
 
 
 class MessageStream(Response):
-    """Always a 200; the last envelope has the error, if any. `starting` yields batches of messages."""
+    """A stream of messages: always status 200, with an error in the last envelope. `starting` yields batches."""
 
     media_type = CONNECT
 
@@ -129,7 +129,7 @@ class MessageStream(Response):
         self._starting = starting
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Watches for a disconnect only if the answer takes longer than most."""
+        """Send the stream. Watches for a disconnect only if the answer takes longer than most."""
         loop, watching = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 
         async def end_without_client() -> None:
@@ -148,7 +148,7 @@ class MessageStream(Response):
                 task.cancel()
 
     async def _send(self, send: Any, owner: str) -> None:
-        """Sends the head together with the first batch."""
+        """Send the head together with the first batch, then the others."""
         turns = StreamTurns.of_this_loop()
         last: dict[str, Any] = {}
         data, has_head = b"", False

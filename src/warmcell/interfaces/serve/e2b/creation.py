@@ -1,4 +1,4 @@
-"""Making a sandbox of E2B's API: what a client may ask for, and the steps to it, also in the next server."""
+"""Make a sandbox for E2B's API, and restore it in the next server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from warmcell.interfaces.serve.e2b.template_builder import (
     run_start_command,
 )
 from warmcell.interfaces.serve.e2b.template_records import Build
-from warmcell.interfaces.serve.e2b.volumes import find_room, release_volumes, use_volumes, volumes_of
+from warmcell.interfaces.serve.e2b.volumes import release_volumes, remaining_space, use_volumes, volumes_of
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, check_metadata
@@ -86,14 +86,14 @@ class Create(BaseModel):
 
     @property
     def first_network(self) -> Network | None:
-        """What the sandbox begins with, until `update_network`; None for all that the policy allows."""
+        """The initial network, until `update_network`; None for all that the policy allows."""
         if self.allow_internet_access is not False:
             return self.network
         return (self.network or Network()).model_copy(update={"allow_internet_access": False})
 
 
 async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSandbox:
-    """A spare, or a new one."""
+    """Take a spare sandbox, or make one."""
     parse_seconds(body.timeout, tenant)
     check_metadata(body.metadata or {})
     service.sandboxes.check_room(tenant)
@@ -115,7 +115,7 @@ async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSan
 
 
 async def find_named_image(service: Service, body: Create) -> ImageChoice | None:
-    """The image that the metadata names, as its USER or as root. Raises `ImageNotFound`, or 400 beside a template."""
+    """Find the image that the metadata names, as its USER or root. Raises `ImageNotFound`, or 400 with a template."""
     name = (body.metadata or {}).get(IMAGE_KEY)
     if name is None:
         return None
@@ -129,7 +129,7 @@ async def find_named_image(service: Service, body: Create) -> ImageChoice | None
 async def _make_from_template(
     service: Service, tenant: Tenant, body: Create, build: Build, image: Image
 ) -> PreparedSandbox:
-    """A sandbox in the image of a template, whose start command runs."""
+    """Make a sandbox in the image of a template, and run its start command."""
     with service.sandboxes.reserve(tenant):
         home = await copy_template_home(service, tenant, build)
     prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
@@ -149,7 +149,7 @@ async def make_prepared(
         env = dict(check_env(body.envVars or {}, "envVars"))
         asked = [(mount.name, mount.path) for mount in body.volumeMounts or ()]
         volumes = volumes_of(service).find_mounts(tenant, asked)
-        room = await find_room(tenant, [volume for volume, _ in volumes], is_new=is_new)
+        room = await remaining_space(tenant, [volume for volume, _ in volumes], is_new=is_new)
     options: dict[str, Any] = {"mounts": [mount for _, mount in volumes], "image": image, "disk_mb": room}
     prepared = PreparedSandbox(service, tenant, home, env, is_offline=body.is_offline(service), **options)
     prepared.volumes = [volume for volume, _ in volumes]
@@ -220,7 +220,7 @@ async def narrow_sandbox(sandbox: AsyncSandbox, service: Service, network: Netwo
 
 
 async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any], home: StateHome) -> RestoredSandbox:
-    """A sandbox of the last server: its request, its secrets, and whether it is paused."""
+    """Restore a sandbox of the previous server from its request, its secrets, and whether it was paused."""
     body, build = Create.model_validate(own["asked"]), None
     image: ImageChoice | None
     if build_id := own.get("build"):
@@ -246,7 +246,7 @@ async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any],
 
 
 async def _start_again(entry: SandboxEntry, build: Build) -> None:
-    """Run the template's start command. The sandbox stays without it, for its files."""
+    """Run the template's start command again. If that fails, the sandbox stays, for its files."""
     try:
         await run_start_command(entry.sandbox, build)
     except SandboxError as error:

@@ -54,7 +54,7 @@ Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any] | None]]
 
 
 class NoSandbox(Exception):
-    """It was killed, is paused, never existed, or the secret is wrong: a client cannot tell which."""
+    """The sandbox was killed, is paused, never existed, or the secret is wrong: a client cannot tell which."""
 
     def __init__(self, identity: str) -> None:
         super().__init__(identity)
@@ -62,7 +62,7 @@ class NoSandbox(Exception):
 
 
 async def box_for(request: Request, *, takes_traffic_token: bool = False) -> Box:
-    """The sandbox that the headers name, if the request has its token."""
+    """Find the sandbox that the headers name. Raises `NoSandbox` if the request does not have its token."""
     identity = request.headers.get("e2b-sandbox-id", "")[:200]
     box = find_box(get_service(request).sandboxes.find_any(identity))
     if box is None or not (
@@ -74,7 +74,7 @@ async def box_for(request: Request, *, takes_traffic_token: bool = False) -> Box
 
 
 def owner_of(request: Request) -> Tenant | None:
-    """The tenant that a request with one of the sandbox's secrets counts for."""
+    """The tenant to charge for a request with one of the sandbox's secrets."""
     box = find_box(get_service(request).sandboxes.find_any(request.headers.get("e2b-sandbox-id", "")[:200]))
     if box is None and "signature" in request.query_params:
         box = _signed_box(request, "read" if request.method == "GET" else "write")
@@ -98,7 +98,7 @@ async def wake(box: Box) -> Box:
 
 
 async def _box_for_user(request: Request) -> Box:
-    """All names of users stand for the only user of a sandbox; unknown ones are refused."""
+    """Find the sandbox. Each known user name means its only user; others are refused."""
     box = await box_for(request)
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     name = (request.query_params.get("username") or "") if request.scope["query_string"] else ""
@@ -166,7 +166,7 @@ async def _write(box: Box, parts: list[tuple[str, bytes]], metadata: dict[str, s
 
 
 async def _parts(request: Request, path: str, packed: bytes) -> list[tuple[str, bytes]]:
-    """The names and contents of the files in a body. Decompressed bytes count as bytes of the request too."""
+    """Read the names and contents of the files in a body. Decompressed bytes count as request bytes too."""
     body = packed
     if request.headers.get("content-encoding", "").lower() == "gzip":
         body = await in_thread(lambda: _decompress(packed))
@@ -191,7 +191,7 @@ async def _parts(request: Request, path: str, packed: bytes) -> list[tuple[str, 
 
 
 def _decompress(body: bytes) -> bytes:
-    """Raises 413 if a file would be larger than `MAX_FILE`."""
+    """Decompress gzip. Raises 413 if the file would be larger than `MAX_FILE`."""
     decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         data = decompressor.decompress(body, MAX_FILE + 1)
@@ -203,7 +203,7 @@ def _decompress(body: bytes) -> bytes:
 
 
 async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
-    """The sandbox by its token, or by a URL that was signed with it, which does not name the sandbox."""
+    """Find the sandbox by its token, or by a URL that was signed with it, which does not name the sandbox."""
     path, signature = request.query_params.get("path", ""), request.query_params.get("signature")
     if signature is None or request.headers.get("x-access-token"):
         return await _box_for_user(request), path
@@ -217,7 +217,7 @@ async def _file_box(request: Request, operation: str) -> tuple[Box, str]:
 
 
 def _signed_box(request: Request, operation: str) -> Box | None:
-    """Tries all sandboxes, so that timing reveals nothing. User and expiration contain no colon: see `Box.sign`."""
+    """Try all sandboxes, so that timing reveals nothing. User and expiration contain no colon: see `Box.sign`."""
     asked, found = request.query_params, None
     path, user, expiration = asked.get("path", ""), asked.get("username") or "", asked.get("signature_expiration")
     presented = asked.get("signature", "").encode("ascii", "replace").decode()
@@ -249,7 +249,7 @@ def missing_sandbox(identity: str, reason: str = "") -> Response:
 
 
 def with_refusals(handler: Handler, render: Callable[[Any], Response]) -> Any:
-    """Renders errors. The SDKs recognise a missing sandbox by exactly this 502."""
+    """Make an endpoint that renders errors. The SDKs recognise a missing sandbox by exactly this 502."""
 
     async def endpoint(request: Request, tenant: Tenant) -> Response | None:
         try:

@@ -18,36 +18,36 @@ LOOK_SECONDS = 0.15
 KEEPALIVE_LOOKS = 150
 MAX_WATCHERS = 16
 MAX_ENTRIES = 100_000
-#: Of one page; the file service sends 1,000. A forged one of 2 MiB has 690,000, which take seconds to convert.
+#: Entries of one page; the file service sends 1,000. A forged page of 2 MiB has 690,000, which take seconds to convert.
 MAX_PAGE = 2000
 #: A path has at most 4096 characters, and each level takes two.
 MAX_DEPTH = 2048
-#: Of one answer to a client, whose pages a guest controls.
+#: Bounds one answer to a client, whose pages a guest controls.
 MAX_BYTES, MAX_EVENTS = 32 << 20, 10_000
 
 
-async def stat(box: Box, asked: dict[str, Any]) -> Message:
-    return {"entry": entry((await box.files.ask("stat", path=_path(asked)))["entry"])}
+async def stat(box: Box, fields: dict[str, Any]) -> Message:
+    return {"entry": entry((await box.files.ask("stat", path=_path(fields)))["entry"])}
 
 
-async def make_dir(box: Box, asked: dict[str, Any]) -> Message:
-    return {"entry": entry((await box.files.ask("mkdir", path=_path(asked)))["entry"])}
+async def make_dir(box: Box, fields: dict[str, Any]) -> Message:
+    return {"entry": entry((await box.files.ask("mkdir", path=_path(fields)))["entry"])}
 
 
-async def move(box: Box, asked: dict[str, Any]) -> Message:
-    moved = await box.files.ask("move", source=_path(asked, "source"), destination=_path(asked, "destination"))
+async def move(box: Box, fields: dict[str, Any]) -> Message:
+    moved = await box.files.ask("move", source=_path(fields, "source"), destination=_path(fields, "destination"))
     return {"entry": entry(moved["entry"])}
 
 
-async def remove(box: Box, asked: dict[str, Any]) -> None:
-    await box.files.ask("remove", path=_path(asked))
+async def remove(box: Box, fields: dict[str, Any]) -> None:
+    await box.files.ask("remove", path=_path(fields))
 
 
-async def list_dir(box: Box, asked: dict[str, Any]) -> Message:
+async def list_dir(box: Box, fields: dict[str, Any]) -> Message:
     found: list[dict[str, Any]] = []
-    depth, offset, size = min(MAX_DEPTH, max(1, int(asked.get("depth") or 1))), 0, 0
+    depth, offset, size = min(MAX_DEPTH, max(1, int(fields.get("depth") or 1))), 0, 0
     while True:
-        page = await box.files.ask("list", path=_path(asked), depth=depth, offset=offset)
+        page = await box.files.ask("list", path=_path(fields), depth=depth, offset=offset)
         found += [entry(item) for item in _rows(page, "entries")]
         size += len(repr(page))
         if max(offset, len(found)) > MAX_ENTRIES or size > MAX_BYTES:
@@ -75,9 +75,9 @@ def entry(found: dict[str, Any]) -> dict[str, Any]:
 class Watcher:
     """Polls the file service, which collects the events of inotify in order."""
 
-    def __init__(self, box: Box, asked: dict[str, Any]) -> None:
-        self._box, self.path, self.id = box, _path(asked), secrets.token_hex(8)
-        self._is_recursive, self._with_entry = asked.get("recursive") is True, asked.get("includeEntry") is True
+    def __init__(self, box: Box, fields: dict[str, Any]) -> None:
+        self._box, self.path, self.id = box, _path(fields), secrets.token_hex(8)
+        self._is_recursive, self._with_entry = fields.get("recursive") is True, fields.get("includeEntry") is True
 
     async def start(self) -> None:
         if len(self._box.watchers) >= MAX_WATCHERS:
@@ -88,14 +88,14 @@ class Watcher:
         except BaseException as error:
             del self._box.watchers[self.id]
             if not isinstance(error, FileError):
-                self._box.files.free_later("unwatch", watcher=self.id)  # it may have begun
+                self._box.files.release_later("unwatch", watcher=self.id)  # it may have begun
                 raise
             if error.errno == "ENOTDIR":
                 await self._box.files.ask("stat", path=self.path)  # raises not_found if it does not exist
             raise RpcError(error.code, error.message) from None
 
     async def take(self) -> list[dict[str, Any]]:
-        """The events since the last call. After `MAX_EVENTS` the rest waits for the next one."""
+        """The events since the last call. After about `MAX_EVENTS`, the rest is left for the next call."""
         found: list[dict[str, Any]] = []
         has_more, size = True, 0
         while has_more and len(found) < MAX_EVENTS and size < MAX_BYTES:
@@ -110,14 +110,14 @@ class Watcher:
         return found
 
     def end(self) -> None:
-        """Without waiting for the guest, which may be stopped."""
+        """End the watch, without waiting for the guest, which may be stopped."""
         self._box.watchers.pop(self.id, None)
         if not self._box.is_paused:
-            self._box.files.free_later("unwatch", watcher=self.id)
+            self._box.files.release_later("unwatch", watcher=self.id)
 
 
-async def watch_dir(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
-    watcher = Watcher(box, asked)
+async def watch_dir(box: Box, fields: dict[str, Any]) -> AsyncIterator[list[Message]]:
+    watcher = Watcher(box, fields)
     await watcher.start()
     return _poll(watcher)
 
@@ -137,29 +137,29 @@ async def _poll(watcher: Watcher) -> AsyncIterator[list[Message]]:
         watcher.end()
 
 
-async def create_watcher(box: Box, asked: dict[str, Any]) -> Message:
-    watcher = Watcher(box, asked)
+async def create_watcher(box: Box, fields: dict[str, Any]) -> Message:
+    watcher = Watcher(box, fields)
     await watcher.start()
     return {"watcherId": watcher.id}
 
 
-async def watcher_events(box: Box, asked: dict[str, Any]) -> Message:
-    return {"events": await _watcher(box, asked).take()}
+async def watcher_events(box: Box, fields: dict[str, Any]) -> Message:
+    return {"events": await _watcher(box, fields).take()}
 
 
-async def remove_watcher(box: Box, asked: dict[str, Any]) -> None:
-    _watcher(box, asked).end()
+async def remove_watcher(box: Box, fields: dict[str, Any]) -> None:
+    _watcher(box, fields).end()
 
 
-def _watcher(box: Box, asked: dict[str, Any]) -> Watcher:
-    found: Watcher | None = box.watchers.get(str(asked.get("watcherId")))
+def _watcher(box: Box, fields: dict[str, Any]) -> Watcher:
+    found: Watcher | None = box.watchers.get(str(fields.get("watcherId")))
     if found is None:
         raise RpcError("not_found", "watcher not found")
     return found
 
 
-def _path(asked: dict[str, Any], name: str = "path") -> str:
-    found = asked.get(name)
+def _path(fields: dict[str, Any], name: str = "path") -> str:
+    found = fields.get(name)
     if not isinstance(found, str) or "\0" in found:
         raise RpcError("invalid_argument", f"{name} is required")
     return found

@@ -22,7 +22,7 @@ from warmcell.sandbox.processes import AsyncProcess
 
 CHUNK = 192 * 1024
 MAX_LINE = 2 << 20
-#: How long a request may take, its wait for earlier ones included. A file service that is later than that is killed.
+#: How long a request may take, including its wait for earlier ones. A slower file service is killed.
 FILE_SECONDS = 30.0
 _EXITED = "the file service exited"
 _CODES = {
@@ -55,9 +55,8 @@ class PendingRequest(NamedTuple):
 class FileService:
     """The client of one file service process.
 
-    Each answer carries the id of its request. A caller may be cancelled at any moment: its request stays pending until
-    its answer arrives, which is then dropped. A guest controls what the service writes: anything but the answer to a
-    pending request ends it.
+    Each answer has the id of its request. When a caller is cancelled, its request stays pending, and its answer is
+    dropped. A guest controls what the service writes: anything but the answer to a pending request ends the service.
     """
 
     def __init__(self, process: AsyncProcess) -> None:
@@ -102,7 +101,7 @@ class FileService:
             self.end()
 
     async def _accept_lines(self, events: AsyncIterator[OutputEvent]) -> None:
-        """Returns at the first line that is not an answer. Looks at each byte once."""
+        """Accept answers; return at the first line that is not one. Looks at each byte once."""
         line = bytearray()
         async for event in events:
             if event.stream != "stdout":
@@ -154,7 +153,7 @@ def _service_source() -> str:
 
 
 class GuestFiles:
-    """Starts the file service when it is first needed. One request at a time; a guest that kills or forges the service
+    """Starts the file service when it is first needed. One request at a time. A guest that kills or forges the service
     harms only its own sandbox.
     """
 
@@ -167,7 +166,7 @@ class GuestFiles:
 
     @property
     def pids(self) -> list[int]:
-        """The file service's, as the guest sees it, while it runs. Watchers ask it also while the sandbox is paused."""
+        """The file service's pid in the guest, while it runs. It is not paused: watchers use it meanwhile."""
         return [self._service.pid] if self._service is not None and self._service.is_running else []
 
     async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -198,9 +197,9 @@ class GuestFiles:
             service.end()
 
     async def chunks(self, path: str) -> AsyncIterator[bytes]:
-        """The content of one version of the file: the service keeps it open in between."""
+        """Yield the content of one version of the file: the service keeps it open between requests."""
         offset, token, has_more = 0, secrets.token_hex(8), True
-        with on_error(lambda: self.free_later("discard", token=token)):
+        with on_error(lambda: self.release_later("discard", token=token)):
             while has_more:
                 answer = await self.ask("read", path=path, offset=offset, token=token)
                 chunk, has_more = b64decode(answer["data"]), answer["more"] is True
@@ -210,20 +209,20 @@ class GuestFiles:
     async def write(self, path: str, data: bytes, metadata: dict[str, str]) -> dict[str, Any]:
         """Replace the file when all of `data` has arrived in the guest."""
         token = secrets.token_hex(8)
-        with on_error(lambda: self.free_later("discard", token=token)):
+        with on_error(lambda: self.release_later("discard", token=token)):
             for offset in range(0, len(data) or 1, CHUNK):
                 chunk = b64encode(data[offset : offset + CHUNK]).decode()
                 await self.ask("write", path=path, offset=offset, data=chunk, token=token)
             return (await self.ask("finish", token=token, metadata=metadata))["entry"]  # type: ignore[no-any-return]
 
-    def free_later(self, op: str, **fields: Any) -> None:
+    def release_later(self, op: str, **fields: Any) -> None:
         """Send a request that frees something, without waiting: the caller may have been cancelled."""
 
-        async def free() -> None:
+        async def release() -> None:
             with suppress(RpcError, SandboxError):  # the service has ended, and its open files with it
                 await self.ask(op, **fields)
 
         if self._service is not None and self._service.is_running:
-            task = asyncio.ensure_future(free())
+            task = asyncio.ensure_future(release())
             self._freeing.add(task)
             task.add_done_callback(self._freeing.discard)

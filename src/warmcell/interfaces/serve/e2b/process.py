@@ -16,9 +16,9 @@ from warmcell.interfaces.serve.sandbox_registry import write_to_process
 from warmcell.sandbox.processes import AsyncProcess, PtySize
 
 KEEPALIVE_SECONDS = 30.0
-#: A client that goes leaves at most this much unread stdin in the server's memory.
+#: A client that disconnects leaves at most this much unread stdin in the server's memory.
 _INPUT_CHUNK = 64 * 1024
-#: What `List` returns is kept while the program runs: for all programs of a sandbox together, and the longest tag.
+#: What `List` returns is kept while a program runs: the limit for all programs of a sandbox, and the longest tag.
 _MAX_CONFIG_BYTES, _MAX_TAG = 8 << 20, 1000
 _WORD_OVERHEAD = 64
 #: Starts a program in a directory outside of the home, which only the guest can resolve.
@@ -27,8 +27,8 @@ _SIGNALS = {2: "interrupt", 9: "killed", 11: "segmentation fault", 15: "terminat
 Message = Mapping[str, Any]
 
 
-async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> AsyncIterator[list[Message]]:
-    config, tag = _read_config(_object(asked, "process")), asked.get("tag")
+async def start(box: Box, fields: dict[str, Any], seconds: float | None) -> AsyncIterator[list[Message]]:
+    config, tag = _read_config(_object(fields, "process")), fields.get("tag")
     tag = None if tag is None else str(tag)
     if tag is not None and len(tag) > _MAX_TAG:
         raise RpcError("invalid_argument", f"tag: has more than {_MAX_TAG} characters")
@@ -36,13 +36,13 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
     cwd = await _directory(box, config.get("cwd") or box.directory)
     if cwd != HOME and not cwd.startswith(f"{HOME}/"):
         argv, cwd = ["/bin/sh", "-c", _CD_AND_EXEC, "sh", cwd, *argv], HOME
-    size = (asked.get("pty") or {}).get("size") if isinstance(asked.get("pty"), dict) else None
+    size = (fields.get("pty") or {}).get("size") if isinstance(fields.get("pty"), dict) else None
     slot = await box.starts.run_slot(box.entry.tenant_id)
 
     def spawn() -> Awaitable[AsyncProcess]:
         _check_room(box, config)
-        pty = None if asked.get("pty") is None else _pty_size(size)
-        stdin = asked.get("stdin", True) is not False
+        pty = None if fields.get("pty") is None else _pty_size(size)
+        stdin = fields.get("stdin", True) is not False
         env = config.get("envs") or {}
         return box.entry.sandbox.spawn(argv, cwd=cwd, env=env, pty=pty, stdin=stdin, timeout=seconds)
 
@@ -52,17 +52,17 @@ async def start(box: Box, asked: dict[str, Any], seconds: float | None) -> Async
     finally:
         box.on_first_start()
     slot.end_soon()
-    command = Command(config, tag, process, bool(asked.get("pty")))
+    command = Command(config, tag, process, bool(fields.get("pty")))
     box.add_command(command)
     return _events(command, slot.end)
 
 
-def _read_config(asked: dict[str, Any]) -> dict[str, Any]:
-    """What starts, in strings. It is kept for `List`, so without other fields and values, which may have any size."""
-    config: dict[str, Any] = {"cmd": _text(asked, "cmd"), "args": [str(word) for word in asked.get("args") or []]}
-    if "envs" in asked:
-        config["envs"] = {str(key): str(value) for key, value in (asked["envs"] or {}).items()}
-    return config | ({"cwd": str(asked["cwd"] or "")} if "cwd" in asked else {})
+def _read_config(fields: dict[str, Any]) -> dict[str, Any]:
+    """Read the command line as strings. It is kept for `List`, so unknown fields, of any size, are left out."""
+    config: dict[str, Any] = {"cmd": _text(fields, "cmd"), "args": [str(word) for word in fields.get("args") or []]}
+    if "envs" in fields:
+        config["envs"] = {str(key): str(value) for key, value in (fields["envs"] or {}).items()}
+    return config | ({"cwd": str(fields["cwd"] or "")} if "cwd" in fields else {})
 
 
 def _check_room(box: Box, config: dict[str, Any]) -> None:
@@ -77,12 +77,12 @@ def _size_of(config: dict[str, Any]) -> int:
     return sum(_WORD_OVERHEAD + len(word) for word in words)
 
 
-async def attach(box: Box, asked: dict[str, Any]) -> AsyncIterator[list[Message]]:
-    return _events(_find_command(box, asked))
+async def attach(box: Box, fields: dict[str, Any]) -> AsyncIterator[list[Message]]:
+    return _events(_find_command(box, fields))
 
 
 async def _events(command: Command, on_end: Callable[[], None] = lambda: None) -> AsyncIterator[list[Message]]:
-    """Each item is everything that arrived since the last one."""
+    """Yield messages in batches: everything that arrived since the last batch."""
     process = command.process
     with process.local.follow() as follower:
         yield [{"event": {"start": {"pid": process.pid}}}]
@@ -117,22 +117,22 @@ def _end(process: AsyncProcess) -> dict[str, Any]:
     return end | ({"error": status} if result.exit_code else {})
 
 
-async def list_commands(box: Box, asked: dict[str, Any]) -> Message:
+async def list_commands(box: Box, fields: dict[str, Any]) -> Message:
     rows = [(command, {"tag": command.tag} if command.tag else {}) for command in box.running_commands()]
     return {"processes": [{"config": command.config, "pid": command.process.pid, **tag} for command, tag in rows]}
 
 
-async def update(box: Box, asked: dict[str, Any]) -> None:
-    process = _find_command(box, asked).process
-    size = _pty_size((asked.get("pty") or {}).get("size"))
+async def update(box: Box, fields: dict[str, Any]) -> None:
+    process = _find_command(box, fields).process
+    size = _pty_size((fields.get("pty") or {}).get("size"))
     await process.resize(size.cols, size.rows)
 
 
-async def send_input(box: Box, asked: dict[str, Any]) -> None:
-    command = _find_command(box, asked)
-    fields = _object(asked, "input")
+async def send_input(box: Box, fields: dict[str, Any]) -> None:
+    command = _find_command(box, fields)
+    sent = _object(fields, "input")
     try:
-        data = b64decode(str(fields.get("stdin") or fields.get("pty") or ""))
+        data = b64decode(str(sent.get("stdin") or sent.get("pty") or ""))
     except ValueError:
         raise RpcError("invalid_argument", "the input is not base64") from None
     async with command.input_turn:
@@ -151,22 +151,22 @@ async def stream_input(box: Box, messages: list[dict[str, Any]]) -> Message:
     return {}
 
 
-async def send_signal(box: Box, asked: dict[str, Any]) -> None:
-    process = _find_command(box, asked).process
-    if asked.get("signal") in ("SIGNAL_SIGKILL", 9):
+async def send_signal(box: Box, fields: dict[str, Any]) -> None:
+    process = _find_command(box, fields).process
+    if fields.get("signal") in ("SIGNAL_SIGKILL", 9):
         await process.kill()
-    elif asked.get("signal") in ("SIGNAL_SIGTERM", 15):
+    elif fields.get("signal") in ("SIGNAL_SIGTERM", 15):
         await process.signal(15)
     else:
         raise RpcError("invalid_argument", "unknown signal: use SIGNAL_SIGKILL or SIGNAL_SIGTERM")
 
 
-async def close_stdin(box: Box, asked: dict[str, Any]) -> None:
-    await _find_command(box, asked).process.close_stdin()
+async def close_stdin(box: Box, fields: dict[str, Any]) -> None:
+    await _find_command(box, fields).process.close_stdin()
 
 
-def _find_command(box: Box, asked: dict[str, Any]) -> Command:
-    wanted = _object(asked, "process")
+def _find_command(box: Box, fields: dict[str, Any]) -> Command:
+    wanted = _object(fields, "process")
     for command in box.running_commands():
         if wanted.get("pid") == command.process.pid or (command.tag and wanted.get("tag") == command.tag):
             return command
@@ -191,15 +191,15 @@ def _pty_size(size: Any) -> PtySize:
     return PtySize(int(size.get("cols") or 80), int(size.get("rows") or 24))
 
 
-def _object(asked: dict[str, Any], name: str) -> dict[str, Any]:
-    found = asked.get(name)
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    found = fields.get(name)
     if not isinstance(found, dict):
         raise RpcError("invalid_argument", f"{name} is required")
     return found
 
 
-def _text(asked: dict[str, Any], name: str) -> str:
-    found = asked.get(name)
+def _text(fields: dict[str, Any], name: str) -> str:
+    found = fields.get(name)
     if not isinstance(found, str) or not found:
         raise RpcError("invalid_argument", f"{name} is required")
     return found

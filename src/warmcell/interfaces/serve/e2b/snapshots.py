@@ -24,7 +24,7 @@ PREFIX = "snapshot-"
 
 
 class Snapshot:
-    """One copy. `source` is the id of the sandbox that it was taken from."""
+    """A copy of a home. `source` is the id of the sandbox that it was taken from."""
 
     def __init__(self, identity: str, tenant_id: str, source: str, names: list[str], home: Home) -> None:
         self.id, self.tenant_id, self.source, self.names, self.home = identity, tenant_id, source, names, home
@@ -43,7 +43,7 @@ class Snapshots:
         service.on_revoked.append(self._keep_only)
 
     def load(self) -> None:
-        """Find those of the last server again."""
+        """Restore the snapshots of the previous server."""
         state = self._service.saved
         for document in [] if state is None else state.documents(SNAPSHOTS):
             home = None if state is None else state.find_copy(document.get("home"))
@@ -89,7 +89,7 @@ class Snapshots:
         return [snapshot for snapshot in self._all.values() if snapshot.tenant_id == tenant.id]
 
     def find(self, tenant: Tenant, name: str) -> Snapshot | None:
-        """By id or name, without the default tag."""
+        """Find a snapshot by id or name, without the default tag."""
         plain = name.removesuffix(":default")
         return next((item for item in self.of(tenant) if plain == item.id or plain in item.names), None)
 
@@ -114,7 +114,7 @@ def snapshots_of(service: Service) -> Snapshots:
 
 
 async def copy_home(service: Service, home: str | Home, tenant: Tenant, *, is_saved: bool = True) -> Home:
-    """A new directory with the same files, within the tenant's disk quota. `is_saved`: as long as the state lasts."""
+    """Copy a home, within the tenant's disk quota. With `is_saved` the copy lasts as long as the state."""
 
     def copy() -> Home:
         made = service.make_home() if is_saved else PrivateDirectory("work")

@@ -1,6 +1,6 @@
 """Spares: sandboxes made ahead, with running cages, so that clients do not wait for them.
 
-They are unused and belong to no tenant. Requests without special options get them, and new ones are made when some were
+They are unused and belong to no tenant. Requests without special options get them, and new ones are made when some are
 taken; an idle server has none. They also keep alive the zygote that such sandboxes are forked from.
 """
 
@@ -29,25 +29,25 @@ from warmcell.pool.supply import Item, Supply
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.workspace.mount_points import MountPoint
 
-#: Some clients expect the second one; they would make it themselves, but a guest cannot make directories at `/`. All
-#: sandboxes have the same places and so are forks of one zygote.
+#: Some clients expect the second one; a guest cannot make directories at `/`, so they could not make it themselves. All
+#: sandboxes have the same mount points, so they are forks of one zygote.
 PLACES = (HOME, WORKSPACE_DIR)
 ENVIRONMENT = {"HOME": HOME, "USER": "user", "LOGNAME": "user", "E2B_SANDBOX": "true"}
 
-#: Memory and descriptors that one takes at most.
+#: The most memory and descriptors that one spare takes.
 _KB, _DESCRIPTORS = 8 << 10, 16
-#: All of them may take this fraction of either: one in `_SHARE`.
+#: All spares together may take one part in `_SHARE` of the free memory and descriptors.
 _SHARE = 8
-#: Each is checked for activity while it waits, which takes a ten-thousandth of a processor.
+#: The most spares. Each is checked for activity while it waits, which takes a ten-thousandth of a processor.
 _MOST = 64
-#: None is made while sandboxes are requested or start programs: it would slow down their first commands.
+#: No spare is made while sandboxes are requested or start programs: it would slow down their first commands.
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 0.5
-#: How long an unneeded one is kept.
+#: How long an unneeded spare is kept.
 _IDLE_SECONDS = 10.0
 
 
 class PreparedSandbox:
-    """A sandbox and its home."""
+    """A sandbox and its home, not yet handed to a client."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class PreparedSandbox:
     ) -> None:
         """In an image, the rest of its root is the image's own. `disk_mb`: what it may write, if less than usual."""
         self.home, self.image = home, image
-        #: Of events of its cage: known when it is handed out.
+        #: Annotations of its cage's events, set when it is handed out.
         self.annotations: dict[str, Any] = {}
-        #: Those that are mounted; counted while it exists.
+        #: The mounted volumes, which are counted as mounted while it exists.
         self.volumes: list[Volume] = []
-        #: Of a template.
+        #: The id of the build of its template; empty without one.
         self.build_id = ""
         homes = [MountPoint(home.path, place, writable=True) for place in (PLACES if image is None else (HOME,))]
         limits = None if disk_mb is None else Limits(disk_mb=disk_mb)
@@ -85,18 +85,18 @@ class PreparedSandbox:
 
 
 class Spares(Supply[int | None, PreparedSandbox]):
-    """One, in `service.state`. Belongs to the server's event loop. By the tenant's disk limit.
+    """Spares by disk limit. There is one, in `service.state`. Belongs to the server's event loop.
 
     It keeps as many as were missing when they were requested, and fewer again when some are not needed.
     """
 
     def __init__(self, service: Service) -> None:
         self._service, self._policy = service, service.policy
-        most = most_spares(service.settings.spares, service.settings.workers)
+        most = max_spares(service.settings.spares, service.settings.workers)
         super().__init__(0, most, most)
-        #: By disk limit, the tenant that asked last.
+        #: By disk limit: the tenant that asked last.
         self._tenants: dict[int | None, Tenant] = {}
-        #: To be destroyed. `aclose` finishes what a cancelled task left.
+        #: Spares to be destroyed. `aclose` finishes what a cancelled task left.
         self._ending: list[PreparedSandbox] = []
         self._last_asked = self._next_lowering = 0.0
         self._has_made = False
@@ -108,7 +108,7 @@ class Spares(Supply[int | None, PreparedSandbox]):
         return target + 1
 
     def lower_targets(self, now: float) -> None:
-        """Halve the number of those that were not needed since the last time, down to one."""
+        """Halve the number of spares that were not needed since the last call, down to one."""
         if now < self._next_lowering:
             return
         self._next_lowering = now + _IDLE_SECONDS
@@ -118,7 +118,7 @@ class Spares(Supply[int | None, PreparedSandbox]):
             demand.target = max(least, demand.target - (unneeded + 1) // 2)
 
     def take(self, tenant: Tenant) -> PreparedSandbox | None:
-        """One with this tenant's limits, or None. Starts to make others in its place."""
+        """Take a spare with this tenant's limits, or None. Starts to make another in its place."""
         if self._service.policy != self._policy:
             self._policy = self._service.policy
             self._ending += self.clear()
@@ -133,7 +133,7 @@ class Spares(Supply[int | None, PreparedSandbox]):
             self._keeping = asyncio.ensure_future(self._keep_spares())
 
     async def _keep_spares(self) -> None:
-        """Make what is wanted, one after another, and destroy what is not. Look again if there may be too many."""
+        """Make missing spares, one after another, and destroy unneeded ones. Repeats while there may be too many."""
         loop = asyncio.get_running_loop()
         try:
             await self._wait_until_quiet()
@@ -195,8 +195,8 @@ class Spares(Supply[int | None, PreparedSandbox]):
         await self._destroy_ending()
 
 
-def most_spares(asked: int | None, workers: int) -> int:
-    """The number for one worker. The default depends on the free memory and the limit on descriptors."""
+def max_spares(asked: int | None, workers: int) -> int:
+    """The maximum for one worker. The default depends on the free memory and the limit on descriptors."""
     if asked is not None:
         return -(-asked // workers)
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

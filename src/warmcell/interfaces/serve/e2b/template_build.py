@@ -37,7 +37,7 @@ from warmcell.workspace.private_directory import PrivateDirectory
 
 #: A step may take this long.
 STEP_SECONDS = 900.0
-#: The step names of E2B for what comes before and after the steps.
+#: E2B's names for the phases before and after the steps.
 BASE, FINALIZE = "base", "finalize"
 #: Receives the message, the level and the step of a log entry.
 Log = Callable[[str, str, str], None]
@@ -65,11 +65,11 @@ class StartBuild(BaseModel):
 
 
 class StepFailed(Exception):
-    """The message for the client, as E2B words it."""
+    """A step failed. The message is for the client, in E2B's words."""
 
 
 def provision(files: ImageFiles) -> list[Step]:
-    """E2B's own account and home, where the image lacks them; then its defaults."""
+    """Steps that add E2B's account and home, if the image lacks them, and its defaults."""
     steps: list[Step] = []
     accounts, groups = files.read_lines("/etc/passwd"), files.read_lines("/etc/group")
     if not any(line.startswith(f"{USER}:") for line in accounts):
@@ -87,7 +87,7 @@ def _lines(lines: list[str]) -> bytes:
 
 
 def translate(step: TemplateStep, files: ImageFiles, user: str, shell: tuple[str, ...]) -> list[Step]:
-    """The steps that one of E2B's stands for. `user` is the present one. Raises `StepFailed`."""
+    """Translate one of E2B's steps. `user` is the present user. Raises `StepFailed`."""
     kind, args = step.type.upper(), step.args
     if kind == "RUN" and 1 <= len(args) <= 2:
         return _run(args[0], args[1] if len(args) == 2 and args[1] else user, files, user, shell)
@@ -133,7 +133,7 @@ class BuildCancelled(Exception):
 
 
 class Cancellation:
-    """Ends a build from any thread, also in the middle of a command."""
+    """Ends a build from any thread, even in the middle of a command."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class Cancellation:
         end()
 
     def watch(self, end: Callable[[], object]) -> None:
-        """`end` ends the command that starts now."""
+        """Call `end` on cancellation: it ends the command that starts now."""
         with self._lock:
             self._end, is_cancelled = end, self._is_cancelled
         if is_cancelled:
@@ -184,7 +184,7 @@ class TemplateBuild:
         self._cancellation, self._log = cancellation, log
 
     def run(self, base: Image, name: str, *, is_template: bool) -> Image:
-        """The image, under this name. `is_template`: the base has E2B's account already. Raises `TemplateFailed`."""
+        """Build the image under this name. `is_template`: the base has E2B's account. Raises `TemplateFailed`."""
         with self._store.adding() as parts:
             builder = Builder(parts, self._options(BASE))
             state = builder.start(base.digest)
@@ -257,7 +257,7 @@ def _describe(error: SandboxError, asked: TemplateStep | None) -> str:
 
 
 def copy_home_of(image: Image, target: str) -> None:
-    """What the image has in /home/user, as a directory of the host: sandboxes have a copy of it mounted there."""
+    """Copy the image's /home/user to a directory of the host; sandboxes have a copy of that mounted there."""
     tree = Tree(image.layer_paths)
     os.mkdir(target, 0o700)
     home = tree.find(USER_HOME)
@@ -282,7 +282,7 @@ def _copy_children(tree: Tree, directory: Node, target: str) -> None:
 def unpack(archive: str, directory: str, most_mb: int) -> None:
     """Unpack an uploaded archive into an empty directory. Raises `ImageInvalid`.
 
-    It may contain anything, and is unpacked as a layer of an image is: no name and no link leads out.
+    It may contain anything, so it is unpacked like a layer of an image: no name and no link leads out.
     """
     budget = Budget(ImageLimits(unpacked_bytes=most_mb * MIB, entries=200_000))
     with open(archive, "rb") as stream:

@@ -53,7 +53,7 @@ from warmcell.sandbox.processes import AsyncProcess
 from warmcell.workspace.remove import remove_directory
 
 _log = logging.getLogger("warmcell.serve")
-#: How long a whole build may take, its wait for others included.
+#: How long a build may take, including its wait for others.
 BUILD_SECONDS = 3600.0
 #: Builds at a time, of all tenants.
 MAX_BUILDS = 4
@@ -69,12 +69,12 @@ _SHELL = ("/bin/bash", "-l", "-c")
 
 
 async def run_start_command(sandbox: AsyncSandbox, build: Build) -> AsyncProcess | None:
-    """The process of the start command, which goes on; None if the template has none."""
+    """Start the template's start command; return its process, or None if the template has none."""
     return await sandbox.spawn([*_SHELL, build.start_command], stdin=False) if build.start_command else None
 
 
 async def is_ready(sandbox: AsyncSandbox, build: Build, seconds: float) -> bool:
-    """Whether the ready command, tried again and again, has succeeded in time."""
+    """Repeat the ready command until it succeeds; return False if it did not within `seconds`."""
     if not build.ready_command:
         return True
     try:
@@ -92,7 +92,7 @@ async def is_ready(sandbox: AsyncSandbox, build: Build, seconds: float) -> bool:
 
 
 async def copy_template_home(service: Service, tenant: Tenant, build: Build, *, is_saved: bool = True) -> Home:
-    """What sandboxes of the template find in /home/user."""
+    """Copy the template's /home/user for a new sandbox."""
     source = builds_of(service).records(tenant).place_of(build.id, "home")
     return await copy_home(service, source, tenant, is_saved=is_saved)
 
@@ -143,7 +143,7 @@ class TemplateBuilds:
         return TemplateRecords(self.store.path, tenant.id)
 
     async def find(self, tenant: Tenant, name: str) -> tuple[Template, Build, Image] | None:
-        """The build that a name and its tag stand for, and its image; None if the tenant has no such template."""
+        """Find the build and the image of a name with its tag; None if the tenant has no such template."""
         found = await in_thread(partial(self.records(tenant).find, name))
         if found is None:
             return None
@@ -153,7 +153,7 @@ class TemplateBuilds:
         return found, build, await in_thread(partial(self.store.get, build.digest))
 
     async def find_again(self, tenant: Tenant, name: str, build_id: str) -> tuple[Build, Image]:
-        """The build that a saved sandbox was made of; if that was replaced, what the name stands for now."""
+        """Find the build that a saved sandbox was made of; if it was replaced, the one that the name refers to now."""
         template = await in_thread(partial(self.records(tenant).find, name))
         build = None if template is None else template.builds.get(build_id)
         if build is not None and build.status == READY:
@@ -163,10 +163,10 @@ class TemplateBuilds:
             raise HttpError(404, f"its template '{name[:80]}' was removed")
         return found[1], found[2]
 
-    async def start(self, tenant: Tenant, identity: str, build: str, asked: StartBuild) -> None:
-        """Starts the build and returns. Raises 409 if it was started before."""
+    async def start(self, tenant: Tenant, identity: str, build: str, start_request: StartBuild) -> None:
+        """Start the build and return. Raises 409 if it was started before."""
         records = self.records(tenant)
-        base, is_template = await self._find_base(tenant, asked)
+        base, is_template = await self._find_base(tenant, start_request)
 
         def begin() -> Template:
             with records.change(identity) as template:
@@ -176,14 +176,14 @@ class TemplateBuilds:
                     raise HttpError(409, "the build was started before")
                 begun = template.builds[build]
                 begun.status, begun.updated = BUILDING, time.time()
-                begun.start_command, begun.ready_command = asked.startCmd or "", asked.readyCmd or ""
+                begun.start_command, begun.ready_command = start_request.startCmd or "", start_request.readyCmd or ""
             return template
 
         carrying = records.carry_out(build)
         await in_thread(carrying.__enter__)
         async with on_error(lambda: in_thread(partial(carrying.__exit__, None, None, None))):
             template = await in_thread(begin)
-        work = self._carry_out(tenant, identity, template.builds[build], asked, base, is_template)
+        work = self._carry_out(tenant, identity, template.builds[build], start_request, base, is_template)
         task = asyncio.ensure_future(work)
         self._tasks[build] = (tenant.id, task)
 
@@ -193,15 +193,15 @@ class TemplateBuilds:
 
         task.add_done_callback(on_end)
 
-    async def _find_base(self, tenant: Tenant, asked: StartBuild) -> tuple[Image | TemplateFailed, bool]:
+    async def _find_base(self, tenant: Tenant, start_request: StartBuild) -> tuple[Image | TemplateFailed, bool]:
         """A base that does not exist is an error of the build, not of the request that starts it."""
         try:
-            if asked.fromTemplate and asked.fromTemplate not in BASE_TEMPLATES:
-                found = await self.find(tenant, asked.fromTemplate)
+            if start_request.fromTemplate and start_request.fromTemplate not in BASE_TEMPLATES:
+                found = await self.find(tenant, start_request.fromTemplate)
                 if found is None:
-                    raise TemplateFailed(BASE, f"template '{asked.fromTemplate[:80]}' not found")
+                    raise TemplateFailed(BASE, f"template '{start_request.fromTemplate[:80]}' not found")
                 return found[2], True
-            choice = await self._service.images.find(asked.fromImage or BASE_IMAGE)
+            choice = await self._service.images.find(start_request.fromImage or BASE_IMAGE)
             assert choice is not None
             return choice.image, False
         except TemplateFailed as error:
@@ -216,7 +216,7 @@ class TemplateBuilds:
         tenant: Tenant,
         identity: str,
         build: Build,
-        asked: StartBuild,
+        start_request: StartBuild,
         base: Image | TemplateFailed,
         is_template: bool,
     ) -> None:
@@ -226,7 +226,7 @@ class TemplateBuilds:
             async with asyncio.timeout(BUILD_SECONDS), self._turns[tenant.id], self._slots:
                 if isinstance(base, TemplateFailed):
                     raise base
-                image = await self._build(tenant, build, asked, base, is_template, log)
+                image = await self._build(tenant, build, start_request, base, is_template, log)
                 await self._try(tenant, build, image)
             digest = image.digest
         except TemplateFailed as error:
@@ -251,13 +251,13 @@ class TemplateBuilds:
         await self.remove_leftovers(tenant)
 
     async def _build(
-        self, tenant: Tenant, build: Build, asked: StartBuild, base: Image, is_template: bool, log: BuildLog
+        self, tenant: Tenant, build: Build, start_request: StartBuild, base: Image, is_template: bool, log: BuildLog
     ) -> Image:
         policy = server_policy(self._service.policy)
         policy = replace(policy, allowed_paths=(), gpus=None, allow_process_spawn=True)
         cancellation, records = Cancellation(), self.records(tenant)
         most_mb = max(1, tenant.disk_mb)
-        work = TemplateBuild(self.store, self.uploads, tenant.id, asked, policy, most_mb, cancellation, log.add)
+        work = TemplateBuild(self.store, self.uploads, tenant.id, start_request, policy, most_mb, cancellation, log.add)
         name = image_name(tenant, build.id)
 
         def carry_out() -> Image:
@@ -272,7 +272,7 @@ class TemplateBuilds:
             raise asyncio.CancelledError from None
 
     async def _try(self, tenant: Tenant, build: Build, image: Image) -> None:
-        """Tries a build that has commands. A start command that fails at once, or never gets ready, fails the build."""
+        """Try the commands of a build. The build fails if its start command fails or never gets ready."""
         if not (build.start_command or build.ready_command):
             return
         with self._service.sandboxes.reserve(tenant):
@@ -318,7 +318,7 @@ class TemplateBuilds:
 
 
 def image_name(tenant: Tenant, build: str) -> str:
-    """In the server's store. Hashed: a tenant's id may be any text."""
+    """The name of a build's image in the store. The tenant's id may be any text, so it is hashed."""
     return f"{TEMPLATE_HOST}/{hashlib.sha256(tenant.id.encode()).hexdigest()[:32]}/{build}:latest"
 
 

@@ -37,7 +37,7 @@ from warmcell.workspace.remove import remove_directory
 
 DEFAULT_TAG = "default"
 WAITING, BUILDING, READY, ERROR = "waiting", "building", "ready", "error"
-#: How long a build may stay requested before its start, after which it is forgotten.
+#: A requested build that is not started is forgotten after so long.
 REQUEST_SECONDS = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -66,7 +66,7 @@ class Build:
 
 @dataclass(slots=True)
 class Template:
-    """`tags` has by tag the id of its build, and when it was assigned."""
+    """A template. `tags` maps a tag to the id of its build and the time when it was assigned."""
 
     id: str
     name: str
@@ -87,7 +87,7 @@ class Template:
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
-    """Name and tag. Raises `HttpError` 400."""
+    """Split into name and tag. Raises `HttpError` 400."""
     name, colon, tag = text.partition(":")
     if len(text) > 256 or not _NAME.fullmatch(name) or len(name) > 128:
         raise HttpError(400, f"'{text[:80]}' is not a template name: use letters, digits, '-', '_' and '.'")
@@ -101,13 +101,13 @@ def check_tag(tag: str) -> str:
 
 
 class TemplateRecords:
-    """Those of one tenant. Every change is made under a lock that all workers share."""
+    """The templates of one tenant. Every change is made under a lock that all workers share."""
 
     def __init__(self, place: str, tenant: str) -> None:
         self.path = os.path.join(place, "templates", quote(tenant, safe=""))
 
     def request_build(self, name: str, tags: Sequence[str], most: int) -> tuple[Template, Build]:
-        """A new build of the template with this name, which is created if there is none."""
+        """Add a build to the template with this name, creating the template if necessary."""
         now = time.time()
         with self._lock():
             templates = self._all()
@@ -129,7 +129,7 @@ class TemplateRecords:
             return self._all()
 
     def find(self, name: str) -> Template | None:
-        """By id or name, which may have a tag."""
+        """Find a template by id, or by name with or without a tag."""
         plain = name.partition(":")[0]
         return next((template for template in self.all() if plain in (template.id, template.name)), None)
 
@@ -140,7 +140,7 @@ class TemplateRecords:
         return found
 
     def get_build(self, template: str, build: str) -> tuple[Template, Build]:
-        """If the server that carried it out has ended, the build has failed."""
+        """Find a build. It is marked as failed if the server that carried it out has ended."""
         found = self.get(template)
         if build not in found.builds:
             raise HttpError(404, f"build '{build[:80]}' not found")
@@ -150,7 +150,7 @@ class TemplateRecords:
 
     @contextmanager
     def change(self, identity: str) -> Iterator[Template]:
-        """The template as it is now; what the block changes is written. Raises 404 if it was removed."""
+        """Yield the template for the block to change, and write it afterwards. Raises 404 if it was removed."""
         with self._lock():
             template = self._read(identity)
             if template is None:
@@ -159,9 +159,9 @@ class TemplateRecords:
             self._write(template)
 
     def end_build(self, identity: str, build: str, *, digest: str = "", message: str = "", step: str = "") -> Template:
-        """Ready, if it has a digest; its tags then name it. Builds that no tag names any more are dropped.
+        """Mark a build as ready, if it has a digest, or as failed. Tags then name it; builds without a tag are dropped.
 
-        Changes nothing if it has ended meanwhile.
+        Does nothing if the build has ended already.
         """
         with self.change(identity) as template:
             ended = template.builds[build]
@@ -209,7 +209,7 @@ class TemplateRecords:
 
     @contextmanager
     def carry_out(self, build: str) -> Iterator[None]:
-        """While a server works on it. Raises `HttpError` 409 if one does already."""
+        """Lock the build while this server works on it. Raises `HttpError` 409 if it is locked."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with closing_fd(os.open(self.place_of(build, "lock"), flags, 0o600)) as descriptor:
             try:
@@ -282,7 +282,7 @@ def check_hash(text: str) -> str:
 
 
 class Uploads:
-    """Archives for COPY steps, of all tenants, and the signed URLs to upload them to. `place`: of the templates."""
+    """Archives for COPY steps of all tenants, and signed URLs for their upload. `place` is the image store's."""
 
     def __init__(self, place: str) -> None:
         self._place = os.path.join(place, "templates")
@@ -299,7 +299,7 @@ class Uploads:
         return f"/templates/uploads/{quote(tenant, safe='')}/{digest}?{query}"
 
     def check(self, tenant: str, digest: str, expires: str, most: str, signature: str) -> int:
-        """The most bytes that it may have. Raises `HttpError` 403."""
+        """Check the signature; return how many bytes the archive may have. Raises `HttpError` 403."""
         expected = self._signature(tenant, check_hash(digest), expires, most)
         if not hmac.compare_digest(signature.encode(), expected.encode()) or int(expires) < time.time():
             raise HttpError(403, "the upload URL is invalid or has expired")
@@ -322,7 +322,7 @@ class Uploads:
             return file.read()
 
     async def receive(self, tenant: str, digest: str, most: int, body: AsyncIterator[bytes]) -> None:
-        """Keep the archive when all of it has arrived. Older ones make room for it."""
+        """Store the archive when all of it has arrived. Old archives are removed to make room."""
         path = self.path_of(tenant, digest)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         draft, size = f"{path}.{secrets.token_hex(8)}.part", 0

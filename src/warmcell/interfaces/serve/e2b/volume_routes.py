@@ -62,11 +62,11 @@ async def create(request: Request, tenant: Tenant) -> Response:
     return json_response(made.plain() | {"token": made.token}, 201)
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_volumes(request: Request, tenant: Tenant) -> Response:
     return json_response([volume.plain() for volume in volumes_of(get_service(request)).of(tenant)])
 
 
-async def one(request: Request, tenant: Tenant) -> Response:
+async def describe_volume(request: Request, tenant: Tenant) -> Response:
     found = volumes_of(get_service(request)).find(tenant, request.path_params["id"])
     return json_response(found.plain() | {"token": found.token})
 
@@ -77,7 +77,7 @@ async def destroy(request: Request, tenant: Tenant) -> None:
 
 
 async def stat_path(request: Request, tenant: Tenant) -> Response:
-    return json_response(await _on_files(request, _describe))
+    return json_response(await _work_on_path(request, _describe))
 
 
 async def update_path(request: Request, tenant: Tenant) -> Response:
@@ -87,7 +87,7 @@ async def update_path(request: Request, tenant: Tenant) -> Response:
         _set_metadata(root, parts, body)
         return _describe(root, parts)
 
-    return json_response(await _on_files(request, update))
+    return json_response(await _work_on_path(request, update))
 
 
 async def remove_path(request: Request, tenant: Tenant) -> None:
@@ -102,7 +102,7 @@ async def remove_path(request: Request, tenant: Tenant) -> None:
 
     volume = _volume(request)
     async with volume.changing:
-        await _on_files(request, unlink, lambda _: volume.space.quota)
+        await _work_on_path(request, unlink, lambda _: volume.space.quota)
         volume.space.note_removal()
         volume.mounted_space.note_removal()
 
@@ -126,22 +126,22 @@ async def list_directory(request: Request, tenant: Tenant) -> Response:
                     waiting.append(((*here, name), level + 1))
         return found
 
-    return json_response(await _on_files(request, find_entries))
+    return json_response(await _work_on_path(request, find_entries))
 
 
 async def make_directory(request: Request, tenant: Tenant) -> Response:
-    asked, is_forced = _metadata(request), _is_forced(request)
+    metadata, is_forced = _metadata(request), _is_forced(request)
     volume = _volume(request)
 
     def make(root: Root, parts: Parts) -> dict[str, Any]:
         if parts or not is_forced:
             make_dir(root, parts, parents=is_forced)
-        _set_metadata(root, parts, asked)
+        _set_metadata(root, parts, metadata)
         return _describe(root, parts)
 
     async with volume.changing:
         prepare = lambda parts: volume.prepare(tenant, DIRECTORY_SPACE * len(parts), len(parts))  # noqa: E731
-        return json_response(await _on_files(request, make, prepare), 201)
+        return json_response(await _work_on_path(request, make, prepare), 201)
 
 
 async def read(request: Request, tenant: Tenant) -> Response:
@@ -150,7 +150,7 @@ async def read(request: Request, tenant: Tenant) -> Response:
             file = FileIO(os.dup(fd))
         return file, file.read(_READ_AHEAD)
 
-    file, first = await _on_files(request, open_file)
+    file, first = await _work_on_path(request, open_file)
     if len(first) < _READ_AHEAD:
         file.close()
         return Response(first, media_type="application/octet-stream")
@@ -159,7 +159,7 @@ async def read(request: Request, tenant: Tenant) -> Response:
 
 
 async def _read_on(file: FileIO, piece: bytes, most: int) -> AsyncIterator[bytes]:
-    """The file in pieces: it may be as large as the volume, and many clients may read it."""
+    """Yield the file in pieces: it may be as large as the volume, and many clients may read it."""
     with file:
         while piece and most > 0:
             yield piece[:most]
@@ -168,22 +168,22 @@ async def _read_on(file: FileIO, piece: bytes, most: int) -> AsyncIterator[bytes
 
 
 async def write(request: Request, tenant: Tenant) -> Response:
-    asked, is_forced, volume = _metadata(request), _is_forced(request), _volume(request)
+    metadata, is_forced, volume = _metadata(request), _is_forced(request), _volume(request)
     data = await read_body(request)
 
     def put(root: Root, parts: Parts) -> dict[str, Any]:
         if not is_forced and root.exists(parts):
             raise AlreadyExists(text_of(parts))
         write_file(root, parts, data, parents=False)
-        _set_metadata(root, parts, asked)
+        _set_metadata(root, parts, metadata)
         return _describe(root, parts)
 
     async with volume.changing:
         prepare = lambda _: volume.prepare(tenant, space_for(len(data)))  # noqa: E731
-        return json_response(await _on_files(request, put, prepare), 201)
+        return json_response(await _work_on_path(request, put, prepare), 201)
 
 
-async def _on_files(
+async def _work_on_path(
     request: Request, work: Callable[[Root, Parts], T], prepare: Callable[[Parts], Quota | None] = lambda _: None
 ) -> T:
     """Carry out `work` on the path of the request, in a thread. Errors about paths become those of the protocol.
@@ -233,7 +233,7 @@ def _describe(root: Root, parts: Parts) -> dict[str, Any]:
 
 
 def _read_owner(root: Root, parts: Parts, kind: str) -> tuple[int, int]:
-    """What a client has set. A guest can write the attribute too, so anything else in it is ignored."""
+    """The owner that a client has set. A guest can write the attribute too, so invalid values are ignored."""
     if kind not in ("file", "directory"):
         return _OWNER, _OWNER
     try:
@@ -244,16 +244,18 @@ def _read_owner(root: Root, parts: Parts, kind: str) -> tuple[int, int]:
         return _OWNER, _OWNER
 
 
-def _set_metadata(root: Root, parts: Parts, asked: Metadata) -> None:
+def _set_metadata(root: Root, parts: Parts, metadata: Metadata) -> None:
     kind = kind_of(root.lstat(parts).st_mode)
     if kind not in ("file", "directory"):
         raise PathTraversal(text_of(parts), "is a link or special file")
     old = _read_owner(root, parts, kind)
     with _open(root, parts, kind) as fd:
-        if asked.uid is not None or asked.gid is not None:
-            _write_owner(fd, old[0] if asked.uid is None else asked.uid, old[1] if asked.gid is None else asked.gid)
-        if asked.mode is not None:
-            os.fchmod(fd, asked.mode & 0o777)
+        if metadata.uid is not None or metadata.gid is not None:
+            _write_owner(
+                fd, old[0] if metadata.uid is None else metadata.uid, old[1] if metadata.gid is None else metadata.gid
+            )
+        if metadata.mode is not None:
+            os.fchmod(fd, metadata.mode & 0o777)
 
 
 def _write_owner(fd: int, uid: int, gid: int) -> None:
@@ -291,7 +293,7 @@ def _number(request: Request, name: str, default: int | None = None) -> int | No
 
 
 def _volume(request: Request) -> Volume:
-    """The volume of the request; as if it did not exist if the token is wrong."""
+    """The volume of the request. A wrong token is answered as if the volume did not exist."""
     found = volumes_of(get_service(request)).find_any(request.path_params["id"])
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if found is None or scheme.lower() != "bearer" or not found.has_token(token.strip()):
@@ -309,8 +311,8 @@ def _owner(request: Request) -> Tenant:
 def routes() -> list[Any]:
     own = (
         ("POST", "/volumes", create),
-        ("GET", "/volumes", every),
-        ("GET", "/volumes/{id}", one),
+        ("GET", "/volumes", list_volumes),
+        ("GET", "/volumes/{id}", describe_volume),
         ("DELETE", "/volumes/{id}", destroy),
     )
     content = (

@@ -9,8 +9,8 @@ from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.root import Quota, Root
 from warmcell.workspace.walk import TreeLimits, walk
 
-#: A walk is followed by a pause of so many times its length, in which the account counts. A full account ends the pause
-#: if one in so many bytes of the quota was charged in it.
+#: A walk is followed by a pause of so many times its length, in which the account is trusted. A full account ends the
+#: pause if one in so many bytes of the quota was charged since the walk.
 _PAUSE, _CHARGED = 20, 16
 #: How old an account may be, and how many entries requests may add to it.
 _MAX_AGE_SECONDS, _MAX_NEW_ENTRIES = 600.0, 1000
@@ -34,13 +34,13 @@ class VolumeSpace:
         self.is_shared = False
         self._disk_mb = self._new_entries = 0
         self._measured = self._pause_end = 0.0
-        #: What the last walk has left of the quota, and why it failed.
+        #: What the last walk left of the quota, or why it failed.
         self._room = 0
         self._failure: LimitExceeded | None = None
 
     @property
     def quota(self) -> Quota | None:
-        """For a request that removes files."""
+        """The quota for a request that removes files."""
         if self._quota is not None:
             self._quota.has_refunds = not self.is_shared
         return self._quota
@@ -70,7 +70,7 @@ class VolumeSpace:
         return self.is_shared or is_old or is_full
 
     def note_removal(self) -> None:
-        """A request has removed something, so that there may be room for entries again."""
+        """Note that a request has removed something: there may be room for entries again."""
         self._failure = None
 
     def _measure(self, is_mounted: bool) -> int:
@@ -89,10 +89,10 @@ class VolumeSpace:
 
 
 class MountedSpace:
-    """What a volume takes when a sandbox mounts it. Used by one request at a time, in a thread.
+    """Measures a volume when a sandbox mounts it. Used by one request at a time, in a thread.
 
-    Sandboxes write without asking, so only a walk can tell. So that a flood of requests does not walk without end,
-    the result of a walk counts for a pause, in which sandboxes get the same as if they were made at one moment.
+    Sandboxes write without asking, so only a walk gives the size. Its result is reused for a pause, as if all sandboxes
+    of that time had been made at one moment: a flood of requests must not walk all the time.
     """
 
     def __init__(self, path: str) -> None:
@@ -114,7 +114,7 @@ class MountedSpace:
         return self._used
 
     def note_removal(self) -> None:
-        """A request has removed something: the next one looks again."""
+        """Note that a request has removed something: the next request measures again."""
         self._pause_end = 0.0
 
 

@@ -1,6 +1,6 @@
 """E2B's volumes: directories of a tenant that outlast sandboxes and are mounted in them.
 
-With `--state` they are found again by the next server.
+With `--state` the next server restores them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Volume:
         return hmac.compare_digest((token or "").encode(), self.token.encode())
 
     def prepare(self, tenant: Tenant, added: int, entries: int = 1) -> Quota:
-        """What a request charges that adds so much. Raises `LimitExceeded`. Call in a thread, while `changing`."""
+        """The quota for a request that adds so much. Raises `LimitExceeded`. Call in a thread, holding `changing`."""
         return self.space.prepare(max(1, tenant.disk_mb), added, entries, is_mounted=self.users > 0)
 
 
@@ -61,13 +61,13 @@ class Volumes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._all: dict[str, Volume] = {}
-        #: Where they lie without a state; removed with the server.
+        #: Their directory without a state; removed with the server.
         self._private: PrivateDirectory | None = None
         service.on_close.append(self._close)
         service.on_revoked.append(self._keep_only)
 
     def load(self) -> None:
-        """Find those of the last server again. A directory without a record was being made or removed."""
+        """Restore the volumes of the previous server. A directory without a record was being made or removed."""
         state = self._service.saved
         if state is None or self.refusal is not None:
             return
@@ -85,7 +85,7 @@ class Volumes:
 
     @property
     def refusal(self) -> HttpError | None:
-        """Why this server has no volumes; None if it has."""
+        """The error of a server without volumes; None if it has them."""
         state = self._service.saved
         if state is None or not state.is_encrypted or self._service.settings.plain_volumes:
             return None
@@ -123,7 +123,7 @@ class Volumes:
             self._service.saved.put(VOLUMES, volume.id, document, is_durable=True)
 
     def _erase(self, volume: Volume) -> None:
-        """A volume whose client has disconnected while it was made. Its record would bring it back."""
+        """Remove a volume whose client disconnected while it was made. Its record would restore it."""
         if self._service.saved is not None:
             self._service.saved.remove(VOLUMES, volume.id)
         remove_directory(volume.path)
@@ -138,7 +138,7 @@ class Volumes:
         return found
 
     def find_any(self, identity: str) -> Volume | None:
-        """For clients that present the token of the volume."""
+        """Find a volume of any tenant, for clients that present its token."""
         return self._all.get(identity)
 
     async def remove(self, volume: Volume) -> None:
@@ -150,7 +150,7 @@ class Volumes:
         await in_thread(lambda: remove_directory(volume.path))
 
     def find_mounts(self, tenant: Tenant, asked: Iterable[tuple[str, str]]) -> list[tuple[Volume, MountPoint]]:
-        """Volumes by name or id, and where a sandbox wants them. Raises `HttpError` 404 for an unknown one."""
+        """Find volumes by name or id, with their mount points. Raises `HttpError` 404 for an unknown one."""
         mounts = []
         for name, path in asked:
             if (refusal := self.refusal) is not None:
@@ -162,7 +162,7 @@ class Volumes:
         return mounts
 
     async def _keep_only(self, tenants: set[str]) -> None:
-        """After a token was revoked; its sandboxes have ended."""
+        """Remove volumes of revoked tokens, whose sandboxes have ended."""
         for volume in [volume for volume in self._all.values() if volume.tenant_id not in tenants]:
             volume.users = 0
             await self.remove(volume)
@@ -172,10 +172,10 @@ class Volumes:
             await in_thread(self._private.close)
 
 
-async def find_room(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) -> int | None:
-    """MB that a sandbox with these volumes may write: what the fullest has left. None without volumes.
+async def remaining_space(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) -> int | None:
+    """The MB that a sandbox with these volumes may write: what the fullest has left. None without volumes.
 
-    Raises `HttpError` 413 for a full volume in a new sandbox. One of the last server comes back, to be cleaned up.
+    Raises `HttpError` 413 for a full volume in a new sandbox. A restored sandbox gets it, to be cleaned up.
     """
     rooms = []
     for volume in dict.fromkeys(volumes):  # one may be mounted at several places
@@ -188,7 +188,7 @@ async def find_room(tenant: Tenant, volumes: Sequence[Volume], *, is_new: bool) 
 
 
 def use_volumes(volumes: list[Volume]) -> list[Volume]:
-    """A sandbox has them mounted until `release_volumes`."""
+    """Count the volumes as mounted until `release_volumes`."""
     for volume in volumes:
         volume.users += 1
         volume.space.is_shared = True

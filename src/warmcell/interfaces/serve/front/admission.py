@@ -14,7 +14,7 @@ from warmcell.interfaces.serve.tokens import Tenant, find_tenant, read_tokens
 
 
 class Admission:
-    """In the front: rate and number of requests of each tenant. Quotas do not grow with the number of workers."""
+    """In the front: limits the rate and number of each tenant's requests, over all workers together."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -22,7 +22,7 @@ class Admission:
         self._rates, self._concurrency = RateLimiter(), ConcurrencyLimiter()
 
     def reload(self) -> None:
-        """Keep the present tenants if the file has an error; the workers log it."""
+        """Read the tenants again. Keeps the present ones if the file has an error, which the workers log."""
         with suppress(SandboxError):
             self._tenants = read_limited_tenants(self._settings)
 
@@ -33,7 +33,7 @@ class Admission:
         return next((tenant for tenant in self._tenants if tenant.id == identity), None)
 
     def enter(self, tenant: Tenant | None, *, ends_something: bool) -> None:
-        """Raises `HttpError` 429. To be followed by `leave`."""
+        """Count a request until `leave`. Raises `HttpError` 429 over the limit."""
         if tenant is not None:
             self._rates.take(tenant)
             self._concurrency.enter(tenant, ends_something=ends_something)
@@ -89,7 +89,7 @@ class FrontAdmission(FrontRequests):
     """In a worker: asks the front whether a tenant may send one more request."""
 
     def request(self, tenant: Tenant, *, ends_something: bool) -> AbstractAsyncContextManager[None]:
-        """Raises `HttpError` 429."""
+        """Count a request while the block runs. Raises `HttpError` 429 over the limit."""
         return self._ask("enter", "exit", tenant=tenant.id, ends_something=ends_something)
 
     def handle(self, message: Message) -> None:

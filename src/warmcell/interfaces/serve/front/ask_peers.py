@@ -1,4 +1,4 @@
-"""What is asked of all workers or nodes: figures and lists that are merged, and objects that one of them has.
+"""Requests that all workers or nodes answer: figures and lists that are merged, and objects that one of them has.
 
 A node that is lost meanwhile is left out.
 """
@@ -34,19 +34,19 @@ _BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
 
 
 class HistoryStreams:
-    """Streams that the front makes, by tenant."""
+    """The history streams that the front makes, counted by tenant."""
 
     def __init__(self, admission: Admission, draining: asyncio.Event) -> None:
         self._admission, self.draining, self.quota = admission, draining, TenantQuota()
 
     def owner_of(self, request: Request) -> str:
-        """Without a file of tokens there is one tenant."""
+        """The tenant that the stream counts for. Without a token file there is only one."""
         tenant = self._admission.find_tenant(find_token(request) or "")
         return "" if tenant is None else tenant.id
 
 
 async def merge_figures(peers: Sequence[Peer], request: Request, streams: HistoryStreams) -> Response:
-    """Metrics, activity or history; a stream of history is made here."""
+    """Merge metrics, activity or history of all peers. A stream of history is made here."""
     headers = [pair for pair in request.scope["headers"] if pair[0] != b"accept"]
     scope = {**request.scope, "headers": headers}
 
@@ -65,7 +65,7 @@ async def merge_figures(peers: Sequence[Peer], request: Request, streams: Histor
 
 
 async def _merge(peers: Sequence[Peer], request: Request, scope: Any) -> Response:
-    """The first response that is not 200 is returned instead."""
+    """Merge the responses of all peers, or return the first that is not 200."""
     found: list[tuple[Peer, Response]] = []
     async for peer, response in _ask_each(peers, {**scope, "method": "GET"}, request.receive):
         if response.status_code != 200:
@@ -80,7 +80,7 @@ async def _merge(peers: Sequence[Peer], request: Request, scope: Any) -> Respons
 
 
 def _add_labels(peer: Peer, body: bytes) -> bytes:
-    """Activity, with the peer's labels in each row."""
+    """Add the peer's labels to each row of its activity."""
     if not peer.labels:
         return body
     activity = json.loads(body)
@@ -88,7 +88,7 @@ def _add_labels(peer: Peer, body: bytes) -> bytes:
 
 
 async def merge_lists(peers: Sequence[Peer], request: Request) -> Response:
-    """The sandboxes or snapshots of all peers; sandboxes in pages as E2B's clients ask for them."""
+    """Merge the sandboxes or snapshots of all peers; sandboxes in pages, as E2B's clients request them."""
     rows: list[dict[str, Any]] = []
     for number, peer in enumerate(peers):
         try:
@@ -121,7 +121,7 @@ async def _read_pages(peer: Peer, request: Request, *, is_part: bool) -> list[di
 
 
 async def ask_until_found(peers: Sequence[Peer], request: Request) -> Response:
-    """Ask one peer after the other: an operator's request names something that one of them has."""
+    """Ask one peer after the other until one has the object that the operator's request names."""
     async for _, found in _ask_each(peers, request.scope, request.receive, is_part=False):
         if found.status_code != 404:
             break
@@ -129,7 +129,7 @@ async def ask_until_found(peers: Sequence[Peer], request: Request) -> Response:
 
 
 async def choose_for_link(peers: Sequence[P], request: Request, send: Any) -> P | None:
-    """A signed link names neither sandbox nor tenant: probe each peer without sending the body."""
+    """Find the peer of a signed link, which names neither sandbox nor tenant: probe each without sending the body."""
     scope = {**request.scope, "headers": [*request.scope["headers"], (PROBE_ONLY.encode(), b"1")]}
     silence = asyncio.get_running_loop().create_future  # of a client that stays connected and sends nothing
     async for peer, found in _ask_each(peers, scope, silence, is_part=True):
@@ -142,7 +142,7 @@ async def choose_for_link(peers: Sequence[P], request: Request, send: Any) -> P 
 async def _ask_each(
     peers: Sequence[P], scope: Any, receive: Receive, *, is_part: bool | None = None
 ) -> AsyncIterator[tuple[P, Response]]:
-    """The responses, one after the other. `is_part`: None for all but the first. Raises if no peer answers."""
+    """Yield the peers' responses, one after the other. Raises if no peer answers."""
     has_answer = False
     for peer in peers:
         try:
@@ -170,7 +170,7 @@ async def ask(worker: Peer, scope: Any, receive: Receive, *, is_part: bool = Fal
 
 
 async def read_ahead(receive: Receive, limit: int) -> tuple[bytes, bool]:
-    """The body, up to about `limit` bytes, and whether there is more of it. Raises `ClientDisconnected`."""
+    """Read about `limit` bytes of the body; return them and whether there is more. Raises `ClientDisconnected`."""
     pieces, size = list[bytes](), 0
     while size <= limit:
         message = await receive()

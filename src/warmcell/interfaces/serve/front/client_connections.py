@@ -29,8 +29,8 @@ from warmcell.interfaces.serve.responses import error_response
 from warmcell.interfaces.serve.routing import AuthRoute
 
 _STREAMS = {Phase.EVENTS: EVENT_STREAM, Phase.CONNECT: CONNECT}
-#: As many workers as there are processors start fewer runs a second than half as many: the others get connections when
-#: each of the first has this many, and their share of sandboxes at any time.
+#: As many workers as processors start fewer runs a second than half as many. So the second half gets connections only
+#: when each of the first half has this many, but its share of sandboxes at any time.
 _ENOUGH_CONNECTIONS = 16
 
 
@@ -89,7 +89,7 @@ class ClientConnections:
         self._recipients.discard(recipient)
 
     def place(self, connection: socket.socket) -> None:
-        """Pass it to the worker with the least load; where there are too many, the longest idle one makes room.
+        """Pass it to the worker with the least load. If there are too many, close the longest idle one.
 
         An address with more than its share loses one of its own; if none of those is idle, the new one.
         """
@@ -100,7 +100,7 @@ class ClientConnections:
             return
         if len(self) >= self._limit:
             self._evict_idle()
-        if len(self) >= self._limit or not self._pass_on(connection, network):
+        if len(self) >= self._limit or not self._send_to_worker(connection, network):
             self._here += 1
             self._counts[network] += 1
             self._serve_here(ClientSocket(connection.detach(), partial(self._forget_here, network)))
@@ -112,7 +112,7 @@ class ClientConnections:
             return None
         return limited_network(name[0], self._trusted) if isinstance(name, tuple) else None
 
-    def _pass_on(self, connection: socket.socket, network: Network | None) -> bool:
+    def _send_to_worker(self, connection: socket.socket, network: Network | None) -> bool:
         recipient = min(self._recipients, key=lambda each: each.load, default=None)
         if recipient is None or not self._free_slots:
             return False
@@ -172,7 +172,7 @@ class ClientConnections:
             if state.phase is Phase.IDLE and not is_evicted and not self.is_encrypted:
                 self.place(connection)
             else:
-                self._end(connection, b"" if self.is_encrypted else self._last_words(state))
+                self._end(connection, b"" if self.is_encrypted else self._final_bytes(state))
 
     def _release(self, slot: int) -> None:
         network = self._networks.pop(slot)
@@ -182,8 +182,8 @@ class ClientConnections:
             self._uncount(network)
         self._free_slots.append(slot)
 
-    def _last_words(self, state: ConnectionState) -> bytes:
-        """What completes the response of a lost worker."""
+    def _final_bytes(self, state: ConnectionState) -> bytes:
+        """The bytes that complete the response of a lost worker."""
         if state.phase is Phase.REQUEST:
             render = error_response if state.route == NO_ROUTE else self._routes[state.route].render_error
             return response_bytes(render(make_lost_error()))
@@ -198,13 +198,13 @@ class ClientConnections:
                 _discard_input(connection)
 
     def close(self) -> None:
-        """After the workers have ended."""
+        """Release the shared memory. Called after the workers have ended."""
         self._states.close()
         os.close(self.states_file)
 
 
 def _discard_input(connection: socket.socket) -> None:
-    """Closing a socket with unread input resets the connection, and its client may lose the response."""
+    """Read what is unread: closing a socket with unread input resets it, and the client may lose the response."""
     connection.shutdown(socket.SHUT_WR)
     with suppress(BlockingIOError):
         while connection.recv(1 << 16):

@@ -74,7 +74,7 @@ class ClientProtocol(DeadlineProtocol):
 
 
 class RelayedProtocol(DeadlineProtocol):
-    """A connection from another process of this server, which says for which client it asks."""
+    """A connection from another process of this server, whose requests name their client."""
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, RELAYED: True}, _loop)

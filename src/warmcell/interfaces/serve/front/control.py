@@ -44,7 +44,7 @@ class Control(asyncio.Protocol):
         self.closed.set()
 
     def send(self, message: Message) -> None:
-        """Nothing happens if the connection is closed: `closed` says so."""
+        """Send a message. Does nothing if the connection is closed, which sets `closed`."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(json.dumps(message).encode())
@@ -66,7 +66,7 @@ async def open_control(connection: socket.socket) -> Control:
 
 
 class FrontRequests:
-    """In a worker: requests to the front that wait for an answer. What was granted is given back at the end."""
+    """In a worker: requests to the front that wait for an answer. A granted slot is returned at the end."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -137,7 +137,7 @@ class WorkerSlots:
         self._control.send({"has": request["ask"]})
 
     def _leave(self, number: int) -> None:
-        """The run has ended, or its client does not wait any more."""
+        """Free a slot: the run has ended, or its client no longer waits."""
         if (tenant := self._held.pop(number, None)) is not None:
             self._queue.release(tenant)
         elif (task := self._waiting.pop(number, None)) is not None:

@@ -1,8 +1,8 @@
-"""`warmcell serve --workers N`: one process that accepts connections, and N workers that handle the requests.
+"""The front of `warmcell serve --workers N`: it accepts connections, and N workers handle the requests.
 
 Connections are passed to the workers, each to the one with the fewest. A worker answers runs itself and relays what
 belongs to another one: everything that lasts (sandboxes, snapshots, sessions) is in one worker per tenant, chosen by
-the token. The front has what all share: the queue, the counts of requests, and what is asked of all workers. It
+the token. The front has what they share: the queue, the counts of requests, and requests to all workers. It
 answers clients itself only while no worker can.
 """
 
@@ -86,7 +86,7 @@ def check_start(settings: Settings) -> None:
 
 
 async def serve_with_workers(settings: Settings, listening: socket.socket, started: Callable[[], object]) -> None:
-    """`started` is called when connections are accepted."""
+    """Serve with workers. `started` is called when connections are accepted."""
     front = Front(settings, listening)
 
     def start(server: Server) -> None:

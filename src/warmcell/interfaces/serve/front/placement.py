@@ -92,6 +92,6 @@ class Placement:
 
 
 def is_signed_link(request: HTTPConnection) -> bool:
-    """It names neither sandbox nor tenant."""
+    """Whether the request uses a signed URL, which names neither sandbox nor tenant."""
     names_sandbox = "e2b-sandbox-id" in request.headers
     return request.scope["path"] == "/files" and not names_sandbox and "signature" in request.query_params

@@ -27,7 +27,7 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
 _CHUNK = 1 << 16
-#: How long the head waits for the first part of the body, to be sent with it.
+#: How long the head waits, so that it is sent together with the first part of the body.
 _HEAD_DELAY = 1.0
 #: How long a request waits for a worker that is starting.
 STARTING_SECONDS = 20.0
@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def loss(self) -> SandboxError | None:
-        """Why it never answers again; None if it does, or is being restarted."""
+        """Why it will never answer again; None if it answers or is being restarted."""
         return None
 
 
@@ -85,7 +85,7 @@ async def connect_to_peer(peer: Peer) -> socket.socket:
 
 
 async def relay(peer: Peer, scope: Any, receive: Receive, send: Any) -> None:
-    """Raises `WorkerLost`, or its `loss`, if the peer exits before it has answered; a stream ends with
+    """Relay a request. Raises `WorkerLost`, or its `loss`, if the peer exits before it answers; a stream ends with
     an error event instead.
     """
     kind, turns, owner = "", StreamTurns.of_this_loop(), find_token(HTTPConnection(scope)) or ""

@@ -1,4 +1,4 @@
-"""Memory that the front and its workers share: what each client connection is doing, and what each worker has.
+"""Memory shared by the front and its workers: the state of each client connection, and the counts of each worker.
 
 The state of a connection outlives the worker that wrote it, so the front knows how to answer the clients of a worker
 that was killed. Without a token file the only tenant has sandboxes in all workers: each worker writes its own row, and
@@ -72,7 +72,7 @@ def make_states_file(slots: int) -> int:
 
 
 def make_counts_file(workers: int) -> int:
-    """A descriptor of memory for so many workers, which have nothing."""
+    """A descriptor of memory for the counts of `workers` workers, all zero."""
     descriptor = os.memfd_create("warmcell-counts", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, workers * _ROW.size)
     return descriptor
@@ -99,7 +99,7 @@ class SharedCounts:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held for a few instructions, never over an await. The kernel releases the lock of a process that ends."""
+        """Lock the counts, for a few instructions and never over an await. The kernel frees a dead process's lock."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -112,7 +112,7 @@ class SharedCounts:
 
 
 class SharedQuota(TenantQuota):
-    """In a worker: of the only tenant, over all workers."""
+    """In a worker: the quota of the only tenant, over all workers."""
 
     def __init__(self, counts: SharedCounts, worker: int, kind: int) -> None:
         self._counts, self._worker, self._kind = counts, worker, kind

@@ -48,7 +48,7 @@ from warmcell.interfaces.serve.settings import Settings
 from warmcell.lifetime.host_program import share_machine
 from warmcell.observe.audit import AuditLog
 
-#: Connections taken from the front before anything else runs.
+#: How many connections are taken from the front before other work runs.
 _MOST_AT_ONCE = 16
 
 

@@ -25,7 +25,7 @@ from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.temporary_directory import temporary_directory
 
 _log = logging.getLogger("warmcell.serve")
-#: After the time in which a worker has to exit by itself.
+#: A worker that has not exited by itself is killed so many seconds after its time.
 KILL_SECONDS = 2.0
 #: Delay before a restart; doubled each time that the worker exits before it was ready.
 RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 10.0
@@ -42,7 +42,7 @@ def check_socket_path() -> None:
 
 
 class Shared(NamedTuple):
-    """What the front has for all workers."""
+    """The objects that the front shares with all workers."""
 
     queue: FairSemaphore
     admission: Admission
@@ -52,7 +52,7 @@ class Shared(NamedTuple):
 
 
 class ConnectedWorker:
-    """A worker process that is connected to the front, with what it holds there."""
+    """A worker process that is connected to the front, and the slots and counts that it holds there."""
 
     def __init__(self, control: Control, recipient: Recipient, shared: Shared) -> None:
         self.control, self.recipient, self._connections = control, recipient, shared.connections
@@ -66,7 +66,7 @@ class ConnectedWorker:
             (self._requests if "enter" in message or "exit" in message else self._slots).handle(message)
 
     def release(self) -> None:
-        """The process has closed its connection: it holds nothing any more, and gets nothing."""
+        """Release what the process held, and pass it nothing more. Called when it has closed its connection."""
         self._connections.stop_passing_to(self.recipient)
         self._slots.close()
         self._requests.close()
@@ -154,7 +154,7 @@ class Worker(Peer):
         return f"{self.path}.new"
 
     async def _wait_or_kill(self) -> None:
-        """The process has closed its control connection, so it is unreachable; it may still hang."""
+        """Wait for a process that has closed its control connection; kill it if it hangs."""
         assert self._process is not None
         try:
             async with asyncio.timeout(5.0):
@@ -184,9 +184,9 @@ class Workers:
     def __init__(self, settings: Settings, shared: Shared) -> None:
         self._directory = temporary_directory("serve")
         at = self._directory.__enter__()
-        # Without a file of its own the usage is shared by the workers and ends with the server.
+        # Without `--usage` the workers share a temporary file, which ends with the server.
         settings = settings if settings.usage else replace(settings, usage=f"{at}/usage.db")
-        #: Where the workers relay what only the front can answer.
+        #: The socket to which workers relay what only the front can answer.
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(f"{at}/front")
         self.listening.listen(1024)

@@ -30,12 +30,12 @@ from warmcell.observe.audit import read_audit
 from warmcell.observe.history import STEP_SECONDS, History
 
 MAX_RECORDS = 1000
-#: How far back from the end of a file its last records are searched.
+#: How many bytes at the end of a file are searched for its last records.
 _TAIL_BYTES = 2 << 20
 HISTORY = "/v1/history"
 #: Interval of the live stream.
 LIVE_SECONDS = 1.0
-#: Open streams per tenant, as of WebSockets.
+#: Open streams per tenant; the same as for WebSockets.
 MAX_STREAMS = 64
 #: Reads the history since a Unix time.
 ReadHistory = Callable[[float], Awaitable[dict[str, Any]]]
@@ -102,7 +102,7 @@ async def audit(request: Request, tenant: Tenant) -> Response:
 
 
 def read_last(path: str, limit: int) -> list[dict[str, Any]]:
-    """The last records, the newest first; of a file that was just rotated also those before."""
+    """The last records, the newest first, including those of the file before a rotation."""
     found: deque[dict[str, Any]] = deque(maxlen=limit)
     for part in (f"{path}.1", path):
         with suppress(FileNotFoundError), open(part, "rb") as file:
@@ -150,7 +150,7 @@ class HistoryRoute:
 
 
 def open_stream(streams: TenantQuota, owner: str, read: ReadHistory, ending: asyncio.Event) -> Response:
-    """Raises `HttpError` 429 if the owner has all streams that it may have."""
+    """Open a stream of the history. Raises `HttpError` 429 if the owner has too many."""
     if not streams.take(owner, MAX_STREAMS):
         message = f"this token already has {MAX_STREAMS} open streams of history"
         raise HttpError(429, message, headers={"Retry-After": "5"})

@@ -44,7 +44,7 @@ _DOWNLOAD_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-#: Per sandbox: a watch uses one of the user's inotify instances, of which there are few.
+#: Watches per sandbox: each uses one of the user's inotify instances, of which there are few.
 MAX_WATCHES = 4
 #: Of those instances one tenant gets an eighth, and all tenants half: the rest is left to guests and other programs.
 _TENANT_SHARE, _SERVER_SHARE = 8, 2
@@ -164,7 +164,7 @@ def _path(request: Request) -> str:
 
 
 class _Download(Response):
-    """Sent in pieces, and counted until the last one is sent or the client is gone."""
+    """Sends a file in pieces, and counts its memory until the last one is sent or the client is gone."""
 
     def __init__(self, memory: AnswerMemory, tenant: Tenant, data: bytes) -> None:
         super().__init__(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
@@ -194,7 +194,7 @@ async def watch(request: Request, tenant: Tenant) -> Response:
     """Events of the files in a directory, or with `recursive` of all below it: first `ready`, then `file`."""
     entry, recursive = get_entry(request, tenant), flag_in_query(request, "recursive")
     state = state_of(entry)
-    _check_shares(get_service(request), tenant, state.watches)
+    _check_watch_limits(get_service(request), tenant, state.watches)
     state.watches += 1
     try:
         await entry.sandbox.start()  # the directory exists only from here on
@@ -210,8 +210,8 @@ async def watch(request: Request, tenant: Tenant) -> Response:
     return EventStream(_events(get_service(request), made), end)
 
 
-def _check_shares(service: Service, tenant: Tenant, of_sandbox: int) -> None:
-    """Raises `HttpError` 429 if the sandbox, the tenant or the server has all watches that it may have."""
+def _check_watch_limits(service: Service, tenant: Tenant, of_sandbox: int) -> None:
+    """Raises `HttpError` 429 if the sandbox, the tenant or the server has too many watches."""
     watches = [(entry.tenant_id, state_of(entry).watches) for entry in service.sandboxes.all()]
     of_tenant = sum(count for owner, count in watches if owner == tenant.id)
     instances = file_watch.most_instances()

@@ -22,7 +22,7 @@ from warmcell.judging.verdicts import Case
 
 
 def _whole(value: object) -> object:
-    """Accept `5.0`, which JSON does not distinguish from 5; `"5"` and `true` stay as they are and fail."""
+    """Convert `5.0` to 5, since JSON does not distinguish them. `"5"` and `true` are unchanged, and rejected later."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -72,7 +72,7 @@ Lifetime = Annotated[float, Field(ge=1, le=31_622_400)]
 
 
 class Strict(BaseModel):
-    """No type coercion and no unknown fields: a field without effect must be an error."""
+    """No type coercion and no unknown fields: a field that has no effect is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -87,14 +87,14 @@ Content = str | Bytes
 
 
 def _text_or_bytes(value: Any, check_text: Any) -> str | bytes:
-    """Not a union: errors about the text keep `code` as their field."""
+    """Validate text or bytes. A union would not report errors about the text with the field `code`."""
     if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
         return decode_base64("code", value["base64"])
     text: str = check_text(value)
     return text
 
 
-#: Source text, or the bytes of a WebAssembly module, which type checkers take for text.
+#: Source text, or the bytes of a WebAssembly module. Typed as text.
 CodeOrBytes = Annotated[
     Code,
     WrapValidator(_text_or_bytes),
@@ -336,7 +336,7 @@ class PackagesBody(Strict):
 
 
 def query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """For `/openapi.json`."""
+    """A query parameter in `/openapi.json`."""
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 

@@ -63,7 +63,7 @@ _TYPES |= {"str | None": _MAYBE_TEXT, "float | None": _MAYBE_NUMBER, "int | None
 
 
 def _record(kind: type, /, **others: dict[str, Any]) -> dict[str, Any]:
-    """A record as `asdict` writes it. `others` are fields whose schema is not that of their type."""
+    """The schema of a record as `asdict` writes it. `others` are fields whose schema differs from their type's."""
     return _object({name: others.get(name) or _TYPES[hint] for name, hint in kind.__annotations__.items()})
 
 
@@ -82,7 +82,7 @@ _RESULT: dict[str, Any] = {
     "queued": _NUMBER,
     "files": _TEXTS,
 }
-#: Present only where they say something.
+#: Fields that are present only if they are not empty.
 _OPTIONAL = {"stdout_base64": _TEXT, "stderr_base64": _TEXT, "connections": _ref("Connections")}
 _ENDS = ["success", "timeout", "memory_exceeded", "ended", "error"]
 _VERDICTS = ["accepted", "wrong_answer", "time_limit", "memory_limit", "output_limit", "runtime_error"]
@@ -234,13 +234,15 @@ def specification(described: list[Any], languages: list[str], max_timeout: float
         for method in each.methods - {"HEAD"}:
             paths.setdefault(re.sub(r":\w+}", "}", each.path), {})[method.lower()] = operation
     for schema in schemas.values():
-        said = schema.get("properties", {})
-        if "language" in said and "code" in said:
-            said["language"]["enum"] = languages
+        description = schema.get("properties", {})
+        if "language" in description and "code" in description:
+            description["language"]["enum"] = languages
         if schema.get("title") == SessionBody.__name__:
-            said["language"]["enum"] = [name for name in languages if canonical(name) in LANGUAGES]
-        if "timeout" in said and schema.get("title") != SpawnBody.__name__:  # a process may run as long as its sandbox
-            for choice in said["timeout"].get("anyOf", [said["timeout"]]):
+            description["language"]["enum"] = [name for name in languages if canonical(name) in LANGUAGES]
+        if (
+            "timeout" in description and schema.get("title") != SpawnBody.__name__
+        ):  # a process may run as long as its sandbox
+            for choice in description["timeout"].get("anyOf", [description["timeout"]]):
                 choice.pop("maximum", None) and choice.update(maximum=max_timeout)
     schemes = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
@@ -252,37 +254,37 @@ def specification(described: list[Any], languages: list[str], max_timeout: float
 
 
 def _operation(route: Any) -> dict[str, Any]:
-    said = route.description
-    name, *others = said.get("answers", ("Status",))
+    description = route.description
+    name, *others = description.get("answers", ("Status",))
     operation: dict[str, Any] = {
-        "summary": said["summary"],
-        "responses": {str(said.get("status", 200)): _success(name, others)} | _errors(said),
+        "summary": description["summary"],
+        "responses": {str(description.get("status", 200)): _success(name, others)} | _errors(description),
     }
     parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)(?::\w+)?}", route.path)]
-    parameters += said.get("parameters", [])
+    parameters += description.get("parameters", [])
     if parameters:
         operation["parameters"] = parameters
-    if said["scope"] is not None:
+    if description["scope"] is not None:
         operation["security"] = [{"bearer": []}, {}]
-    if "body" in said:
-        media = {"schema": {"$ref": f"#/components/schemas/{said['body'].__name__}"}}
+    if "body" in description:
+        media = {"schema": {"$ref": f"#/components/schemas/{description['body'].__name__}"}}
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
-    elif "raw_body" in said:
+    elif "raw_body" in description:
         operation["requestBody"] = {"required": False, "content": {"application/octet-stream": {}}}
     return operation
 
 
-def _errors(said: dict[str, Any]) -> dict[str, Any]:
+def _errors(description: dict[str, Any]) -> dict[str, Any]:
     """The error responses of a route."""
     statuses = {"403", "500", "503"}
-    if said["scope"] is not None:
+    if description["scope"] is not None:
         statuses |= {"401", "404", "409", "422", "429"}
-    if "parameters" in said:
+    if "parameters" in description:
         statuses |= {"401", "422"}
-    if "body" in said or "raw_body" in said:
+    if "body" in description or "raw_body" in description:
         statuses |= {"400", "408", "413", "415", "422"}
     schema = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
-    if said["scope"] is None:
+    if description["scope"] is None:
         schema = {"application/json": {}}
     return {status: {"description": _ERRORS[status], "content": schema} for status in sorted(statuses)}
 
@@ -312,7 +314,7 @@ def _path_parameter(name: str) -> dict[str, Any]:
 
 @cache
 def _body_schemas(bodies: tuple[Any, ...]) -> dict[str, Any]:
-    """Cached, because pydantic takes a third of a second."""
+    """The schemas of request bodies. Cached, because pydantic takes a third of a second."""
     template = "#/components/schemas/{model}"
     found: dict[str, Any] = models_json_schema([(body, "validation") for body in bodies], ref_template=template)[1]
     return dict(found["$defs"])

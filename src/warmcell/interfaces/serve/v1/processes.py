@@ -82,7 +82,7 @@ class NoSuchProcess(InvalidRequest):
         super().__init__("process not found", field="pid", hint="processes() lists them")
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_processes(request: Request, tenant: Tenant) -> Response:
     """The running processes and the last hundred that ended."""
     return json_response([asdict(info) for info in await get_entry(request, tenant).sandbox.processes()])
 
@@ -102,7 +102,7 @@ async def start_process(entry: SandboxEntry, body: SpawnBody) -> AsyncProcess:
         return await entry.sandbox.spawn(body.command, pty=size, **options)
 
 
-async def one(request: Request, tenant: Tenant) -> Response:
+async def describe_process(request: Request, tenant: Tenant) -> Response:
     """One process."""
     return json_response(asdict((await get_process(request, tenant)).info))
 
@@ -168,7 +168,7 @@ def _parse_position(position: str) -> dict[str, int]:
 
 
 async def _output(service: Service, process: AsyncProcess, start: Mapping[str, int]) -> AsyncIterator[str]:
-    """The id of an event is the position in both streams; a client that lost the connection resumes with it."""
+    """Yield output events. An event's id is its position in both streams, from which a client can resume."""
     texts, positions = OutputDecoder(), dict(start)
     async with aclosing(with_keepalives(process.local.output_since(start), service.draining)) as pieces:  # type: ignore[type-var]
         async for piece in pieces:
@@ -192,14 +192,14 @@ async def get_process(request: Any, tenant: Tenant) -> AsyncProcess:
 
 
 def routes() -> list[Any]:
-    every_one = "/v1/sandboxes/{id}/processes"
-    at = every_one + "/{pid}"
+    collection = "/v1/sandboxes/{id}/processes"
+    at = collection + "/{pid}"
     position = query("from", {"type": "string", "pattern": "^[0-9]{1,18}-[0-9]{1,18}$"})
     seconds = query("timeout", {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_SECONDS})
     return [
-        route("GET", every_one, every, "sandbox", answers=("Processes",)),
-        route("POST", every_one, spawn, "sandbox", body=SpawnBody, answers=("Process",), status=201),
-        route("GET", at, one, "sandbox", answers=("Process",)),
+        route("GET", collection, list_processes, "sandbox", answers=("Processes",)),
+        route("POST", collection, spawn, "sandbox", body=SpawnBody, answers=("Process",), status=201),
+        route("GET", at, describe_process, "sandbox", answers=("Process",)),
         route("DELETE", at, kill, "sandbox", **NO_CONTENT),
         route("POST", f"{at}/stdin", write, "sandbox", raw_body=True, **NO_CONTENT),
         route("DELETE", f"{at}/stdin", close_stdin, "sandbox", **NO_CONTENT),

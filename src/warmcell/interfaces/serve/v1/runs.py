@@ -37,13 +37,13 @@ from warmcell.judging.judge import ajudge
 from warmcell.judging.verdicts import Verdict, verdict_to_plain
 from warmcell.lifetime.threads import in_thread
 
-#: How old the answer about this host may be.
+#: How long an answer about this host is reused.
 CACHE_SECONDS = 60.0
 Answer = TypeVar("Answer")
-#: Of all cases together: they are in one JSON response, in which a byte may take six.
+#: The output of all cases together: it is in one JSON response, in which a byte may take six.
 MAX_JUDGE_OUTPUT = 32 * MIB
 BACKGROUND_RUNS = "/v1/runs"
-#: Per tenant, the ended ones included.
+#: Background runs per tenant, including ended ones.
 MAX_RUNS = 8
 #: How long an ended run can still be read.
 KEEP_SECONDS = 900.0
@@ -61,20 +61,20 @@ async def run(request: Request, tenant: Tenant) -> Response:
     return json_response(outcome_to_dict(await while_connected(request, _outcome(service, tenant, limited, place))))
 
 
-async def _outcome(service: Service, tenant: Tenant, asked: ExecRequest, place: RunPlace) -> Any:
+async def _outcome(service: Service, tenant: Tenant, run_request: ExecRequest, place: RunPlace) -> Any:
     async with service.run_slot(tenant, **place) as backend:
         try:
-            return await backend.execute(asked)
+            return await backend.execute(run_request)
         except ENDED_EARLY as error:
             return error
 
 
-async def _events(service: Service, tenant: Tenant, asked: ExecRequest, place: RunPlace) -> AsyncIterator[str]:
+async def _events(service: Service, tenant: Tenant, run_request: ExecRequest, place: RunPlace) -> AsyncIterator[str]:
     """Yield `stdout` and `stderr` events, and last `result` or `error`."""
     texts = OutputDecoder()
     slot = service.run_slot(tenant, **place)
     try:
-        async with slot as backend, aclosing(with_keepalives(backend.stream(asked))) as events:  # type: ignore[type-var]
+        async with slot as backend, aclosing(with_keepalives(backend.stream(run_request))) as events:  # type: ignore[type-var]
             async for item in events:
                 if item is None:
                     yield KEEPALIVE
@@ -127,14 +127,14 @@ async def judge(request: Request, tenant: Tenant) -> Response:
 
 
 class CachedQuery(Generic[Answer]):
-    """The last answer to a question that takes long. It is asked once at a time, and again after a minute."""
+    """Caches the answer to a slow question for a minute. Concurrent callers share one query."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._last: tuple[object, Answer, float] | None = None
 
     async def ask(self, question: object, find_answer: Callable[[], Answer]) -> Answer:
-        """`find_answer` may block."""
+        """Return the cached answer, or that of `find_answer`, which may block."""
         async with self._lock:
             last = self._last
             if last is None or last[0] != question or time.monotonic() - last[2] > CACHE_SECONDS:
@@ -143,7 +143,7 @@ class CachedQuery(Generic[Answer]):
 
 
 class Capabilities:
-    """Versions are queried by starting every toolchain."""
+    """Cached: versions are queried by starting every toolchain."""
 
     def __init__(self) -> None:
         self._versions: CachedQuery[dict[str, str]] = CachedQuery()
@@ -212,12 +212,12 @@ class RunsByTenant:
     def of(self, tenant: Tenant) -> BackgroundJobs:
         return self._jobs.setdefault(tenant.id, BackgroundJobs(MAX_RUNS))
 
-    def start(self, tenant: Tenant, asked: ExecRequest, place: RunPlace, request: str) -> BackgroundJob:
+    def start(self, tenant: Tenant, run_request: ExecRequest, place: RunPlace, request: str) -> BackgroundJob:
         """`request`: the id of the request that started it, by which an operator can end it."""
         jobs = self.of(tenant)
-        work = partial(_run, self._service, tenant, asked, place)
+        work = partial(_run, self._service, tenant, run_request, place)
         kept = self._service.state.get(KeptByTenant, KeptByTenant)[tenant.id]
-        job = jobs.start(work, {"language": str(asked.language)}, kept)
+        job = jobs.start(work, {"language": str(run_request.language)}, kept)
         job.task.add_done_callback(lambda task: task.get_loop().call_later(KEEP_SECONDS, jobs.forget, job))
         job.end_with(self._service.revocable(tenant, "run"))
         self._service.open_requests.add(tenant.id, request, job.task)
@@ -233,11 +233,11 @@ def runs_of(request: Request) -> RunsByTenant:
     return service.state.get(RunsByTenant, lambda: RunsByTenant(service))
 
 
-async def _run(service: Service, tenant: Tenant, asked: ExecRequest, place: RunPlace, emit: Emit) -> object:
+async def _run(service: Service, tenant: Tenant, run_request: ExecRequest, place: RunPlace, emit: Emit) -> object:
     texts = OutputDecoder()
     slot = service.run_slot(tenant, **place)
     try:
-        async with slot as backend, aclosing(backend.stream(asked)) as events:  # type: ignore[type-var]
+        async with slot as backend, aclosing(backend.stream(run_request)) as events:  # type: ignore[type-var]
             async for item in events:
                 if isinstance(item, OutputEvent):
                     await emit(item.stream, {"text": texts.to_dict(item)["text"]})
@@ -249,7 +249,7 @@ async def _run(service: Service, tenant: Tenant, asked: ExecRequest, place: RunP
 
 
 def _without_output(outcome: dict[str, Any]) -> dict[str, Any]:
-    """The log has the output already."""
+    """Remove the output, which the log already has."""
     return {name: value for name, value in outcome.items() if name not in _OUTPUT}
 
 
@@ -262,12 +262,12 @@ async def start(request: Request, tenant: Tenant) -> Response:
     return json_response(job.to_dict(), 201)
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_runs(request: Request, tenant: Tenant) -> Response:
     """The background runs of this token: the running ones, and those that ended in the last quarter of an hour."""
     return json_response([job.to_dict() for job in runs_of(request).of(tenant).all()])
 
 
-async def one(request: Request, tenant: Tenant) -> Response:
+async def describe_run(request: Request, tenant: Tenant) -> Response:
     """One background run."""
     return json_response(_find(request, tenant).to_dict())
 
@@ -296,8 +296,8 @@ def routes() -> list[Any]:
         route("GET", "/healthz", alive, None, answers=("Status",)),
         route("GET", "/readyz", ready, None, answers=("Status",)),
         route("POST", BACKGROUND_RUNS, start, "run", body=RunBody, answers=("BackgroundRun",), status=201),
-        route("GET", BACKGROUND_RUNS, every, "run", answers=("BackgroundRuns",)),
-        route("GET", at, one, "run", answers=("BackgroundRun",)),
+        route("GET", BACKGROUND_RUNS, list_runs, "run", answers=("BackgroundRuns",)),
+        route("GET", at, describe_run, "run", answers=("BackgroundRun",)),
         route("GET", f"{at}/events", events, "run", answers=("events",), parameters=[FROM]),
         route("DELETE", at, remove, "run", **NO_CONTENT),
     ]

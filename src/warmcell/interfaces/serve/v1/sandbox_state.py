@@ -13,7 +13,7 @@ from warmcell.interfaces.serve.saved_sessions import sessions_of
 from warmcell.sandbox.ports import AsyncExposedPort
 from warmcell.sandbox.session import AsyncSession
 
-#: Cells of one session whose events are kept.
+#: How many cells of one session have their events kept.
 MAX_CELLS = 8
 
 
@@ -24,13 +24,13 @@ class SessionEntry:
         self.session = session
         self.question: asyncio.Future[str] | None = None
         self.cells = BackgroundJobs(MAX_CELLS)
-        #: Cells that wait for a place in the server's queue, in order; those that have one.
+        #: Cells that wait for a slot in the server's queue, in order; cells that hold one.
         self._waiting: list[asyncio.Timeout] = []
         self._started = 0
 
     @asynccontextmanager
     async def cell_slot(self, slot: AbstractAsyncContextManager[object]) -> AsyncIterator[bool]:
-        """Hold `slot` for a cell. False: the cell was interrupted while it waited for it."""
+        """Hold `slot` for a cell. Yields False if the cell was interrupted while it waited."""
         waiting = asyncio.timeout(None)
         async with AsyncExitStack() as stack:
             self._waiting.append(waiting)
@@ -76,7 +76,7 @@ class SandboxState:
 
 
 def keep_sessions(entry: SandboxEntry) -> None:
-    """With `--state`: the next server finds the sessions again."""
+    """With `--state`, let the next server restore the sessions."""
     if (saved := sessions_of(entry)) is not None:
         saved.list_live = lambda: [(found.session.id, found.session, {}) for found in state_of(entry).sessions.values()]
         saved.adopt = lambda session, own: state_of(entry).add_session(session)

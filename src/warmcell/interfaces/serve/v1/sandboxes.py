@@ -39,7 +39,7 @@ from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions, state_of
 from warmcell.net.rules.network_update import from_plain
 from warmcell.sandbox.ports import AsyncExposedPort
 
-#: Per sandbox: each may use as much disk as the sandbox itself.
+#: Snapshots per sandbox: each may use as much disk as the sandbox itself.
 MAX_SNAPSHOTS = 8
 MAX_PORTS = 16
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
@@ -64,7 +64,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
 
 
 async def choose_options(service: Service, tenant: Tenant, body: CreateBody) -> dict[str, Any]:
-    """The options of `make_sandbox` that a request asks for, checked."""
+    """Check a request; return the options of `make_sandbox`."""
     most = service.settings.max_timeout
     timeout = min(DEFAULT_TIMEOUT, most) if body.timeout is None else check_timeout(body.timeout, most)
     options: dict[str, Any] = {"env": body.env, "timeout": timeout, "live": body.live, "forkable": body.forkable}
@@ -73,12 +73,12 @@ async def choose_options(service: Service, tenant: Tenant, body: CreateBody) -> 
 
 
 def describe(body: CreateBody) -> dict[str, Any]:
-    """The request, for the next server."""
+    """The request, to be saved for the next server."""
     return {"asked": body.model_dump(mode="json", exclude_unset=True)}
 
 
 async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any], home: StateHome) -> RestoredSandbox:
-    """A sandbox of the last server, from the request that made it."""
+    """Restore a sandbox of the previous server, from the request that made it."""
     body = CreateBody.model_validate(own["asked"])
     options = await choose_options(service, tenant, body)
     sandbox = service.make_sandbox(tenant, **options, work_dir=home.path)
@@ -93,12 +93,12 @@ async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any],
     return RestoredSandbox(sandbox, attach)
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_sandboxes(request: Request, tenant: Tenant) -> Response:
     """Your sandboxes."""
     return json_response([sandbox_to_dict(entry) for entry in get_service(request).sandboxes.of(tenant)])
 
 
-async def one(request: Request, tenant: Tenant) -> Response:
+async def describe_sandbox(request: Request, tenant: Tenant) -> Response:
     """One of your sandboxes."""
     return json_response(sandbox_to_dict(get_entry(request, tenant)))
 
@@ -161,7 +161,7 @@ async def tools(request: Request, tenant: Tenant) -> Response:
 async def _respond(
     request: Request, tenant: Tenant, body: ExecBody | ScriptBody | CodeBody, run: Callable[..., Awaitable[ExecResult]]
 ) -> Response:
-    """The outcome as JSON, or as events with the output if the client accepts those."""
+    """Respond with the outcome as JSON, or with the output as events if the client accepts those."""
     if body.timeout is not None:
         check_timeout(body.timeout, get_service(request).settings.max_timeout)
     stdin = None if body.stdin is None else to_content("stdin", body.stdin)
@@ -240,7 +240,7 @@ async def restore(request: Request, tenant: Tenant) -> None:
 # its user may do.
 
 
-async def every_port(request: Request, tenant: Tenant) -> Response:
+async def list_ports(request: Request, tenant: Tenant) -> Response:
     """The exposed ports."""
     return json_response([_port_to_dict(port) for port in state_of(get_entry(request, tenant)).ports.values()])
 
@@ -279,8 +279,8 @@ def routes() -> list[Any]:
     at, outcome = "/v1/sandboxes/{id}", ("Result", "text/event-stream")
     return [
         route("POST", "/v1/sandboxes", create, "sandbox", body=CreateBody, answers=("Sandbox",), status=201),
-        route("GET", "/v1/sandboxes", every, "sandbox", answers=("Sandboxes",)),
-        route("GET", at, one, "sandbox", answers=("Sandbox",)),
+        route("GET", "/v1/sandboxes", list_sandboxes, "sandbox", answers=("Sandboxes",)),
+        route("GET", at, describe_sandbox, "sandbox", answers=("Sandbox",)),
         route("DELETE", at, destroy, "sandbox", **NO_CONTENT),
         route("POST", f"{at}/exec", run_command, "sandbox", body=ExecBody, answers=outcome),
         route("POST", f"{at}/sh", run_script, "sandbox", body=ScriptBody, answers=outcome),
@@ -292,7 +292,7 @@ def routes() -> list[Any]:
         route("POST", f"{at}/fork", fork, "sandbox", body=ForkBody, answers=("Sandbox",), status=201),
         route("POST", f"{at}/snapshots", snapshot, "sandbox", answers=("Snapshot",), status=201),
         route("POST", f"{at}/restore", restore, "sandbox", body=RestoreBody, **NO_CONTENT),
-        route("GET", f"{at}/ports", every_port, "sandbox", answers=("Ports",)),
+        route("GET", f"{at}/ports", list_ports, "sandbox", answers=("Ports",)),
         route("POST", f"{at}/ports", expose, "sandbox", body=PortBody, answers=("Port",), status=201),
         route("DELETE", f"{at}/ports/{{port}}", close_port, "sandbox", **NO_CONTENT),
     ]

@@ -32,7 +32,7 @@ from warmcell.sessions.cell_results import CellError, CellResult
 MAX_SESSIONS = 32
 
 
-async def every(request: Request, tenant: Tenant) -> Response:
+async def list_sessions(request: Request, tenant: Tenant) -> Response:
     """The sessions of the sandbox."""
     entry = get_entry(request, tenant)
     await restore_sessions(entry)
@@ -60,7 +60,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
     return json_response(found.to_dict(), 201)
 
 
-async def one(request: Request, tenant: Tenant) -> Response:
+async def describe_session(request: Request, tenant: Tenant) -> Response:
     """One session."""
     return json_response((await find_session(request, tenant)).to_dict())
 
@@ -201,7 +201,7 @@ async def _run_and_log(service: Service, tenant: Tenant, found: SessionEntry, bo
     return {name: value for name, value in outcome.items() if name not in ("stdout", "stderr")}
 
 
-async def every_cell(request: Request, tenant: Tenant) -> Response:
+async def list_cells(request: Request, tenant: Tenant) -> Response:
     """The running cell of the session and the last ones that ended."""
     return json_response([job.to_dict() for job in (await find_session(request, tenant)).cells.all()])
 
@@ -213,13 +213,13 @@ async def cell_events(request: Request, tenant: Tenant) -> Response:
 
 
 def routes() -> list[Any]:
-    every_one = "/v1/sandboxes/{id}/sessions"
-    at = every_one + "/{session}"
+    collection = "/v1/sandboxes/{id}/sessions"
+    at = collection + "/{session}"
     cells = f"{at}/cells"
     return [
-        route("GET", every_one, every, "sandbox", answers=("Sessions",)),
-        route("POST", every_one, create, "sandbox", body=SessionBody, answers=("Session",), status=201),
-        route("GET", at, one, "sandbox", answers=("Session",)),
+        route("GET", collection, list_sessions, "sandbox", answers=("Sessions",)),
+        route("POST", collection, create, "sandbox", body=SessionBody, answers=("Session",), status=201),
+        route("GET", at, describe_session, "sandbox", answers=("Session",)),
         route("DELETE", at, close, "sandbox", **NO_CONTENT),
         route("POST", f"{at}/run", run, "sandbox", body=CellBody, answers=("Cell", "text/event-stream")),
         route("POST", f"{at}/input", type_input, "sandbox", body=InputBody, **NO_CONTENT),
@@ -228,6 +228,6 @@ def routes() -> list[Any]:
         route("GET", f"{at}/variables", variables, "sandbox", answers=("Variables",)),
         route("POST", f"{at}/fork", fork, "sandbox", body=BranchBody, answers=("Branch",), status=201),
         route("POST", cells, start_cell, "sandbox", body=CellBody, answers=("BackgroundCell",), status=201),
-        route("GET", cells, every_cell, "sandbox", answers=("BackgroundCells",)),
+        route("GET", cells, list_cells, "sandbox", answers=("BackgroundCells",)),
         route("GET", cells + "/{cell}/events", cell_events, "sandbox", answers=("events",), parameters=[FROM]),
     ]

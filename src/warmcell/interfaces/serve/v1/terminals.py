@@ -51,8 +51,9 @@ _MESSAGE_OVERHEAD = 64
 
 
 class WaitingInput:
-    """What a client sent to a program that has not read it yet, in order, and bounded. `deliver` writes it;
-    `on_refused` is called with what could not be written.
+    """Input that the program has not read yet, in order and bounded.
+
+    `deliver` writes it, and calls `on_refused` with the error if that fails.
     """
 
     def __init__(
@@ -67,20 +68,20 @@ class WaitingInput:
         self._changed = asyncio.Condition()
 
     async def add(self, data: bytes) -> None:
-        """Waits while more than the size of a message is unread: the client has to wait, too."""
+        """Add input. Waits while more than the size of a message is unread, which makes the client wait too."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self._waiting) < MAX_MESSAGE and not self._is_ending)
             self._waiting += data
             self._changed.notify_all()
 
     async def end(self) -> None:
-        """Closes the program's input after what waits."""
+        """Close the program's stdin after the input that waits."""
         async with self._changed:
             self._is_ending = True
             self._changed.notify_all()
 
     async def deliver(self) -> None:
-        """Runs until it is cancelled."""
+        """Write the input until cancelled."""
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._waiting or self._is_ending)
@@ -103,7 +104,7 @@ class WaitingInput:
 
 
 class MessageQueue:
-    """Messages of a client, read before they are wanted, so that its disconnect is noticed meanwhile. Bounded."""
+    """Messages that are read ahead, so that a disconnect is noticed at once. Bounded."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -112,7 +113,7 @@ class MessageQueue:
         self._changed = asyncio.Condition()
 
     async def fill(self) -> None:
-        """Returns when the client has disconnected."""
+        """Read messages until the client disconnects."""
         async for message in receive_messages(self._socket):
             async with self._changed:
                 await self._changed.wait_for(lambda: self._size < MAX_MESSAGE)
@@ -130,7 +131,7 @@ class MessageQueue:
             yield message
 
 
-class Nothing(Strict):
+class NoFields(Strict):
     """A message without fields."""
 
 
@@ -149,8 +150,8 @@ class LiveRunBody(Strict):
 _COMMANDS: dict[str, type[Strict]] = {
     "resize": TerminalBody,
     "signal": SignalBody,
-    "close_stdin": Nothing,
-    "kill": Nothing,
+    "close_stdin": NoFields,
+    "kill": NoFields,
 }
 
 
@@ -242,7 +243,7 @@ async def _handle_messages(
 ) -> None:
     """Write binary messages to stdin, execute text messages, also while the program does not read its input.
 
-    `drains`: what was sent before a disconnect is still delivered.
+    With `drains`, input that was sent before a disconnect is still delivered.
     """
 
     async def refuse(error: InvalidRequest) -> None:  # stdin is closed, or no terminal: its output continues
@@ -311,7 +312,7 @@ async def _relay_to_guest(socket: WebSocket, writer: asyncio.StreamWriter) -> No
     with suppress(ConnectionError):  # the guest stopped reading; its output continues
         async for message in receive_messages(socket):
             if isinstance(message, str):
-                parse_command(message, {"end": Nothing})
+                parse_command(message, {"end": NoFields})
                 writer.write_eof()
                 return
             writer.write(message)
