@@ -49,7 +49,7 @@ class Context:
 
     def __init__(self, box: Box, language: str, cwd: str) -> None:
         self.id, self.language, self.cwd = secrets.token_hex(16), language, HOME if cwd == ROOT_HOME else cwd
-        self._box, self._count = box, 0
+        self._box, self._count, self._is_at_home = box, 0, f"{self.cwd}/".startswith(f"{HOME}/")
         #: None until it was started.
         self.session: AsyncSession | None = None
         self._starting, self._turn = asyncio.Lock(), asyncio.Lock()
@@ -69,11 +69,10 @@ class Context:
         """Start the session, or return the one that was started."""
         async with self._starting:
             if self.session is None:
-                is_at_home = self.cwd == HOME or self.cwd.startswith(f"{HOME}/")
                 await self._make_directory()
                 async with self._slot():
                     session = await self._box.entry.sandbox.session(
-                        LANGUAGES[self.language], cwd=self.cwd if is_at_home else HOME
+                        LANGUAGES[self.language], cwd=self.cwd if self._is_at_home else HOME
                     )
                 await self._prepare(session)
                 self.session = session
@@ -135,7 +134,7 @@ class Context:
         """Enter the directory in the guest: the session starts in the home, and only the guest can leave it."""
         if self.language == "deno":
             await session.run(DENO, timeout=_OWN_CELL_SECONDS)
-        if not self.cwd.startswith(HOME):
+        if not self._is_at_home:
             await session.run(_change_directory(LANGUAGES[self.language], self.cwd), timeout=_OWN_CELL_SECONDS)
 
 
