@@ -30,7 +30,10 @@ class Connection:
 
     async def request(self, method: str, path: str, *, seconds: float = 0, **more: Any) -> Any:
         """Send a request; return the body of the answer, parsed if it is JSON, else bytes."""
-        return self._read_body(await self._send(method, path, timeout=seconds + EXTRA_SECONDS, **more))
+        try:
+            return self._read_body(await self.http.request(method, path, timeout=seconds + EXTRA_SECONDS, **more))
+        except import_httpx().HTTPError as error:
+            raise self._unreachable(error) from error
 
     def get_blocking(self, path: str) -> Any:
         httpx = import_httpx()
@@ -45,12 +48,6 @@ class Connection:
             raise self._error_from_answer(answer)
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         return answer.json() if is_json else answer.content
-
-    async def _send(self, method: str, path: str, **more: Any) -> Any:
-        try:
-            return await self.http.request(method, path, **more)
-        except import_httpx().HTTPError as error:
-            raise self._unreachable(error) from error
 
     @asynccontextmanager
     async def events(

@@ -28,6 +28,8 @@ MAX_FILE = 256 * MIB
 A_DAY = 86_400.0
 #: The exit status of commands that timed out, as with timeout(1).
 TIMED_OUT = 124
+#: Runs the command line $1 with bash, else with sh.
+USE_BASH = 'if command -v bash >/dev/null; then exec bash -c "$1"; fi; exec sh -c "$1"'
 #: Checks run in the guest's shell, so that links, permissions and special files are the guest's.
 _READ = """
 [ -d "$1" ] && exit 21

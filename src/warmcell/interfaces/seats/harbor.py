@@ -13,7 +13,7 @@ from warmcell.core.errors import BuildFailed, ExecutionTimeout, ImageNotFound
 from warmcell.core.types import Limits
 from warmcell.images import Image, ImageStore
 from warmcell.interfaces.seats import framework_missing
-from warmcell.interfaces.seats.cage_commands import A_DAY, MAX_FILE, TIMED_OUT, CageCommands, unpack_guest_tar
+from warmcell.interfaces.seats.cage_commands import A_DAY, MAX_FILE, TIMED_OUT, USE_BASH, CageCommands, unpack_guest_tar
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.builder import SandboxPolicyBuilder
@@ -149,7 +149,7 @@ class WarmcellEnvironment(BaseEnvironment):
         if wanted not in (None, "root", 0, "0"):
             raise ValueError(f"user {wanted!r} is not supported: all programs of a Warmcell environment run as root")
         place = cwd or self.task_env_config.workdir or (self._image.config.workdir if self._image else "/")
-        shell = ["sh", "-c", _WITH_BASH, "sh", command]
+        shell = ["sh", "-c", USE_BASH, "sh", command]
         merged, timeout = self._merge_env(env), timeout_sec or A_DAY
         try:
             result = await portal.call_async(self._sandbox.run, shell, cwd=place, env=merged, timeout=timeout)
@@ -192,9 +192,6 @@ class WarmcellEnvironment(BaseEnvironment):
             reason = f"more than {MAX_FILE} bytes" if result.stdout_truncated else result.stderr.strip()[:500]
             raise RuntimeError(f"{argv[0]} failed with status {result.exit_code}: {reason}")
         return result.stdout_bytes
-
-
-_WITH_BASH = 'if command -v bash >/dev/null; then exec bash -c "$1"; fi; exec sh -c "$1"'
 
 
 def _policy(hosts: Any) -> SandboxPolicy:

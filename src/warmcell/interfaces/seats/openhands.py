@@ -9,7 +9,7 @@ from typing import Any
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.types import ExecResult, Limits
 from warmcell.interfaces.seats import framework_missing
-from warmcell.interfaces.seats.cage_commands import CageCommands
+from warmcell.interfaces.seats.cage_commands import USE_BASH, CageCommands
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
@@ -22,7 +22,6 @@ try:
 except ImportError as error:
     raise framework_missing("openhands", error) from error
 
-_GIT = 'cd -- "$1" && shift && exec git --no-pager "$@"'
 _KINDS = {"A": GitChangeStatus.ADDED, "D": GitChangeStatus.DELETED}
 #: The exit code of a command that timed out, as in `LocalWorkspace`.
 _TIMED_OUT = -1
@@ -65,11 +64,10 @@ class WarmcellWorkspace(BaseWorkspace):
         return self._commands
 
     def execute_command(self, command: str, cwd: str | Path | None = None, timeout: float = 30.0) -> CommandResult:
-        script = 'if command -v bash >/dev/null; then exec bash -c "$1"; fi; exec sh -c "$1"'
         place = self._path(cwd or ".")
         limit: ExecutionTimeout | None = None
         try:
-            result = portal.call(self._cage.run, ["sh", "-c", script, "sh", command], cwd=place, timeout=timeout)
+            result = portal.call(self._cage.run, ["sh", "-c", USE_BASH, "sh", command], cwd=place, timeout=timeout)
         except ExecutionTimeout as error:
             limit, result = error, error.result or ExecResult()
         return CommandResult(
@@ -122,7 +120,7 @@ class WarmcellWorkspace(BaseWorkspace):
         return GitDiff(original=original, modified=modified)
 
     def _git(self, path: str | Path, *words: str) -> str:
-        result = portal.call(self._cage.run, ["sh", "-c", _GIT, "sh", self._path(path), *words], timeout=60)
+        result = portal.call(self._cage.run, ["git", "--no-pager", *words], cwd=self._path(path), timeout=60)
         if not result.ok:
             raise RuntimeError(f"git {words[0]} failed in {path}: {result.stderr.strip()[:500]}")
         return result.stdout

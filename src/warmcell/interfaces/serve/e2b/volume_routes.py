@@ -248,11 +248,11 @@ def _set_metadata(root: Root, parts: Parts, metadata: Metadata) -> None:
     kind = kind_of(root.lstat(parts).st_mode)
     if kind not in ("file", "directory"):
         raise PathTraversal(text_of(parts), "is a link or special file")
-    old = _read_owner(root, parts, kind)
+    uid, gid = _read_owner(root, parts, kind)
     with _open(root, parts, kind) as fd:
         if metadata.uid is not None or metadata.gid is not None:
             _write_owner(
-                fd, old[0] if metadata.uid is None else metadata.uid, old[1] if metadata.gid is None else metadata.gid
+                fd, uid if metadata.uid is None else metadata.uid, gid if metadata.gid is None else metadata.gid
             )
         if metadata.mode is not None:
             os.fchmod(fd, metadata.mode & 0o777)
