@@ -315,10 +315,7 @@ class Service:
         return tenant is not None and set(scopes) <= set(tenant.scopes)
 
     async def end_revoked(self) -> None:
-        """End the requests of revoked tokens, and remove their sandboxes, whose secrets would still work.
-
-        So for requests and sandboxes that need a scope that their token has lost.
-        """
+        """End the requests and sandboxes of tokens that were revoked, or have lost the scope that these need."""
         if self.settings.is_open:
             return
         for right, tasks in list(self._revocable.items()):
