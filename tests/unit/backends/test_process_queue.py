@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.helpers import PATIENCE, share_no_zygotes, until
 
-from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig
+from warmcell import Enforced, ExecRequest, ExecResult, ProcessBackend, ProcessConfig, Usage
 from warmcell.backends.process.building import ArtefactCache
 from warmcell.backends.process.launch import Launch
 from warmcell.backends.process.launcher import Launcher
@@ -90,8 +90,9 @@ class TestTheClock:
         launches: list[Launch] = []
 
         def took_two_seconds(self: Launcher, launch: Launch) -> ExecResult:
+            """On a host where it waited three more for a processor."""
             launches.append(launch)
-            return ExecResult(duration=2.0)
+            return ExecResult(duration=5.0, usage=Usage(cpu_time=2.0))
 
         monkeypatch.setattr(Launcher, "_run_program", took_two_seconds)
         monkeypatch.setattr(ArtefactCache, "store", lambda self, build, workshop, cleanup: workshop)
@@ -104,7 +105,7 @@ class TestTheClock:
             assert (build.phase == "build", build.spent, after.phase == "build", after.spent) == (True, 0.0, False, 2.0)
             template = SimpleNamespace(effective=SimpleNamespace(enforced=Enforced()), wrapper=None)
             terms = make_terms(after, template)  # type: ignore[arg-type]
-            assert (terms.timeout, terms.requested_at, terms.phase) == (5.0, run.requested_at + 2.0, "run")
+            assert (terms.timeout, terms.requested_at, terms.phase) == (5.0, run.requested_at + 5.0, "run")
             assert make_terms(build, template).phase == "build"  # type: ignore[arg-type]
             with pytest.raises(ExecutionTimeout, match="build timed out after 2 s"):
                 backend._launcher.run(replace(launch, timeout=2.0))

@@ -186,17 +186,19 @@ class Builder:
         with self._lock:
             artefacts = self._artefacts = self._artefacts or ArtefactCache()
         build = add_cache_key(launch.program, self._scope, self._limits).beside(launch.files)
-        spent, directory = 0.0, artefacts.find(build, cleanup)
+        built_for, spent, directory = 0.0, 0.0, artefacts.find(build, cleanup)
         if directory is None:
             with artefacts.workshop() as workshop:
                 result = self._run(_compiler_launch(replace(launch, limits=self._limits), build, workshop))
                 if not result.ok:
                     return result
-                spent, directory = result.duration, artefacts.store(build, workshop, cleanup)
+                built_for, directory = result.duration, artefacts.store(build, workshop, cleanup)
+                spent = min(built_for, result.usage.cpu_time)  # the host's load is not the program's
             if spent >= launch.timeout:
                 raise ExecutionTimeout(launch.timeout, phase="build")
         program = replace(launch.program, build=None, files={})
-        return replace(launch, program=program, artefact=os.path.join(directory, build.artefact), spent=spent)
+        artefact = os.path.join(directory, build.artefact)
+        return replace(launch, program=program, artefact=artefact, spent=spent, built_for=built_for)
 
     def build_and_stream(self, launch: Launch, cleanup: ExitStack | Cleanup) -> Launch | ExecResult:
         """`prepare` with a listener, which gets the compiler's output only if that is the run's outcome."""

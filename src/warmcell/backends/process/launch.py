@@ -35,7 +35,10 @@ class LiveProgram:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`timeout` counts from the moment the guest can run; a build has already `spent` part of it."""
+    """`timeout` counts from the moment the guest can run; a build has already `spent` part of it.
+
+    That is less than the build took (`built_for`) if its compiler waited for a processor.
+    """
 
     program: ProgramSpec
     env: Mapping[str, str]
@@ -45,6 +48,7 @@ class Launch:
     limits: EffectiveLimits
     run: Run
     spent: float = 0.0
+    built_for: float = 0.0
     args: tuple[str, ...] = ()
     #: The request's files, sent into the work directory with the job.
     files: Mapping[str, bytes] = field(default_factory=dict)

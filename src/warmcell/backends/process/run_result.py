@@ -67,7 +67,7 @@ def make_terms(launch: Launch, template: CellTemplate) -> RunTerms:
         enforced=template.effective.enforced,
         open_files=launch.limits.open_files,
         cpu_seconds=launch.limits.cpu_seconds,
-        requested_at=launch.run.requested_at + launch.spent,  # waiting for the compiler is not queueing
+        requested_at=launch.run.requested_at + launch.built_for,  # waiting for the compiler is not queueing
         phase=launch.phase,
         is_wrapped=template.wrapper is not None,
         is_guest_program=_is_native(launch),
