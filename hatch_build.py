@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,7 +84,8 @@ class BuildCommand(BuildHookInterface):
         build_data["shared_scripts"] = {SCRIPT: "warmcell"}
         if version == "editable":
             return
-        made = make_documents(Path(tempfile.mkdtemp(prefix="warmcell-build-")))
+        self._documents = tempfile.mkdtemp(prefix="warmcell-build-")
+        made = make_documents(Path(self._documents))
         bundle = made.pop("bundle")
         build_data["force_include"][str(bundle)] = f"warmcell/modules.{sys.implementation.cache_tag}.bin"
         build_data["shared_data"] = {str(path): DOCUMENTS[kind] for kind, path in made.items()}
@@ -94,3 +96,7 @@ class BuildCommand(BuildHookInterface):
         build_data["shared_scripts"] = {SCRIPT: BEHIND, str(front): "warmcell"}
         build_data["pure_python"] = False
         build_data["tag"] = platform_tag()
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            shutil.rmtree(self._documents)

@@ -38,6 +38,8 @@ def build(hook: Any, version: str = "standard") -> dict[str, Any]:
     build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     hook.app = SimpleNamespace(display_info=lambda _text: None, display_warning=lambda _text: None)
     hook.initialize(version, build_data)
+    if hasattr(hook, "finalize"):
+        hook.finalize(version, build_data, "made.whl")
     return build_data
 
 
@@ -54,6 +56,7 @@ def test_the_wheel_has_a_bundle_a_manual_page_and_completions(command: Any) -> N
     assert list(made["force_include"].values()) == [f"warmcell/modules.{sys.implementation.cache_tag}.bin"]
     assert sorted(made["shared_data"].values()) == sorted(command.DOCUMENTS.values())
     assert made["shared_scripts"] == SCRIPT_ALONE and made["pure_python"] is True
+    assert not any(Path(path).parent.exists() for path in made["force_include"])
 
 
 def test_two_builds_give_the_same_files(command: Any, tmp_path: Path) -> None:
