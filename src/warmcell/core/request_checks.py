@@ -39,6 +39,12 @@ class FrozenMapping(dict[str, T]):
         return hash(frozenset(self.items()))
 
 
+def check_kind(name: str, value: object, kind: type[T], hint: str | None = None) -> T:
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"must be {kind.__name__}, not {type(value).__name__}", field=name, hint=hint)
+    return value
+
+
 def check_positive_int(name: str, value: object, largest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"must be a whole number, not {type(value).__name__}", field=name)

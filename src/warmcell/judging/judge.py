@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import cache, partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError
 from warmcell.core.output_events import Outcome
 from warmcell.core.records import replace
+from warmcell.core.request_checks import check_kind
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, MAX_TIMEOUT, ExecRequest, ExecResult, Limits
 from warmcell.judging.checkers import Checker, checker_for
 from warmcell.judging.doubt import is_doubtful, run_alone
@@ -75,6 +76,8 @@ async def ajudge(
     `interactor` talks to the program in place of a checker: see `judging.interactor`. No run takes longer than
     `max_elapsed` seconds, whatever the clock.
     """
+    if not hasattr(program, "request"):
+        check_kind("request", program, ExecRequest, "ExecRequest(language, code, timeout)")
     check = checker_for(checker)
     cases = [_check_case(case) for case in cases]
     if clock not in ("wall", "cpu"):
@@ -165,6 +168,9 @@ class _Session:
             return Verdict("time_limit", found, ExecutionTimeout(limits.cpu_seconds, found, clock="cpu"))
         try:
             is_right = self._check(self._cases[outcome.index], found)
+            if isinstance(is_right, Coroutine):  # it would count as true
+                is_right.close()
+                raise TypeError("a checker cannot be a coroutine function")
         except Exception as error:  # the caller's function: the other cases stand
             failed = CheckerFailed(f"the checker raised {type(error).__name__}: {error}")
             failed.__cause__ = error

@@ -34,6 +34,21 @@ BUSY = ExecutionTimeout(5, ExecResult(usage=Usage(cpu_time=5)))
 IDLE = ExecutionTimeout(5, ExecResult(usage=Usage(cpu_time=0.1)))
 
 
+def test_a_checker_that_must_be_awaited_accepts_nothing() -> None:
+    async def refuse(case: Case, result: ExecResult) -> bool:
+        return False
+
+    checker: Any = refuse
+    (verdict,) = judge(REQUEST, [Case("in", "right")], backend=FakeBackend(["wrong\n"]), checker=checker)
+    assert verdict.status == "checker_error" and "coroutine" in str(verdict.error)
+
+
+def test_what_is_no_request_is_refused_by_name() -> None:
+    program: Any = "print(1)"
+    with pytest.raises(InvalidRequest, match="request: must be ExecRequest, not str"):
+        judge(program, [])
+
+
 @pytest.mark.parametrize(
     ("script", "status", "attempts"),
     [
