@@ -8,6 +8,7 @@ import platform
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError
@@ -99,6 +100,11 @@ def current_versions(backend: str, request: ExecRequest) -> dict[str, str]:
     return found
 
 
+def open_recording(path: str) -> FileIO:
+    """To append to."""
+    return open(open_regular(path, "record", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
+
+
 def write(path: str, recording: Recording) -> None:
     """Append one recording with a single write, so that concurrent writers do not interleave."""
     limits = recording.request.limits
@@ -113,7 +119,7 @@ def write(path: str, recording: Recording) -> None:
     }
     line = json.dumps(plain, ensure_ascii=True, default=str).encode() + b"\n"
     try:
-        with open(open_regular(path, "record", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+        with open_recording(path) as file:
             file.write(line)
     except OSError as error:
         raise InvalidRequest(f"cannot write {path!r}: {(error.strerror or '').lower()}", field="record") from None

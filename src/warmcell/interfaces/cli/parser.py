@@ -78,7 +78,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if name == "image":  # argparse takes operands before options only
             found.operands += rest
         elif rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            words = f"unrecognized arguments: {' '.join(rest)}"
+            if name == "run":
+                raise UsageError(words, "arguments of the program come after '--'")
+            parser.error(words)
         return found
     if name and not name.startswith("-"):
         raise UsageError(f"unknown command {name[:80]!r}", _suggest(name, COMMANDS, "warmcell --help"))

@@ -34,6 +34,10 @@ def run(arguments: Arguments) -> int:
     _check_image_options(arguments, backend)
     keeps_apart = _has_separate_changes(arguments, backend)
     request = _request(arguments, source, "recorded" if arguments.record else backend)
+    if arguments.record is not None:
+        from warmcell.interfaces.recording import open_recording
+
+        open_recording(arguments.record).close()  # nothing runs if it cannot be recorded
     doing = "compiling and running" if source.language.is_compiled else "running"
     progress = Progress(f"{doing} {source.language.name}")
     output = None if arguments.json else PassThrough(progress.stop)

@@ -57,6 +57,8 @@ def _serve_http(arguments: Namespace) -> int:
     configure_logging(arguments.log_level, arguments.log_format)
     if arguments.state_key is not None and arguments.state is None:
         raise UsageError("--state-key needs --state")
+    if arguments.token == "":
+        raise UsageError("--token is empty", "give it a value; without --token, every local user may use the server")
     state_key = None if arguments.state is None else read_key(arguments.state_key)
     if arguments.plain_volumes and state_key is None:
         raise UsageError("--plain-volumes needs --state and a key: other servers have volumes anyway")

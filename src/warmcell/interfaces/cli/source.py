@@ -81,12 +81,15 @@ def read_code(source: Source) -> str | bytes:
     if source.path is None:
         if sys.stdin is None:
             raise UsageError("stdin is closed", "give the program with -c or as a file")
-        return _decode_code(sys.stdin.buffer.read(MAX_CODE_BYTES + 1), source, "stdin")
+        if not (data := sys.stdin.buffer.read(MAX_CODE_BYTES + 1)):
+            raise UsageError("stdin is empty", "give the program with -c or as a file")
+        return _decode_code(data, source, "stdin")
     try:
         with open(source.path, "rb") as file:
             data = file.read(MAX_CODE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {source.path!r}: {(error.strerror or str(error)).lower()}") from None
+        hint = "a program on the command line needs -c" if set(source.path) & set(" (;=") else None
+        raise UsageError(f"cannot read {source.path!r}: {(error.strerror or str(error)).lower()}", hint) from None
     return _decode_code(data, source, source.path)
 
 

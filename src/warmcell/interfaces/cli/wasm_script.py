@@ -122,7 +122,7 @@ def _run(script: str, stdin: bytes | None, settings: dict[str, Any], output: Pas
     from warmcell.workspace.private_directory import PrivateDirectory
 
     ExecRequest(Language.COMMAND, script, settings["timeout"])  # refuses an empty or too long script
-    with PrivateDirectory("work") as work:
+    with PrivateDirectory("work", is_named=True) as work:
         here = MountPoint(os.getcwd(), READ_ONLY_DIRECTORY, writable=False)
         memory = settings.get("memory_limit_mb")
         guest = WasmGuest(_WasmGuestConfig(work.path, (here,), check_env(settings["env"]), memory))

@@ -244,6 +244,30 @@ def test_wrong_usage_runs_nothing(warmcell: Any, process: Any, argv: list[str]) 
     assert process.fake.requests == []
 
 
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        (["python", "print(1)"], "cannot read 'print(1)': no such file or directory", "needs -c"),
+        (["python"], "stdin is empty", "-c or as a file"),
+        (["python", "-c", "1", "word"], "unrecognized arguments: word", "after '--'"),
+    ],
+)
+def test_a_typical_slip_has_a_hint(
+    warmcell: Any, process: Any, stdin: Any, argv: list[str], message: str, hint: str
+) -> None:
+    stdin(b"")
+    ended = warmcell("run", *argv)
+    first, second = ended.stderr.splitlines()
+    assert (ended.status, first) == (2, f"error: {message}") and hint in second
+
+
+@pytest.mark.parametrize("place", ["missing/x.jsonl", "."])
+def test_nothing_runs_that_cannot_be_recorded(warmcell: Any, process: Any, tmp_path: Path, place: str) -> None:
+    ended = warmcell("run", "--record", str(tmp_path / place), "python", "-c", "print(1)")
+    assert ended.status == 2 and ended.stderr.startswith("error: record: ")
+    assert process.fake.requests == []
+
+
 @pytest.mark.parametrize("option", [["--allow-read", "/usr"], ["--allow-domain", "x.org"], ["--enforcer", "native"]])
 def test_what_the_wasm_backend_cannot_keep_is_refused_not_dropped(
     warmcell: Any, process: Any, option: list[str]

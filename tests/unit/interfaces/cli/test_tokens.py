@@ -29,3 +29,9 @@ def test_a_file_that_could_not_be_read_again_is_not_written(
         refused = warmcell("token", action, "team", "--tokens", str(tmp_path / name))
         assert refused.status == 2 and "token files are JSON" in refused.stderr and "name it .json" in refused.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_token_starts_no_server(warmcell: Callable[..., Ended]) -> None:
+    """As of a variable that is not set: the server would take every local user."""
+    ended = warmcell("serve", "--port", "0", "--token", "")
+    assert ended.status == 2 and ended.stderr.startswith("error: --token is empty\n")
