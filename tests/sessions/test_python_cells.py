@@ -361,7 +361,8 @@ def test_input_asks_the_callback_or_ends(cells: Cells) -> None:
     assert result.value == "('answer 1', 'answer 2\\n')" and asked == ["name? ", ""]
     error = cells("input()").error
     assert error is not None and error.name == "EOFError"
-    assert cells("input()", on_input=lambda prompt: None).error is not None
+    unanswered = cells("input()", on_input=lambda prompt: None).error
+    assert unanswered is not None and unanswered.name == "EOFError" and "returned None" in unanswered.message
     with pytest.raises(errors.InvalidRequest, match="on_input"):
         cells("input()", on_input=lambda prompt: 5)
     assert cells("1").value == "1"

@@ -128,7 +128,7 @@ class Streams:
         self.flush()
         line = self._channel.ask(str(prompt))
         if line is None:
-            raise EOFError("input() is not available in this session: no on_input callback")
+            raise EOFError("input() got no answer: no on_input callback, or it returned None")
         return line
 
 
