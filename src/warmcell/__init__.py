@@ -169,8 +169,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
     def __getattr__(name: str) -> object:
         from importlib import import_module
 
-        if name == "errors":
-            return import_module("warmcell.errors")
+        if name in ("errors", "images"):
+            return import_module(f"warmcell.{name}")
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module 'warmcell' has no attribute {name!r}")

@@ -68,3 +68,8 @@ def test_importing_the_package_imports_nothing_else() -> None:
     script = "import sys; import warmcell; print(*[m for m in sys.modules if m.startswith('warmcell')])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["warmcell"]
+
+
+def test_images_are_there_without_a_further_import() -> None:
+    code = "import warmcell; print(warmcell.images.ImageStore.__name__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "ImageStore\n"

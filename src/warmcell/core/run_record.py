@@ -9,14 +9,17 @@ import sys
 
 from warmcell.core import events
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
+from warmcell.core.request_checks import check_kind
+from warmcell.core.types import ExecRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from warmcell.core.types import ExecRequest, ExecResult
+    from warmcell.core.types import ExecResult
 
 LOGGER = "warmcell"
+_MAKES_REQUEST = "ExecRequest(language, code, timeout)"
 #: Looking the logger up takes a lock and ten calls. By the module, which may be reloaded.
 _known_logger: dict[object, Any] = {}
 
@@ -32,7 +35,7 @@ class RunRecord:
 
     def __init__(self, backend: str, request: ExecRequest, policy: Any = None) -> None:
         self._backend = backend
-        self._language = request.language
+        self._language = check_kind("request", request, ExecRequest, _MAKES_REQUEST).language
         self._policy = policy
         self._subject = self._outer = ""
         self.result: ExecResult | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from warmcell.core.records import replace
 from warmcell.core.types import Limits
-from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy
+from warmcell.policy.model import AccessMode, AllowedPath, NetworkRule, SandboxPolicy, as_tuple
 from warmcell.policy.places import check_place
 
 
@@ -45,7 +45,7 @@ class SandboxPolicyBuilder:
     ) -> SandboxPolicyBuilder:
         rule = NetworkRule(
             domain,
-            tuple(ports),
+            as_tuple("ports", ports),
             None if methods is None else tuple(methods),
             None if path_prefixes is None else tuple(path_prefixes),
         )

@@ -76,7 +76,7 @@ class NetworkRule:
 
         if not re.fullmatch(_DOMAIN, self.domain):
             raise PolicyViolation(f"{self.domain!r} is not a domain, '*.domain' or IP address")
-        object.__setattr__(self, "ports", _tuple("ports", self.ports))
+        object.__setattr__(self, "ports", as_tuple("ports", self.ports))
         if not self.ports:
             raise PolicyViolation(
                 f"no port of {self.domain!r} is allowed", hint="name ports, or leave them out for 80 and 443"
@@ -87,7 +87,7 @@ class NetworkRule:
         for name in ("methods", "path_prefixes"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, tuple(check_text(name, item) for item in _tuple(name, value)))
+                object.__setattr__(self, name, tuple(check_text(name, item) for item in as_tuple(name, value)))
 
     def as_text(self) -> str:
         """The name, with its ports unless they are the default ones."""
@@ -95,7 +95,7 @@ class NetworkRule:
         return f"{self.domain}{ports}"
 
 
-def _tuple(name: str, value: object) -> tuple[Any, ...]:
+def as_tuple(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidRequest(f"must be a list, not {type(value).__name__}", field=name)
     return tuple(value)
@@ -122,7 +122,7 @@ class SandboxPolicy:
 
             object.__setattr__(self, "gpus", check_gpus(self.gpus))
         for name, kind in (("allowed_paths", AllowedPath), ("network_rules", NetworkRule)):
-            items = _tuple(name, getattr(self, name))
+            items = as_tuple(name, getattr(self, name))
             if not all(isinstance(item, kind) for item in items):
                 raise InvalidRequest(f"must be {kind.__name__} objects", field=name)
             object.__setattr__(self, name, items)

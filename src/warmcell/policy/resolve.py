@@ -10,6 +10,7 @@ from functools import reduce
 
 from warmcell.core.errors import EnforcerUnavailable, PolicyViolation
 from warmcell.core.records import dataclass, replace
+from warmcell.core.request_checks import check_kind
 from warmcell.core.types import EffectiveLimits, Enforced, EnforcedLimits, Limits
 from warmcell.policy.enforcer_support import check_supported
 from warmcell.policy.model import NetworkRule, SandboxPolicy
@@ -29,6 +30,11 @@ _OLDEST_LANDLOCK = 3
 _ALWAYS_NEEDED = ("pidfd_send_signal", "pidfd_open", "close_range")
 
 NATIVE, LANDLOCK = "native", "landlock"
+
+
+def check_policy(policy: object) -> SandboxPolicy:
+    hint = "SandboxPolicyBuilder()....build() makes one"
+    return DEFAULT_POLICY if policy is None else check_kind("policy", policy, SandboxPolicy, hint)
 
 
 @dataclass(frozen=True, slots=True)

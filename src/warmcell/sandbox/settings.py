@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.request_checks import check_kind
 from warmcell.core.types import EffectiveLimits, Limits, check_env, check_timeout
 from warmcell.enforcers.registry import check_weaker
 from warmcell.policy.model import SandboxPolicy
-from warmcell.policy.resolve import effective_limits
+from warmcell.policy.resolve import check_policy, effective_limits
 from warmcell.sandbox.local.guest_config import with_gpus, with_limits
 from warmcell.sandbox.local.guests import GuestFactory, make_guest
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
@@ -72,6 +73,7 @@ class SandboxSettings:
     def check(self) -> SandboxSettings:
         """The same settings in their final form. `InvalidRequest` names the first wrong one."""
         _check_process_settings(self.config, self.enforcer)
+        _check_rules(self.policy, self.fetch_policy)
         check_weaker(self.allow_weaker, self.enforcer)
         policy = with_gpus(with_limits(self.policy, self.limits), self.gpus)
         for name in ("live", "forkable", "track_changes"):
@@ -112,6 +114,14 @@ def _check_process_settings(config: object, enforcer: object) -> None:
         raise InvalidRequest(
             "a sandbox needs an enforcer", field="enforcer", hint="'auto', a name, or a SandboxEnforcer"
         )
+
+
+def _check_rules(policy: object, fetch_policy: object) -> None:
+    check_policy(policy)
+    if fetch_policy is not None:
+        from warmcell.net.rules.fetch_policy import FetchPolicy
+
+        check_kind("fetch_policy", fetch_policy, FetchPolicy, "FetchPolicy(allowed_domains=[...])")
 
 
 def _check_changes(settings: SandboxSettings) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from warmcell.core.errors import InvalidRequest, PathTraversal, SandboxError
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, PathTraversal, SandboxError
 from warmcell.core.light import Closing
 from warmcell.core.records import replace
 from warmcell.core.request_checks import MAX_FILE_BYTES
 from warmcell.core.types import MIB, Denial, ExecResult
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
-from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, swept_directories
+from warmcell.lifetime.held_directories import (
+    HeldDirectory,
+    create_held_directory,
+    default_temporary_directory,
+    find_abandoned,
+    swept_directories,
+)
 from warmcell.workspace.errors import FileMissing, WorkspaceError
 from warmcell.workspace.files import put_file, read_file
 from warmcell.workspace.names import split_relative
@@ -24,9 +30,14 @@ _has_swept = False
 
 
 class PrivateDirectory(Closing):
-    """A directory only for this user. `close` removes it; if the program is killed, the next sweep does."""
+    """A directory only for this user. `close` removes it; if the program is killed, the next sweep does.
 
-    def __init__(self, kind: str) -> None:
+    `is_named`: a policy names its path, which must be text for that.
+    """
+
+    def __init__(self, kind: str, *, is_named: bool = False) -> None:
+        if is_named:
+            _check_text(default_temporary_directory())
         sweep_once()
         try:
             self._held: HeldDirectory = create_held_directory(f"warmcell-{kind}-")
@@ -50,6 +61,14 @@ class PrivateDirectory(Closing):
                 raise
             self._held.release()  # frees a descriptor; if that is not enough, the next program's sweep removes it
             remove_directory(self.path)
+
+
+def _check_text(place: str) -> None:
+    try:
+        place.encode()
+    except UnicodeEncodeError:
+        message = f"the name of the temporary directory {place!r} is not UTF-8"
+        raise BackendUnavailable(message, hint="set TMPDIR to another one") from None
 
 
 def sweep_once() -> None:

@@ -77,7 +77,7 @@ class Workspace:
             raise InvalidRequest("cannot mount at /work and pass work_dir", field="mounts")
         self._cleanup: weakref.finalize[[], Workspace] | None = None
         if stand_in is None and work_dir is None:
-            private = PrivateDirectory("work")
+            private = PrivateDirectory("work", is_named=True)
             work_dir = private.path
             self._cleanup = weakref.finalize(self, private.close)
         elif work_dir is not None:

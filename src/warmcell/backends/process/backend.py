@@ -12,6 +12,7 @@ from warmcell.backends.process.policy_resolver import check_work_path
 from warmcell.core import events
 from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.records import replace
+from warmcell.core.request_checks import check_kind
 from warmcell.core.run_record import RunRecord
 from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
@@ -21,7 +22,7 @@ from warmcell.lifetime.run import Run
 from warmcell.lifetime.runs import Interrupts, Runs
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR
-from warmcell.policy.resolve import DEFAULT_POLICY, effective_limits, limits_in_force
+from warmcell.policy.resolve import check_policy, effective_limits, limits_in_force
 from warmcell.runner.not_started import NotStarted, command_refusal
 
 TYPE_CHECKING = False
@@ -83,13 +84,13 @@ class ProcessBackend(BackendBase):
         user: str | None = None,
         overlay: Overlay | None = None,
     ) -> None:
-        self._config = config or ProcessConfig()
+        self._config = ProcessConfig() if config is None else check_kind("config", config, ProcessConfig)
         self._is_bound = audit is not None or overlay is not None
         others: dict[str, Any] = {"fetch_policy": fetch_policy, "work_path": work_path, "has_tools": has_tools}
         others["allow_weaker"] = self.allow_weaker = allow_weaker
         others |= {"image": image, "user": user}
         self._recipe = partial(ProcessBackend, config, enforcer, policy, **others)
-        self._policy = policy or DEFAULT_POLICY
+        self._policy = check_policy(policy)
         self._has_tools = has_tools and image is None
         self._tools: HostTools | None = None
         #: Cached: the look-up takes longer than the rest of preparing a program.

@@ -83,7 +83,7 @@ class WasmGuest:
         #: Found once, as in the process cage: the guest can create such paths later, which `diff` then flags.
         self._preopens_found: list[Preopen] | None = None
         try:
-            self._temporary = PrivateDirectory("tmp")
+            self._temporary = PrivateDirectory("tmp", is_named=True)
         except OSError as error:
             raise host_failure(error, "make a temporary directory") from error
         self._supervisor = Supervisor()
