@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.serve.conftest import Server
@@ -48,6 +49,28 @@ def test_errors_are_the_same_errors(server: Server) -> None:
         assert (late.value.fault, late.value.retryable) == ("guest", False)
         with pytest.raises(InvalidRequest, match="klingon"):
             client.execute(ExecRequest("klingon", "x", 1))
+
+
+def test_a_url_with_a_path_is_named_as_the_mistake(server: Server) -> None:
+    with (
+        Client(server.url + "/v1") as client,
+        pytest.raises(BackendUnavailable, match=r"/v1/v1/run is not a path .*alone"),
+    ):
+        client.execute(ExecRequest("python", "print(1)", 30))
+
+
+def test_a_wrong_token_is_not_called_a_missing_one(start_server: Callable[..., Any]) -> None:
+    request = ExecRequest("python", "print(1)", 30)
+    with start_server("--token", "secret") as server:
+        for token, message in ((None, "a token is required"), ("wrong", "unknown or revoked token")):
+            with Client(server.url, token=token) as client, pytest.raises(BackendUnavailable, match=message) as refused:
+                client.execute(request)
+            assert refused.value.fault == "caller"
+
+
+def test_what_is_no_request_is_refused_by_name(server: Server) -> None:
+    with Client(server.url) as client, pytest.raises(InvalidRequest, match="request: must be ExecRequest, not str"):
+        client.execute("print(1)")  # type: ignore[arg-type]
 
 
 def test_a_sandbox_over_there(server: Server) -> None:

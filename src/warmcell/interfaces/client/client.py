@@ -9,6 +9,7 @@ from typing import Any
 from warmcell.backends.many import in_step
 from warmcell.core.light import Closing
 from warmcell.core.output_events import StreamEvent
+from warmcell.core.request_checks import check_kind
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
 from warmcell.interfaces.client.connection import Connection
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
@@ -50,7 +51,8 @@ class AsyncClient:
                 yield stream_event(name, data)
 
     def _body(self, request: ExecRequest) -> dict[str, Any]:
-        return plain_request(request) | self._image
+        hint = "ExecRequest(language, code, timeout)"
+        return plain_request(check_kind("request", request, ExecRequest, hint)) | self._image
 
     def capabilities(self) -> BackendCapabilities:
         """What the server can run, and what is enforced there. Blocks for one request, then cached."""

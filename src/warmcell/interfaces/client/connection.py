@@ -89,7 +89,11 @@ class Connection:
 
     def _error_from_answer(self, answer: Any) -> Exception:
         try:
-            return error_from(answer.json()["error"])
+            error = answer.json()["error"]
+            if (error["code"], error["message"]) == ("http.404", "not found"):  # the path, not what it names
+                hint = "the URL is that of the server alone, such as http://127.0.0.1:8000"
+                return BackendUnavailable(f"{answer.request.url} is not a path of that server", hint=hint)
+            return error_from(error)
         except (ValueError, KeyError, TypeError):
             return BackendUnavailable(f"{self.url} answered {answer.status_code} and is not a warmcell server")
 

@@ -26,19 +26,21 @@ def authenticate(request: HTTPConnection, scope: str | None) -> Tenant:
     service = get_service(request)
     if service.is_draining and scope is not None:
         raise shutting_down()
-    tenant = service.tenant(find_token(request))
+    token = find_token(request)
+    tenant = service.tenant(token)
     if scope is None:
         return tenant or ANONYMOUS
     if tenant is None:
-        raise token_required()
+        raise token_required(is_given=bool(token))
     if scope not in tenant.scopes:
         raise HttpError(403, f"the token does not have the scope {scope!r}")
     service.rates.take(tenant)
     return tenant
 
 
-def token_required() -> HttpError:
-    return HttpError(401, "a token is required, as 'Authorization: Bearer TOKEN'", headers=_CHALLENGE)
+def token_required(is_given: bool = False) -> HttpError:
+    missing = "a token is required, as 'Authorization: Bearer TOKEN'"
+    return HttpError(401, "unknown or revoked token" if is_given else missing, headers=_CHALLENGE)
 
 
 def find_token(request: HTTPConnection) -> str | None:
