@@ -58,6 +58,14 @@ def test_a_store_without_its_catalogue(store: WorkspaceStore) -> None:
     assert again.snapshots()[0].id == taken
 
 
+def test_a_failed_export_leaves_nothing(store: WorkspaceStore, tmp_path: Path) -> None:
+    taken = store.snapshot(store.provision(Manifest(files={"a": os.urandom(1000)})))
+    next(Path(store.path, "packs").iterdir()).write_bytes(b"")
+    with pytest.raises(SnapshotInvalid):
+        store.export(taken, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_missing_or_swapped_object(store: WorkspaceStore) -> None:
     made = store.provision(Manifest(files={"a": "A"}))
     first = store.snapshot(made)
@@ -206,5 +214,5 @@ def test_an_index_that_names_bytes_outside_of_its_pack_is_refused(offset: int, t
     rows = struct.pack(">24sQI", b"a" * 24, offset, 10)
     footer = struct.pack(">Q24s8s", 1, hashlib.blake2b(rows, digest_size=24).digest(), b"WCPACK01")
     (tmp_path / "pack").write_bytes(b"0123456789" + rows + footer)
-    with pytest.raises(SnapshotInvalid, match="bytes that it does not have"):
+    with pytest.raises(SnapshotInvalid, match="beyond its end"):
         read_index(str(tmp_path / "pack"), "pack")

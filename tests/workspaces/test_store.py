@@ -107,6 +107,14 @@ def test_a_manifest_that_leads_out_is_refused(manifest: object) -> None:
         manifest()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("line", ["ports = 80", "uploads = { a = 3 }", "git = 1", "env = 1", "files = 1"])
+def test_a_manifest_with_a_value_of_the_wrong_type_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "workspace.toml"
+    path.write_text(line)
+    with pytest.raises(InvalidRequest, match=line.split(" ")[0]):
+        Manifest.from_file(path)
+
+
 def test_a_failed_provision_leaves_nothing(store: WorkspaceStore, tmp_path: Path) -> None:
     with pytest.raises(ProvisionFailed, match="missing"):
         store.provision(Manifest(uploads={"a": str(tmp_path / "missing")}), name="bad")

@@ -1,4 +1,4 @@
-"""Workspaces that last: directories with the settings of their sandboxes, and incremental snapshots of them."""
+"""Persistent workspaces: directories, the settings of their sandboxes, and incremental snapshots."""
 
 from warmcell.core.errors import SnapshotInvalid, SnapshotNotFound, WorkspaceNotFound
 from warmcell.workspace.snapshot import SnapshotId

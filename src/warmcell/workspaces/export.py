@@ -1,4 +1,4 @@
-"""Writes a directory for other tools: a copy of it, or a tar file."""
+"""Exports a directory as a copy or a tar file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_tar(target: str) -> bool:
 
 
 def export_directory(directory: str, target: str) -> None:
-    """All or nothing. The target must not exist."""
+    """Write a copy or a tar file, all or nothing. The target must not exist."""
     try:
         if is_tar(target):
             _write_tar(directory, target)

@@ -1,15 +1,16 @@
-"""Manifest: what a new workspace has in it, and the settings of its sandboxes. In Python or TOML."""
+"""Manifest: the files of a new workspace, and the settings of its sandboxes. In Python, TOML or JSON."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest, ProvisionFailed, SandboxError
-from warmcell.core.records import dataclass, field
+from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import check_env
 from warmcell.policy.codec import RecordSchema, from_file
 from warmcell.workspace.archive.members import ArchiveLimits
@@ -20,7 +21,7 @@ from warmcell.workspace.transfer import upload_path
 
 _GIT_SECONDS = 600.0
 _UPLOADS = ArchiveLimits(entries=2_000_000, total_bytes=16 << 30)
-#: No hooks, no helpers and no configuration of this user: the repository decides nothing about what the host runs.
+#: No hooks, helpers or user configuration: a repository must not decide what the host executes.
 _GIT_OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never", "-c", "core.fsmonitor=false")
 _GIT_ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -32,7 +33,7 @@ _GIT_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class GitRepo:
-    """A repository to clone: a URL, or a path of the host. `ref` is a branch, tag or commit; None: its default."""
+    """A repository to clone, by URL or host path. `ref` is a branch, tag or commit; None: the default branch."""
 
     url: str
     ref: str | None = None
@@ -69,29 +70,30 @@ class Manifest:
                 raise InvalidRequest("must be text or bytes", field=f"files.{path[:80]}")
         for path, source in _items("uploads", self.uploads):
             split_relative(path)
-            os.fspath(source)
+            if not isinstance(source, str | os.PathLike):
+                raise InvalidRequest("must be a path of the host", field=f"uploads.{path[:80]}")
         for path in _texts("directories", self.directories):
             split_relative(path)
         _texts("packages", self.packages)
         check_env(self.env)
-        for port in self.ports:
-            if type(port) is not int or not 0 < port < 65536:
-                raise InvalidRequest("must be numbers from 1 to 65535", field="ports")
-        if not all(isinstance(repository, GitRepo) for repository in self.git):
+        ports = self.ports if isinstance(self.ports, Sequence) else [None]
+        if not all(type(port) is int and 0 < port < 65536 for port in ports):
+            raise InvalidRequest("must be a list of numbers from 1 to 65535", field="ports")
+        if not isinstance(self.git, Sequence) or not all(isinstance(repository, GitRepo) for repository in self.git):
             raise InvalidRequest("must be a list of GitRepo", field="git")
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> Manifest:
-        """Read a .toml or .json file. Paths of the host are relative to the directory that the file is in."""
+        """Read a .toml or .json file. Host paths are relative to the file's directory."""
         schema = RecordSchema("manifest", Manifest, {}, {"git": GitRepo}, lambda _: None)
-        made: Manifest = from_file(schema, path)
+        read: Manifest = from_file(schema, path)
         here = os.path.dirname(os.path.abspath(os.fspath(path)))
-        uploads = {name: os.path.join(here, os.fspath(source)) for name, source in made.uploads.items()}
-        git = [GitRepo(_from_here(here, repo.url), repo.ref, repo.into) for repo in made.git]
-        return Manifest(made.files, made.directories, git, uploads, made.image, made.packages, made.env, made.ports)
+        uploads = {name: os.path.join(here, os.fspath(source)) for name, source in read.uploads.items()}
+        git = [replace(repo, url=_from_here(here, repo.url)) for repo in read.git]
+        return replace(read, git=git, uploads=uploads)
 
     def settings(self) -> dict[str, Any]:
-        """What stays with the workspace after its files were made."""
+        """The part of the manifest that is stored with the workspace."""
         plain = {"image": self.image, "packages": list(self.packages), "env": dict(self.env), "ports": list(self.ports)}
         return {name: value for name, value in plain.items() if value}
 
@@ -113,36 +115,33 @@ def _texts(name: str, values: object) -> list[str]:
 
 
 def provision(manifest: Manifest, directory: str) -> None:
-    """Puts the files of a manifest into a new directory. Raises `ProvisionFailed` naming what could not be made."""
+    """Create the files of a manifest in a new directory. `ProvisionFailed` names the one that failed."""
     with Root(directory) as root:
         for repository in manifest.git:
             if parts := split_relative(repository.into):
-                with _naming(repository.into):  # git would follow a link that an earlier repository brought
+                with _explain(repository.into):  # git would follow a link of an earlier repository
                     make_dir(root, parts, parents=True)
             _clone(repository, directory)
         for path in manifest.directories:
-            with _naming(path):
+            with _explain(path):
                 make_dir(root, split_relative(path), parents=True)
         for path, source in manifest.uploads.items():
-            with _naming(path):
+            with _explain(path):
                 upload_path(root, split_relative(path), Path(source), _UPLOADS)
         for path, content in manifest.files.items():
-            with _naming(path):
+            with _explain(path):
                 write_file(root, split_relative(path), content.encode() if isinstance(content, str) else content)
 
 
-class _naming:  # noqa: N801  # reads as a statement
-    """Turns an error about a path into `ProvisionFailed`. What the host is to blame for, such as a full disk, stays."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, SandboxError) and error.fault != "host":
-            raise ProvisionFailed(self._path, str(error), error.hint or "correct the manifest") from error
+@contextmanager
+def _explain(path: str) -> Iterator[None]:
+    """Turn errors about a path into `ProvisionFailed`, except the host's, such as a full disk."""
+    try:
+        yield
+    except SandboxError as error:
+        if error.fault == "host":
+            raise
+        raise ProvisionFailed(path, str(error), error.hint or "correct the manifest") from error
 
 
 def _clone(repository: GitRepo, directory: str) -> None:

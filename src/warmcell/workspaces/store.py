@@ -33,7 +33,7 @@ from warmcell.workspaces.snapshots.archive import SnapshotArchive, SnapshotRecor
 from warmcell.workspaces.snapshots.chunks import KEY_VARIABLE, parse_key
 from warmcell.workspaces.snapshots.objects import UrlObjects
 
-#: `list` takes the lock of a workspace for a moment, to see whether it runs.
+#: `list` holds the lock of a workspace briefly, to find out whether it is running.
 _PATIENCE_SECONDS = 0.5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*::?//")
@@ -52,7 +52,7 @@ class WorkspaceHandle:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`stored_bytes` is what it added to the store; the rest it shares with earlier ones."""
+    """`stored_bytes` is what it added to the store; the rest is shared with earlier snapshots."""
 
     id: SnapshotId
     name: str | None
@@ -64,14 +64,14 @@ class SnapshotInfo:
 
 
 class WorkspaceSandbox(Sandbox):
-    """`exposed` has, by port of the workspace, where it can be reached."""
+    """A sandbox on a workspace. `exposed` has the host's address of each port."""
 
-    #: Forks of it have the values of the class: they are not the workspace.
+    #: Forks of the sandbox use these defaults of the class: they do not belong to the workspace.
     on_stopped: Callable[[], object] = staticmethod(lambda: None)
     exposed: Mapping[int, ExposedPort] = {}
 
     def destroy(self) -> None:
-        """End everything in it. The workspace stays; a snapshot is taken if the store has `snapshot_on_stop`."""
+        """End the sandbox, not the workspace. Takes a snapshot if the store has `snapshot_on_stop`."""
         super().destroy()
         on_stopped, self.on_stopped = self.on_stopped, lambda: None
         on_stopped()
@@ -80,9 +80,9 @@ class WorkspaceSandbox(Sandbox):
 class WorkspaceStore:
     """The workspaces of this user. Blocking, and safe to share between threads and programs.
 
-    `url`: a directory, or an fsspec URL for the snapshots; None: below the user's data directory. `key`: 32 bytes that
-    encrypt snapshots; None: the variable WARMCELL_STORE_KEY, else they are not encrypted. `options` are those of the
-    fsspec file system.
+    `url`: a directory, or an fsspec URL for the snapshots; None: below the user's data directory. `key`: 32 bytes to
+    encrypt snapshots with; None: the variable WARMCELL_STORE_KEY, else no encryption. `options` are passed to
+    fsspec.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ class WorkspaceStore:
         self._running: dict[str, tuple[WorkspaceSandbox, HeldDirectory]] = {}
 
     def provision(self, manifest: Manifest | None = None, name: str | None = None) -> WorkspaceHandle:
-        """Make a workspace, all or nothing. Without a name it gets one."""
+        """Create a workspace, all or nothing. The default name is generated."""
         chosen = manifest or Manifest()
         with self._new_directory(name) as (identity, unique, path):
             provision(chosen, path)
             return self._add(identity, unique, chosen.settings(), path, "new")
 
     def start(self, workspace: WorkspaceHandle | str, **options: Any) -> WorkspaceSandbox:
-        """A `Sandbox` on the workspace; `options` are its. Closing it is the same as `stop`.
+        """Start a `Sandbox` on the workspace, with these `options`. Closing it has the effect of `stop`.
 
-        `SessionBusy` if it runs already, here or in another program.
+        `SessionBusy` if it is running already, in this or another program.
         """
         found = self.get(workspace)
         held = self._hold(found)
@@ -129,7 +129,7 @@ class WorkspaceStore:
 
     @contextmanager
     def use_directory(self, workspace: WorkspaceHandle | str, snapshot: bool | None = None) -> Iterator[str]:
-        """The work directory, for a sandbox that the caller makes. Afterwards the workspace is stopped."""
+        """The work directory, for the caller's own sandbox. Afterwards the workspace is stopped."""
         found = self.get(workspace)
         held = self._hold(found)
         try:
@@ -138,7 +138,7 @@ class WorkspaceStore:
             self._finish(found, held, snapshot)
 
     def stop(self, workspace: WorkspaceHandle | str, snapshot: bool | None = None) -> SnapshotId | None:
-        """End the sandbox that this object started. `snapshot`: take one; None: as `snapshot_on_stop` says."""
+        """End the sandbox that this object started. `snapshot`: whether to take one; None: by `snapshot_on_stop`."""
         found = self.get(workspace)
         sandbox, held = self._running.pop(found.id, (None, None))
         if sandbox is not None:
@@ -156,7 +156,7 @@ class WorkspaceStore:
             held.release()
 
     def snapshot(self, workspace: WorkspaceHandle | str, name: str | None = None) -> SnapshotId:
-        """The files as they are now. Files that a running program writes meanwhile may be caught halfway."""
+        """Take a snapshot. A file that a running program is writing may be stored half written."""
         found = self.get(workspace)
         document = {"workspace": found.id, "workspace_name": found.name, "name": name, "settings": dict(found.settings)}
         if name is not None:
@@ -164,7 +164,7 @@ class WorkspaceStore:
         return self._archive.take(self._directory(found.id), found.id, document).id
 
     def resume(self, snapshot: str, name: str | None = None) -> WorkspaceHandle:
-        """A new workspace with the files and settings of a snapshot, by its id or name."""
+        """Create a workspace from the files and settings of a snapshot, given by id or name."""
         record = self._find_snapshot(snapshot)
         settings = record.document.get("settings")
         with self._new_directory(name) as (identity, unique, path):
@@ -172,7 +172,7 @@ class WorkspaceStore:
             return self._add(identity, unique, settings if isinstance(settings, dict) else {}, path, "stopped")
 
     def get(self, workspace: WorkspaceHandle | str) -> WorkspaceHandle:
-        """By handle, id or name; `WorkspaceNotFound`."""
+        """Find a workspace by handle, id or name; `WorkspaceNotFound` if it does not exist."""
         key = workspace.id if isinstance(workspace, WorkspaceHandle) else workspace
         if isinstance(key, str):
             with self._archive.catalogue.connect() as database:
@@ -183,17 +183,17 @@ class WorkspaceStore:
         raise WorkspaceNotFound(printable(str(key))[:80])
 
     def find_user(self, workspace: WorkspaceHandle | str) -> int | None:
-        """The process that uses the workspace, as the kernel's list of locks has it; None if there is none."""
+        """The id of the process that uses the workspace, from /proc/locks; None if there is none."""
         return find_holder(self._directory(self.get(workspace).id))
 
     def list(self) -> list[WorkspaceHandle]:
-        """The oldest first."""
+        """All workspaces, oldest first."""
         with self._archive.catalogue.connect() as database:
             rows = database.execute("select id, name, document from workspaces").fetchall()
         return sorted((self._handle(*row) for row in rows), key=lambda found: found.created)
 
     def snapshots(self, workspace: WorkspaceHandle | str | None = None) -> tuple[SnapshotInfo, ...]:
-        """Those of a workspace, or all; the oldest first. They outlast their workspace."""
+        """The snapshots of a workspace, or all, oldest first. They outlive their workspace."""
         identity = workspace.id if isinstance(workspace, WorkspaceHandle) else workspace
         found = [_describe(record) for record in self._archive.records()]
         if identity is not None and not any(identity == info.workspace for info in found):
@@ -216,7 +216,8 @@ class WorkspaceStore:
             return
         if not is_tar(target):
             make_directory(target)
-            self._restore(record, target)
+            with on_error(lambda: remove_directory(target)):
+                self._restore(record, target)
             return
         with self._new_directory(None) as (_, _, directory):
             self._restore(record, directory)
@@ -224,7 +225,7 @@ class WorkspaceStore:
             remove_directory(directory)
 
     def remove(self, item: WorkspaceHandle | str) -> None:
-        """Remove a workspace, whose snapshots stay, or a snapshot. `compact` frees the space of snapshots."""
+        """Remove a workspace but not its snapshots, or a snapshot. `compact` frees the space of snapshots."""
         try:
             found = self.get(item)
         except WorkspaceNotFound:
@@ -242,7 +243,7 @@ class WorkspaceStore:
             held.release()
 
     def compact(self) -> int:
-        """Remove what nothing needs any more, also what killed programs left; returns the bytes freed in packs."""
+        """Remove unused data, and files that killed programs left; returns the bytes freed in packs."""
         freed = self._archive.compact()
         with self._archive.lock(is_shared=False):
             known = {found.id for found in self.list()}
@@ -255,7 +256,7 @@ class WorkspaceStore:
 
     @contextmanager
     def _new_directory(self, name: str | None) -> Iterator[tuple[str, str, str]]:
-        """The id, the name and the directory of a workspace that is being made. Removed if the body raises."""
+        """Yield id, name and directory of a new workspace. The directory is removed if the body raises."""
         identity = secrets.token_hex(16)
         unique = f"workspace-{identity[:8]}" if name is None else _check_name(name)
         path = self._directory(identity)
@@ -300,7 +301,7 @@ class WorkspaceStore:
         return self._archive.seal_document(json.dumps(document).encode("ascii"))
 
     def _find_snapshot(self, snapshot: str) -> SnapshotRecord:
-        """By id, or the latest of that name."""
+        """Find a snapshot by id, or the latest one of that name."""
         try:
             return self._archive.get(snapshot)
         except SnapshotNotFound:
@@ -344,13 +345,13 @@ def _check_name(name: str) -> str:
 
 
 class SharedSnapshots:
-    """The arguments are those of `WorkspaceStore`, which lists and resumes these snapshots too. Blocking."""
+    """Snapshots of sandboxes in a `WorkspaceStore`, which can list and resume them. Blocking."""
 
     def __init__(self, url: str, options: Mapping[str, Any], key: bytes | None) -> None:
         self._archive = WorkspaceStore(url, options=options, key=key)._archive
 
     def take(self, workspace: Workspace, source: str) -> SnapshotId:
-        """`source` names the sandbox: its next snapshot stores what has changed."""
+        """Take a snapshot. `source` identifies the sandbox: its next snapshot stores only what has changed."""
         document: dict[str, Any] = {"workspace": source, "workspace_name": source, "name": None, "settings": {}}
         return self._archive.take(workspace.host_path, source, document).id
 
@@ -362,7 +363,7 @@ class SharedSnapshots:
 
 
 def start_sandbox(directory: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> WorkspaceSandbox:
-    """With the image, environment, packages and ports of the workspace; `options` win."""
+    """Start a sandbox with the image, environment, packages and ports of the workspace; `options` take precedence."""
     env = dict(settings.get("env") or {}) | dict(options.get("env") or {})
     given: dict[str, Any] = {"image": settings.get("image"), "track_changes": False} | dict(options) | {"env": env}
     sandbox = WorkspaceSandbox(work_dir=directory, **given)

@@ -1,13 +1,13 @@
-"""SnapshotArchive: snapshots of directories in one place, each with a small document of its owner's.
+"""SnapshotArchive: a store of snapshots of directories, each with a small document of the caller.
 
     packs/NAME          chunks (`chunks.py`)
     snapshots/ID        one record each: the document, and the pieces of the top directory; ID is its digest
-    catalogue.db        an index of both (`catalogue.py`), and nothing that the objects do not have
-    staging/            files that are not finished
+    catalogue.db        an index of both (`catalogue.py`), which can be rebuilt from them
+    staging/            unfinished files
 
-The order of a snapshot: packs are on disk, then the record, then the index. A program that is killed in between leaves
-packs that `compact` removes, or a record that the next program finds; never a record without its packs. The directory
-is the lock: programs that add something share it, `compact` has it alone.
+Packs are written first, then the record, then the index. A program that is killed in between leaves packs that
+`compact` removes, or a record that the next program indexes, but never a record without its packs. The directory itself
+is locked: shared by programs that add snapshots, exclusively by `compact`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from warmcell.workspaces.snapshots.tree import Entry, from_plain, to_plain
 _PATIENCE_SECONDS = 60.0
 _ID = re.compile(r"[0-9a-f]{32}")
 _VERSION = 1
-#: Seconds since 1970, in the year 5138: what `time.localtime` takes everywhere.
+#: Seconds since 1970, in the year 5138: `time.localtime` accepts it on every system.
 _LATEST = 1e11
-#: A pack is written again if less than this part of it is needed.
+#: Compaction rewrites a pack if less than this fraction of it is needed.
 _NEEDED_PART = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """`document` is the owner's. `stored_bytes` is what this snapshot added to the store."""
+    """`document` is the caller's. `stored_bytes` is what this snapshot added to the store."""
 
     id: SnapshotId
     created: float
@@ -61,7 +61,7 @@ class SnapshotRecord:
 
 
 class SnapshotArchive:
-    """Blocking, and safe to share between threads and programs. Without `objects` they lie below `path` too."""
+    """Blocking, and safe to share between threads and programs. `objects` default to files below `path`."""
 
     def __init__(self, path: str, *, objects: Objects | None = None, key: bytes | None = None) -> None:
         self.path = os.path.abspath(path)
@@ -73,16 +73,16 @@ class SnapshotArchive:
         self._objects = objects or LocalObjects(self.path)
         self._is_shared_with_machines = objects is not None
         self._staging = Staging(os.path.join(self.path, "staging"))
-        #: Packs that were not whole when they were read.
+        #: Packs that were incomplete when they were read.
         self._incomplete: set[str] = set()
         self.synchronise()
 
     def take(
         self, directory: str, source: str | None, document: Mapping[str, Any], limits: TreeLimits = LIMITS
     ) -> SnapshotRecord:
-        """A new snapshot of a directory. `source` names the directory: unchanged files are those of its last one.
+        """Take a snapshot. `source` identifies the directory: files unchanged since its last snapshot are not read.
 
-        None: every file is read. Programs that have mapped a file can change it without a new time.
+        None: every file is read, since programs can change a mapped file without changing its times.
         """
         self._follow_others()
         with Root(directory) as root, self.lock(is_shared=True), self.catalogue.connect() as database:
@@ -127,7 +127,7 @@ class SnapshotArchive:
                 added.add(digest)
                 try:
                     writer.append(digest, self.codec.seal(data, digest))
-                except OSError as error:  # not about the file that is read
+                except OSError as error:  # an error of the store, not of the file being read
                     reason = f"could not write to the store: {error.strerror}"
                     raise ExecutionFailed(reason, hint="free space on its disk") from error
             return digest
@@ -144,7 +144,7 @@ class SnapshotArchive:
         return record
 
     def get(self, snapshot: str) -> SnapshotRecord:
-        """`SnapshotNotFound` if there is none."""
+        """The record of a snapshot; `SnapshotNotFound` if it does not exist."""
         if isinstance(snapshot, str) and _ID.fullmatch(snapshot):
             self._follow_others()
             for attempt in range(2):
@@ -157,7 +157,7 @@ class SnapshotArchive:
         raise SnapshotNotFound(f"no snapshot {printable(str(snapshot))[:80]!r}")
 
     def records(self) -> list[SnapshotRecord]:
-        """The oldest first."""
+        """All records, oldest first."""
         self._follow_others()
         return self._read_records()
 
@@ -167,15 +167,15 @@ class SnapshotArchive:
         return sorted((self._open_record(*row) for row in found), key=lambda record: record.created)
 
     def remove(self, snapshot: str) -> None:
-        """What only this one needs is freed by `compact`."""
+        """Remove a snapshot. `compact` frees its space."""
         self._remove([self.get(snapshot).id])
 
     def identities(self) -> list[str]:
-        """The ids of all snapshots, unread."""
+        """The ids of all snapshots, without reading their records."""
         return self._objects.names(SNAPSHOTS)
 
     def keep_only(self, snapshot: str) -> None:
-        """Remove all other snapshots, and what only they need."""
+        """Remove all other snapshots, and free their space."""
         others = [name for name in self.identities() if name != snapshot]
         self._remove(others)
         if others:
@@ -188,7 +188,7 @@ class SnapshotArchive:
                 index.remove_snapshot(database, identity)
 
     def compact(self) -> int:
-        """Remove what no snapshot needs, and return the bytes freed. `ExecutionFailed` while another program writes."""
+        """Remove unused chunks; returns the bytes freed. `ExecutionFailed` while another program writes."""
         with self.lock(is_shared=False):
             self._incomplete.clear()
             self._synchronise()
@@ -198,13 +198,13 @@ class SnapshotArchive:
                 return compact_packs(self.catalogue, self._objects, self._staging, read, tops)
 
     def synchronise(self) -> None:
-        """Bring the index up to date with the objects: after a kill, or when another machine has written to a URL."""
+        """Update the index from the objects, after a kill or a change by another machine."""
         if self._differences() is not None:
-            with self.lock(is_shared=True):  # not beside a compaction, which removes packs
+            with self.lock(is_shared=True):  # not during a compaction, which removes packs
                 self._synchronise()
 
     def _follow_others(self) -> None:
-        """Other machines do not write to this index: packs that it names may be gone."""
+        """Synchronise if other machines use the store: they do not update this index."""
         if self._is_shared_with_machines:
             self.synchronise()
 
@@ -224,7 +224,7 @@ class SnapshotArchive:
                 index.remove_snapshot(database, name)
 
     def _differences(self) -> tuple[set[str], set[str], set[str], set[str]] | None:
-        """New and lost packs, new and lost snapshots. The index is read first: what it names was in the objects."""
+        """New and lost packs, new and lost snapshots. The index is read first, because it is written last."""
         with self.catalogue.connect() as database:
             known_packs, known_snapshots = index.pack_names(database), index.snapshot_ids(database)
         packs, snapshots = set(self._objects.names(PACKS)), set(self._objects.names(SNAPSHOTS))
@@ -238,13 +238,13 @@ class SnapshotArchive:
             for name in names:
                 try:
                     packs.append(read_index(read.fetch(name), name))
-                except SnapshotInvalid:  # not whole: another program is writing it where files cannot be renamed
+                except SnapshotInvalid:  # incomplete: being written, on a file system without atomic renames
                     self._incomplete.add(name)
         return packs
 
     @contextmanager
     def lock(self, *, is_shared: bool) -> Iterator[None]:
-        # A lock cannot tell a directory of another user from one that is in use.
+        # Locking would report a directory of another user as in use.
         if os.stat(self.path).st_uid != os.geteuid() or not os.access(self.path, os.R_OK | os.X_OK):
             raise not_permitted(self.path)
         what = f"another program is {'compacting' if is_shared else 'writing to'} the store {self.path!r}"
@@ -282,7 +282,7 @@ class SnapshotArchive:
 
 
 def sync_file_system(fd: int) -> None:
-    """What was written to this file system is on disk afterwards: one call for all files."""
+    """Sync the whole file system of `fd` to the disk, or all of them where syncfs is missing."""
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)
@@ -295,10 +295,10 @@ def sync_file_system(fd: int) -> None:
 def compact_packs(
     catalogue: Catalogue, objects: Objects, staging: Staging, read: ChunkReader, tops: Iterable[Entry]
 ) -> int:
-    """Returns the bytes freed. `tops` are the top directories of all snapshots. No other program writes to the store.
+    """Rewrite packs without unused chunks; returns the bytes freed. The caller holds the exclusive lock.
 
-    New packs are on disk before the index names them, and old ones are removed after that: a kill in between leaves
-    only packs that the next compaction removes.
+    `tops` are the top directories of all snapshots. New packs are on disk before the index names them, and old ones are
+    removed after that: a kill in between leaves only packs that the next compaction removes.
     """
     needed = _find_needed(read, tops)
     with catalogue.connect() as database:
@@ -336,7 +336,7 @@ def _find_needed(read: ChunkReader, tops: Iterable[Entry]) -> set[str]:
         directory = waiting.pop()
         fresh = [block for block in directory.blocks if block not in needed]
         needed.update(block for block in directory.blocks if isinstance(block, str))
-        if not fresh:  # all of its pieces were seen: so was everything below it
+        if not fresh:  # all of its pieces were seen, and so was everything below it
             continue
         for entry in list_directory(read, directory):
             if entry.kind == "directory":

@@ -1,7 +1,7 @@
 """Catalogue: an SQLite index of packs, chunks and snapshots, and the workspaces of this machine.
 
-The objects are the truth about snapshots: `adopt` and `forget` bring the index up to date with them. A connection is
-opened for each operation, so that threads, forks and other programs need no care.
+The objects are authoritative for snapshots: `SnapshotArchive.synchronise` updates the index from them. A connection is
+opened for each operation, so that threads, forks and other programs cannot interfere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEPT_OPEN = 32
 
 
 class Catalogue:
-    """`connect` gives a transaction: it is committed as a whole, or not at all."""
+    """The database. `connect` is a context manager for one transaction."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Catalogue:
         except sqlite3.Error as error:
             raise _translate(error, self._path) from None
         try:
-            database.execute("pragma synchronous = extra")  # a commit is on disk, and so is the end of its journal
+            database.execute("pragma synchronous = extra")  # syncs the directory too when the journal is deleted
             with database:
                 yield database
         except sqlite3.Error as error:
@@ -57,7 +57,7 @@ class Catalogue:
 
 def _translate(error: sqlite3.Error, path: str) -> SandboxError:
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-        return ExecutionFailed(f"the catalogue {path!r} is in use by other programs for too long")
+        return ExecutionFailed(f"timed out waiting for other programs to release the catalogue {path!r}")
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
         return ExecutionFailed(
             f"cannot write to the catalogue {path!r}: the disk is full", hint="free space on the disk"
@@ -84,7 +84,7 @@ def find_chunk(database: sqlite3.Connection, digest: str) -> tuple[str, int, int
 
 
 def add_packs(database: sqlite3.Connection, packs: Iterable[Pack], *, is_preferred: bool = False) -> None:
-    """A chunk that is in two packs is read from the first, or from this one if that `is_preferred`."""
+    """Add packs to the index. A chunk in several packs is read from the first, or from these if `is_preferred`."""
     verb = "replace" if is_preferred else "ignore"
     for pack in packs:
         database.execute("insert or ignore into packs (name) values (?)", (pack.name,))
@@ -94,7 +94,7 @@ def add_packs(database: sqlite3.Connection, packs: Iterable[Pack], *, is_preferr
 
 
 def remove_packs(database: sqlite3.Connection, names: Iterable[str]) -> None:
-    """Scans may name chunks of these packs, so they are removed too: the next snapshots read every file."""
+    """Remove packs, and all scans, which may refer to their chunks: the next snapshots read every file."""
     for name in names:
         database.execute("delete from chunks where pack = (select number from packs where name = ?)", (name,))
         database.execute("delete from packs where name = ?", (name,))
@@ -134,7 +134,7 @@ def put_scan(database: sqlite3.Connection, source: str, document: bytes) -> None
 class ChunkReader(Closing):
     """Reads and verifies chunks for one operation. Calling it with a digest returns the data.
 
-    Packs of a URL are copied here once. `close` removes the copies.
+    Packs of a URL are copied to the staging directory once; `close` removes the copies.
     """
 
     def __init__(self, catalogue: Catalogue, objects: Objects, staging: Staging, codec: ChunkCodec) -> None:
@@ -148,7 +148,7 @@ class ChunkReader(Closing):
         return self._codec.open(self.read_stored(digest), digest)
 
     def read_stored(self, digest: str) -> bytes:
-        """As it lies in the pack, not verified."""
+        """The stored form of a chunk, not verified."""
         place = find_chunk(self._database, digest)
         if place is None:
             raise missing("chunk", digest)
@@ -159,7 +159,7 @@ class ChunkReader(Closing):
         return data
 
     def fetch(self, pack: str) -> str:
-        """The path of a pack, or of a copy of it."""
+        """The local path of a pack, or of a copy of it."""
         if not os.path.isdir(self._copies):
             make_directory(self._copies)
         return self._objects.fetch(PACKS, pack, self._copies)

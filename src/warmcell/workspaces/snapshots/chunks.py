@@ -1,8 +1,8 @@
 """Chunks: pieces of data named by their digest, compressed, and encrypted if there is a key.
 
-What is read is compared with its name, so a chunk that was changed on disk is never used.
+Data is verified against its digest when it is read, so a chunk that changed on disk is never used.
 
-Packs are files of chunks, with an index at the end. A snapshot writes its new chunks to as few as possible:
+Packs are files of chunks, with an index at the end. A snapshot writes its new chunks to as few packs as possible:
 
 chunk chunk ... | index: (digest, offset, length)... | number of chunks, digest of the index, magic
 """
@@ -23,19 +23,19 @@ from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging
 
 #: Files are split into blocks of this size.
 BLOCK = 256 * 1024
-#: The largest chunk: a list of names can be longer than a block. Bounds what a hostile chunk unpacks to.
+#: The largest chunk: a list of names can be longer than a block. Limits the expansion of a hostile chunk.
 MAX_CHUNK = 64 * 1024 * 1024
 KEY_BYTES = 32
-#: The environment variable with the key of a store that is given none, as hexadecimal digits.
+#: The environment variable with the default key of stores, as hexadecimal digits.
 KEY_VARIABLE = "WARMCELL_STORE_KEY"
 _DIGEST_BYTES = 24
 _RAW, _DEFLATED = b"\x00", b"\x01"
 _NONCE_BYTES = 12
 _SAMPLE = 4096
 _ZEROS = bytes(_SAMPLE)
-#: With a key, names of chunks depend on it too: without the key, one cannot test whether a known file is in the store.
+#: The digests of chunks depend on the key too: without the key, one cannot test whether a known file is in it.
 _NAMES, _CONTENT = b"warmcell names", b"warmcell content"
-#: A pack is closed when it is larger: the unit of transfers to and from a URL, and of compaction.
+#: A pack is closed when it exceeds this. Packs are the unit of transfers to and from a URL, and of compaction.
 PACK_BYTES = 64 * 1024 * 1024
 _ROW = struct.Struct(">24sQI")
 _FOOTER = struct.Struct(">Q24s8s")
@@ -54,7 +54,7 @@ class ChunkCodec:
         return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._name_key).hexdigest()
 
     def seal(self, data: bytes, digest: str, *, is_compressed: bool = True) -> bytes:
-        """The stored form."""
+        """The stored form of a chunk."""
         packed = zlib.compress(data, 1) if is_compressed and is_worth_compressing(data) else data
         body = _DEFLATED + packed if len(packed) < len(data) else _RAW + data
         if self._cipher is None:
@@ -63,7 +63,7 @@ class ChunkCodec:
         return nonce + bytes(self._cipher.encrypt(nonce, body, digest.encode()))
 
     def open(self, stored: bytes, digest: str) -> bytes:
-        """Raises `SnapshotInvalid` unless this is what `seal` was given under that digest."""
+        """The data of a stored chunk; `SnapshotInvalid` if it does not match the digest."""
         data = _unpack(self._decrypt(stored, digest), digest)
         if not hmac.compare_digest(self.digest(data), digest):
             raise damage_error(digest, "its content has changed")
@@ -81,7 +81,7 @@ class ChunkCodec:
 
 
 def is_worth_compressing(data: bytes) -> bool:
-    """False for most images, archives and random data: compressing takes ten times as long as all the rest."""
+    """False for most images, archives and random data: compression takes ten times as long as everything else."""
     if len(data) <= 3 * _SAMPLE or _ZEROS in data:  # a sparse file must not take more space than its data
         return True
     middle = len(data) // 2
@@ -94,7 +94,7 @@ def damage_error(what: str, reason: str) -> SnapshotInvalid:
 
 
 def parse_key(text: str) -> bytes:
-    """A key as text: 64 hexadecimal digits."""
+    """Parse a key of 64 hexadecimal digits."""
     try:
         key = bytes.fromhex(text.strip())
     except ValueError:
@@ -106,7 +106,7 @@ def parse_key(text: str) -> bytes:
 
 
 def derive_key(key: bytes, purpose: bytes) -> bytes:
-    """A key for one purpose only."""
+    """Derive a key for one purpose."""
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise InvalidRequest(f"must be {KEY_BYTES} bytes", field="key")
     return hmac.digest(key, purpose, "sha256")
@@ -150,7 +150,7 @@ class Pack(NamedTuple):
 
 
 class PackWriter:
-    """Writes chunks to packs. They are in the store after `finish`; `abandon` removes what was not finished."""
+    """Writes chunks to packs. `finish` adds the open pack to the store; `abandon` removes it."""
 
     def __init__(self, objects: Objects, staging: Staging) -> None:
         self._objects, self._staging = objects, staging
@@ -198,7 +198,7 @@ class PackWriter:
 
 
 def read_index(path: str, name: str) -> Pack:
-    """The index of a pack; `SnapshotInvalid` if the file is not a whole pack."""
+    """Read the index of a pack; `SnapshotInvalid` if the pack is incomplete or damaged."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _FOOTER.size:
@@ -214,7 +214,7 @@ def read_index(path: str, name: str) -> Pack:
         raise damage_error(name, "the index of the pack has changed")
     chunks = [ChunkPlace(row[0].hex(), *row[1:]) for row in _ROW.iter_unpack(rows)]
     if any(chunk.offset + chunk.length > start for chunk in chunks):
-        raise damage_error(name, "the index of the pack names bytes that it does not have")
+        raise damage_error(name, "the index of the pack refers to data beyond its end")
     return Pack(name, chunks)
 
 

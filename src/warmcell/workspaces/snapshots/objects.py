@@ -1,4 +1,4 @@
-"""Where packs and snapshot records are kept: a directory, or any place that fsspec knows, such as S3."""
+"""Storage for packs and snapshot records: a directory, or any file system of fsspec, such as S3."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Objects(Protocol):
     def read(self, kind: str, name: str) -> bytes: ...
 
     def put(self, kind: str, name: str, path: str) -> None:
-        """Move a finished local file there."""
+        """Move a finished local file into the storage."""
 
     def fetch(self, kind: str, name: str, directory: str) -> str:
-        """The path of a local copy; one that has to be made is made in `directory`."""
+        """The path of a local copy, which is created in `directory` if necessary."""
 
     def remove(self, kind: str, name: str) -> None:
-        """One that is missing is not an error."""
+        """A missing object is not an error."""
 
 
 class LocalObjects:
@@ -44,7 +44,7 @@ class LocalObjects:
             make_directories(os.path.join(path, kind))
 
     def names(self, kind: str) -> list[str]:
-        """Regular files only: the store may be of somebody else, and a FIFO would block."""
+        """Regular files only: the store may have been copied from another user, and a FIFO would block."""
         with os.scandir(os.path.join(self._path, kind)) as entries:
             return [it.name for it in entries if _NAME.fullmatch(it.name) and it.is_file(follow_symlinks=False)]
 
@@ -73,7 +73,7 @@ class LocalObjects:
 
 
 class UrlObjects:
-    """Objects below a URL, through fsspec. While a machine compacts the store, no other one may write to it."""
+    """Objects below a URL, through fsspec. While one machine compacts the store, no other may write to it."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         self._files, self._path = _open_url(url, options or {})
@@ -124,7 +124,7 @@ class UrlObjects:
 
     @contextmanager
     def _explain(self, action: str) -> Iterator[None]:
-        """Each file system of fsspec has its own errors. The URL may have a password: the message has the path only."""
+        """Translate errors, which every file system of fsspec has its own of. The message omits the URL's password."""
         try:
             yield
         except SandboxError:
@@ -137,7 +137,7 @@ class UrlObjects:
 
 
 class Staging:
-    """A local directory for files that are not finished. What a killed program left is removed by `clear`."""
+    """A local directory for unfinished files. `clear` removes those that killed programs left."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -160,7 +160,7 @@ class Staging:
 
 
 def missing(kind: str, name: str) -> SnapshotInvalid:
-    return SnapshotInvalid(f"{kind}/{name} is missing in the store", hint="restore the store from a backup")
+    return SnapshotInvalid(f"{kind}/{name} is missing from the store", hint="restore the store from a backup")
 
 
 def sync_file(path: str) -> None:

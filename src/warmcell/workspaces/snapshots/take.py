@@ -1,6 +1,6 @@
 """Reads a directory into chunks, and writes it back.
 
-A file whose identity, size and times are those of the last snapshot is not read.
+A file whose inode, size and times are unchanged since the last snapshot is not read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from warmcell.workspaces.snapshots.tree import (
     write_pieces,
 )
 
-#: A file that was changed so shortly before it was read may change again without a new time: kernels count in ticks.
+#: Kernels update file times in ticks: a file that changed this recently may change again with the same time.
 _TICK_NS = 100_000_000
 _ZEROS = bytes(BLOCK)
 LIMITS = TreeLimits(entries=2_000_000, total_bytes=1 << 40, path_bytes=1 << 29, seconds=3600.0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: As deep as a path can be that a snapshot is taken of.
+#: The most directories in a path.
 _MAX_DEPTH = MAX_PATH_BYTES // 2
-#: Pages without data become holes again. Blocks are larger: written as a whole, a sparse file could grow by 64 times.
+#: Zero pages become holes again. Blocks have 64 pages: with holes of blocks only, a sparse file could grow 64-fold.
 _PAGE = 4096
 _ZERO_PAGE = bytes(_PAGE)
 
@@ -57,7 +57,7 @@ class TakenSnapshot(NamedTuple):
 class DirectoryReader:
     """`add_chunk` stores data and returns its digest. `scan` is that of the last snapshot.
 
-    `keeps_scan`: there will be a next snapshot that needs one.
+    `keeps_scan`: return a scan for the next snapshot.
     """
 
     def __init__(self, add_chunk: Callable[[bytes], str], scan: bytes | None, *, keeps_scan: bool = True) -> None:
@@ -84,14 +84,14 @@ class DirectoryReader:
                 self._skipped.append(text_of(found.parts))
             else:
                 contents[found.parts[:-1]].append(line)
-        made = self._write_directories(contents, directories)
+        top = self._write_directories(contents, directories)
         scan = json.dumps(self._scan, separators=(",", ":")).encode("ascii")
-        return TakenSnapshot(made, self._files, self._total, tuple(self._skipped), scan)
+        return TakenSnapshot(top, self._files, self._total, tuple(self._skipped), scan)
 
     def _write_directories(
         self, contents: dict[Parts, list[Line]], directories: list[tuple[Parts, os.stat_result]]
     ) -> Entry:
-        """The deepest first: a directory names the pieces of those in it."""
+        """Write the deepest first, because a directory lists the pieces of its subdirectories."""
         while True:
             parts, state = directories.pop()
             pieces = tuple(self._add_chunk(piece) for piece in write_pieces(contents.pop(parts)))
@@ -102,7 +102,7 @@ class DirectoryReader:
             contents[parts[:-1]].append(write_line(entry))
 
     def _read_entry(self, found: TreeEntry) -> Line | None:
-        """None for what cannot be kept: special files, what cannot be read, and files of more than 64 TiB."""
+        """None for what cannot be stored: special files, unreadable files, and files of more than 64 TiB."""
         if found.kind == "symlink":
             try:
                 return write_line(Entry("symlink", found.name, target=os.readlink(found.name, dir_fd=found.dir_fd)))
@@ -144,7 +144,7 @@ class DirectoryReader:
         return self._count(state, line)
 
     def _read_blocks(self, fd: int, size: int, parts: Parts) -> Blocks:
-        """Blocks without data are holes, whether or not the file system has them as such."""
+        """Blocks of zeros become holes, whether or not they are holes in the file system."""
         blocks: list[str | int] = []
         holes = done = 0
         for start, end in data_ranges(fd, parts, LIMITS.total_bytes):
@@ -177,7 +177,7 @@ def _identity(state: os.stat_result) -> list[int]:
 
 
 def _read_at(fd: int, offset: int, length: int) -> bytes:
-    """Exactly that many bytes: a file that was cut meanwhile is read as zeros."""
+    """Exactly that many bytes, padded with zeros if the file was truncated meanwhile."""
     data = os.pread(fd, length, offset)
     while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
         data += more
@@ -190,7 +190,7 @@ class _HardLink(NamedTuple):
 
 
 class TreeWriter:
-    """Names and links are checked: nothing is written outside. The root should be empty.
+    """Writes a snapshot into an empty root. Names and links are checked, so that nothing is written outside.
 
     `read_chunk` returns the verified data of a digest.
     """
@@ -199,7 +199,7 @@ class TreeWriter:
         self._read_chunk, self._root = read_chunk, root
         self._entries = 0
         self._hard_links: list[_HardLink] = []
-        #: Modes and times of directories, set last: writing into them needs the one and changes the other.
+        #: Directories, whose modes and times are set last: modes may forbid writing, and writing changes times.
         self._directories: list[tuple[Parts, Entry]] = []
 
     def write(self, top: Entry) -> None:
@@ -275,7 +275,7 @@ class TreeWriter:
 
 
 def list_directory(read_chunk: Callable[[str], bytes], directory: Entry) -> list[Entry]:
-    """The entries of a directory, checked."""
+    """Read and check the entries of a directory."""
     pieces = (read_chunk(block) for block in directory.blocks if isinstance(block, str))
     return check_names(entry for piece in pieces for entry in read_piece(piece))
 

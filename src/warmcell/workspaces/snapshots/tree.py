@@ -1,6 +1,6 @@
-"""The content of a directory as text, in pieces: what a snapshot keeps of names, modes, times and links. Pure module.
+"""The text format of directories in snapshots: names, modes, times and links. Pure module.
 
-A directory is a list of entries sorted by name, split where a name's checksum says so: one more file changes one piece.
+The entries, sorted by name, are split into pieces by checksums of names, so that adding a file changes one piece.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from warmcell.core.errors import SnapshotInvalid
 from warmcell.workspaces.snapshots.chunks import BLOCK
 
 EntryKind = Literal["file", "directory", "symlink", "hardlink"]
-#: Of a file: digests of its blocks, and for blocks that are holes how many there are.
+#: Digests of blocks, and for each run of holes the number of blocks.
 Blocks = tuple[str | int, ...]
 _KINDS: dict[str, EntryKind] = {"f": "file", "d": "directory", "l": "symlink", "h": "hardlink"}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
@@ -24,7 +24,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _SPLIT_ONE_IN, _MOST_IN_PIECE = 64, 512
 MAX_SIZE = 1 << 46
 _MAX_NAME, _MAX_TARGET = 255, 4096
-#: Nanoseconds: the kernel counts seconds in 64 bits with a sign.
+#: In nanoseconds. The kernel has signed 64-bit seconds.
 _MAX_TIME = 2**63 * 10**9
 
 
@@ -76,7 +76,7 @@ def to_plain(entry: Entry) -> list[Any]:
 
 
 def read_piece(data: bytes) -> Iterator[Entry]:
-    """Raises `SnapshotInvalid` for anything that `write_pieces` would not write."""
+    """Parse a piece; `SnapshotInvalid` for anything that `write_pieces` would not write."""
     for line in data.split(b"\n"):
         try:
             plain = json.loads(line)
@@ -91,8 +91,8 @@ def from_plain(plain: Any) -> Entry:
     _, name, mode, mtime_ns, size, blocks, target = plain
     if not _is_text(name) or not _is_text(target):
         raise _invalid("a name is not text")
-    are_whole = all(type(number) is int for number in (mode, mtime_ns, size))
-    if not are_whole or not 0 <= size <= MAX_SIZE or not -_MAX_TIME <= mtime_ns < _MAX_TIME:
+    are_integers = all(type(number) is int for number in (mode, mtime_ns, size))
+    if not are_integers or not 0 <= size <= MAX_SIZE or not -_MAX_TIME <= mtime_ns < _MAX_TIME:
         raise _invalid(f"{name[:80]!r} has a size, mode or time that is out of range")
     entry = Entry(_KINDS[plain[0]], name, mode & 0o777, mtime_ns, size, _blocks(name, blocks), target)
     _check(entry)
@@ -126,7 +126,7 @@ def _check(entry: Entry) -> None:
 
 
 def check_names(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries of one directory; `SnapshotInvalid` for a name that is not plain, or that comes twice."""
+    """Check the names in one directory: `SnapshotInvalid` for paths, "." and "..", and duplicates."""
     found = list(entries)
     names = {entry.name for entry in found}
     for name in names:
