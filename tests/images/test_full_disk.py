@@ -55,11 +55,11 @@ def test_a_command_that_fails_because_the_disk_is_full(
     (tmp_path / "context").mkdir()
     (tmp_path / "context/Dockerfile").write_text("FROM busybox:1\nRUN fill\n")
     monkeypatch.setattr(builder, "find_runner", lambda: lambda _: ExecResult(stderr="cannot write", exit_code=1))
-    monkeypatch.setattr(builder, "has_no_room", lambda _: True)
+    monkeypatch.setattr(builder, "is_disk_full", lambda _: True)
     with pytest.raises(ExecutionFailed, match="No space left") as failure:
         store.build(tmp_path / "context", name="built:1")
     assert failure.value.fault == "host"
-    assert prune.has_no_room(str(tmp_path)) is False
+    assert prune.is_disk_full(str(tmp_path)) is False
 
 
 @pytest.mark.parametrize(

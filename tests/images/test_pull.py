@@ -135,7 +135,7 @@ def test_a_redirect_to_another_server_of_this_machine_is_refused(store: ImageSto
             {"WWW-Authenticate": f'Bearer realm="http://{inner.host}/t"'},
             b"",
         )
-        with pytest.raises(FetchFailed, match="no TLS"):
+        with pytest.raises(FetchFailed, match="does not use https"):
             store.pull(f"{server.host}/team/app:1", plain_http=True)
         assert inner.requests == []
 

@@ -16,7 +16,7 @@ from warmcell.images.references import is_digest
 from warmcell.lifetime.own_modes import grant_owner, make_directories
 from warmcell.workspace.untrusted_files import parse_json
 
-#: Files that are being written. The next `prune` removes those of killed programs.
+#: Prefix of files being written. `prune` removes those that killed programs left.
 UNFINISHED = ".blob-"
 CHUNK = MIB
 
@@ -44,7 +44,8 @@ class BlobStore:
         try:
             return open(self.path_of(digest), "rb")
         except FileNotFoundError:
-            raise ImageInvalid(f"the store has lost the blob {digest}", hint="import or pull the image again") from None
+            hint = "import or pull the image again"
+            raise ImageInvalid(f"blob {digest} is missing from the store", hint=hint) from None
 
     def put(self, chunks: Iterable[bytes], digest: str | None = None, size: int | None = None) -> tuple[str, int]:
         """Store the bytes and return their digest and size; `ImageInvalid` if they are not the expected ones."""
@@ -73,7 +74,7 @@ class BlobStore:
 
 
 class BlobWriter:
-    """A blob that is being written. Without `commit` nothing stays."""
+    """A blob being written; `discard` removes it unless `commit` was called."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -112,7 +113,7 @@ class BlobWriter:
 
 
 def hex_of(digest: str) -> str:
-    """The hexadecimal part: the only text of an image that becomes a file name of the store."""
+    """The hexadecimal part of a digest. No other text of an image becomes a file name in the store."""
     if not isinstance(digest, str) or not is_digest(digest):
         raise ImageInvalid(f"{str(digest)[:100]!r} is not a sha256 digest", hint="other digests are not supported")
     return digest.partition(":")[2]
@@ -130,7 +131,7 @@ def read_chunks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
 
 
 def encode_json(document: Any) -> bytes:
-    """Canonical bytes: the same document always has the same digest."""
+    """Canonical encoding: equal documents have equal digests."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 

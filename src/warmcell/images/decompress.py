@@ -1,4 +1,4 @@
-"""Decompression of layers, in bounded pieces, with the digest of what comes out."""
+"""Decompresses layers in bounded pieces, and hashes their content."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from warmcell.images.limits import Budget
 from warmcell.net.optional_packages import optional
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-#: Compressed bytes beyond twice the content.
+#: How far the compressed bytes may exceed twice the content.
 _MOST_WITHOUT_CONTENT = 1 << 20
 #: Layers are compressed with windows of up to 8 MiB, or 128 MiB with `--long`.
 _ZSTD_WINDOW = 128 << 20
 
 
 def compression_of(stream: IO[bytes]) -> str:
-    """ "gzip", "zstd" or "none", by the first bytes. Media types are often wrong, the bytes never are."""
+    """ "gzip", "zstd" or "none", detected by magic bytes: media types are often wrong."""
     magic = stream.read(4)
     stream.seek(0)
     if magic.startswith(_GZIP_MAGIC):
@@ -49,8 +49,8 @@ def _gunzip(stream: IO[bytes]) -> Iterator[bytes]:
         raise ImageInvalid(f"a layer is damaged: {error}") from None
 
 
-class _Metered:
-    """A compressed stream. Refuses to be read on when hardly anything comes out: empty frames only cost time."""
+class _MeteredStream:
+    """A compressed stream. Fails when hardly any content results: empty frames only cost time."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -70,7 +70,7 @@ def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
         reason = "a layer is compressed with zstd, which needs the package 'zstandard'"
         raise BackendUnavailable(reason, hint="pip install 'warmcell[net]'")
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    metered = _Metered(stream)
+    metered = _MeteredStream(stream)
     try:
         with decompressor.stream_reader(metered, read_across_frames=True, closefd=False) as reader:
             while piece := reader.read(CHUNK):
@@ -115,7 +115,7 @@ class LayerReader:
 
     @property
     def position(self) -> int:
-        """Bytes taken so far."""
+        """Bytes read so far."""
         return self.size - len(self._buffer)
 
     def finish(self) -> str:

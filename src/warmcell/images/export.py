@@ -1,6 +1,6 @@
 """Writes an image for other tools: an OCI layout (directory or tar), or an archive for `docker load`.
 
-The same image gives the same bytes: the order is fixed, times are zero, and layers are copied as they came.
+Exports are reproducible: the order is fixed, times are zero, and layers are copied unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SUFFIXES = {"gzip": "+gzip", "zstd": "+zstd", "none": ""}
 
 
 class Target(Protocol):
-    """Where files of an export go."""
+    """The directory or archive that an export writes to."""
 
     def add(self, path: str, chunks: Iterable[bytes], size: int) -> None: ...
 
@@ -49,8 +49,7 @@ class Exporter:
 
     def write_layout(self, digest: str, name: str, path: str) -> None:
         """An OCI layout: a tar file if the path ends in ".tar", else a directory."""
-        opened = _open_tar(path) if path.endswith(".tar") else _open_directory(path)
-        with opened as target:
+        with _open_tar(path) if path.endswith(".tar") else _open_directory(path) as target:
             data = self._oci_manifest(digest)
             manifest = parse_manifest(self._blobs.read_json(digest))
             index = _index(Descriptor(OCI_MANIFEST, f"sha256:{hashlib.sha256(data).hexdigest()}", len(data)), name)
@@ -62,7 +61,7 @@ class Exporter:
                     target.add(_blob_path(blob), read_chunks(stream), os.path.getsize(stream.name))
 
     def _oci_manifest(self, digest: str) -> bytes:
-        """The manifest as it came, so that the image keeps its digest; one of Docker's is translated."""
+        """The stored manifest, so that the image keeps its digest; Docker's format is converted."""
         with self._blobs.open(digest) as stream:
             data = stream.read()
         document = self._blobs.read_json(digest)
@@ -77,7 +76,7 @@ class Exporter:
             return Descriptor(OCI_LAYER + _SUFFIXES[compression_of(stream)], layer.digest, layer.size)
 
     def write_docker(self, digest: str, name: str, path: str) -> None:
-        """What `docker save` writes: one tar file with uncompressed layers."""
+        """The format of `docker save`: one tar file with uncompressed layers."""
         manifest = parse_manifest(self._blobs.read_json(digest))
         layers = diff_ids(self._blobs.read_json(manifest.config.digest), len(manifest.layers))
         names = [f"{hex_of(diff_id)}.tar" for diff_id in layers]
@@ -92,7 +91,7 @@ class Exporter:
                     target.add(f"{hex_of(diff_id)}.tar", decompress(stream), self._size(diff_id, layer))
 
     def _size(self, diff_id: str, layer: Descriptor) -> int:
-        """The uncompressed size, which must be known first; a layer that was merged with others has to be read."""
+        """The uncompressed size, which a tar header states. A layer that was merged with others must be read for it."""
         if self._layers.has(diff_id):
             return self._layers.size(diff_id)
         with self._blobs.open(layer.digest) as stream:
@@ -103,8 +102,8 @@ def _index(manifest: Descriptor, name: str) -> dict[str, Any]:
     reference = parse_reference(name)
     annotations = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": reference.tag}
     platform = {"architecture": own_architecture(), "os": "linux"}
-    described = manifest.to_json() | {"annotations": annotations, "platform": platform}
-    return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [described]}
+    entry = manifest.to_json() | {"annotations": annotations, "platform": platform}
+    return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
 
 
 def _blob_path(digest: str) -> str:
@@ -138,7 +137,7 @@ class _Tar:
         self._archive.addfile(entry, _ChunkReader(iter(chunks)))
 
     def _add_directories(self, path: str) -> None:
-        """An extractor that makes a missing directory gives it to root, which fails for an ordinary user."""
+        """Some extractors create missing parents as root's, which fails for an ordinary user: add them as entries."""
         if path and path not in self._directories:
             self._add_directories(os.path.dirname(path))
             self._directories.add(path)
@@ -148,7 +147,7 @@ class _Tar:
 
 
 class _ChunkReader(io.RawIOBase):
-    """Chunks as the file that `tarfile` wants."""
+    """A file object over chunks, for `tarfile`."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

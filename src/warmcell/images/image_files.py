@@ -1,4 +1,4 @@
-"""Looks up paths and users in the layers of an image from outside, as the kernel's overlay would show them."""
+"""Looks up paths and users of an image in its unpacked layers, as overlayfs would show them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ImageFiles:
         self._layers = tuple(reversed(layers))
 
     def find(self, path: str) -> str | None:
-        """The host path of what the image has at `path`, which is not a link; None if there is nothing."""
+        """The host path of the entry at `path`, with links followed; None if it does not exist."""
         places = self.locate(path)[1]
         return places[0] if places else None
 
     def locate(self, path: str) -> tuple[str, list[str]]:
-        """Where a path leads, without links; and the host paths of what is there, the topmost first.
+        """The path with links resolved, and the host paths of its entry, topmost layer first.
 
-        There are several for a directory that several layers have, and none for what is missing.
+        A directory has one for each layer that contains it; a missing entry has none.
         """
         rest = [part for part in path.split("/") if part not in ("", ".")]
         inside, places, links = "/", list(self._layers), 0
@@ -49,7 +49,7 @@ class ImageFiles:
         return inside, places
 
     def find_program(self, names: Sequence[str], search_path: str) -> str | None:
-        """The guest path of the first of these programs, searched for in the directories of a PATH."""
+        """The guest path of the first of these programs that a directory of `search_path` contains."""
         for name in names:
             for directory in search_path.split(":"):
                 path = posixpath.join("/", directory, name)
@@ -63,7 +63,7 @@ class ImageFiles:
         return found is not None and stat.S_ISDIR(os.lstat(found).st_mode)
 
     def read_lines(self, path: str) -> list[str]:
-        """The lines of a small text file; none if it is missing."""
+        """The lines of a small text file; empty if it is missing."""
         found = self.find(path)
         if found is None or not stat.S_ISREG(os.lstat(found).st_mode):
             return []
@@ -76,7 +76,7 @@ class ImageFiles:
 
 
 def topmost(places: Sequence[str], name: str) -> list[str]:
-    """Where the entry is: a file in the topmost layer that has it, or a directory in all layers that add to it."""
+    """Host paths of an entry: a file in the topmost layer that has it, a directory in each layer that contributes."""
     found: list[str] = []
     for place in places:
         path = os.path.join(place, name)
@@ -93,7 +93,7 @@ def topmost(places: Sequence[str], name: str) -> list[str]:
 
 
 def is_opaque(directory: str | int) -> bool:
-    """Whether a directory of a layer hides those below it."""
+    """Whether a directory of a layer hides the content of lower layers."""
     try:
         return os.getxattr(directory, _OPAQUE) == b"y"
     except OSError:
@@ -105,7 +105,7 @@ def _is_executable(path: str) -> bool:
     return stat.S_ISREG(mode) and bool(mode & 0o111)
 
 
-_USUAL_ID = 1000
+_DEFAULT_ID = 1000
 _LARGEST_ID = (1 << 32) - 2
 
 
@@ -119,12 +119,12 @@ class ImageUser:
 
 
 def find_user(files: ImageFiles, user: str) -> ImageUser:
-    """The user that an image or a caller names: "", "name", "uid", "name:group" or "uid:gid". "": the cage's usual."""
+    """Resolve "name", "uid", "name:group" or "uid:gid"; "" is the cage's default user."""
     name, _, group = user.partition(":")
     accounts = _accounts(files, "/etc/passwd", 7)
     if not name:
-        known = _by_number(accounts, str(_USUAL_ID))
-        return ImageUser(_USUAL_ID, _USUAL_ID, known[5] if known else "")
+        known = _by_number(accounts, str(_DEFAULT_ID))
+        return ImageUser(_DEFAULT_ID, _DEFAULT_ID, known[5] if known else "")
     account = accounts.get(name) or (_by_number(accounts, name) if name.isascii() and name.isdigit() else None)
     if account is None and name == "root":
         account = ["root", "", "0", "0", "", "", ""]
@@ -157,6 +157,6 @@ def _number(text: str, field: str = "image", problem: str = "an id in the image'
 
 
 def _clean_home(path: str) -> str:
-    """An absolute path that is not the root; else none."""
+    """The normalised path if it is absolute and not the root, else ""."""
     cleaned = posixpath.normpath(path)
     return cleaned if cleaned.startswith("/") and cleaned not in ("/", "//") else ""

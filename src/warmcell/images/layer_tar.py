@@ -1,4 +1,4 @@
-"""Writes layers as tar files: of a directory, sorted and owned by root; or entry by entry, as a build states them."""
+"""Writes layers as tar files: from a directory, sorted and owned by root; or entry by entry, for builds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from warmcell.images.tar_reader import BLOCK
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import TreeLimits, walk
 
-#: The caller's budget counts entries and bytes; only the length of a path is limited here.
+#: Effectively none: the caller's budget counts entries and bytes.
 _LIMITS = TreeLimits(entries=1 << 40, path_bytes=1 << 50, seconds=inf)
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -49,7 +49,7 @@ def write_tree(directory: str, sink: Sink, budget: Budget) -> int:
 
 
 def _walk(directory: str) -> Iterator[tuple[str, os.stat_result, int]]:
-    """Every entry, parents first, each with its directory's descriptor. Links are not followed."""
+    """Yield path, status and directory descriptor of every entry, parents first. Links are not followed."""
     yield "", os.stat(directory), -1
     with Root(directory) as root:
         for found in walk(root, limits=_LIMITS):
@@ -96,7 +96,7 @@ def _add_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str, dir_f
 
 
 class FixedSizeFile(io.RawIOBase):
-    """A file that somebody may be writing to: exactly `size` bytes of it, then zeros."""
+    """Exactly `size` bytes of a file that may change meanwhile, padded with zeros."""
 
     def __init__(self, read: Callable[[int], bytes], size: int) -> None:
         self._read, self._left = read, size
@@ -126,7 +126,7 @@ class Attributes:
 
 
 class LayerWriter:
-    """Writes to a blob. `is_empty` until there is an entry; parents come before what is in them."""
+    """Writes a layer's tar to a blob. The caller adds parents first."""
 
     def __init__(self, blob: BlobWriter, budget: Budget) -> None:
         self._blob, self._budget = blob, budget
@@ -137,7 +137,7 @@ class LayerWriter:
         self._blob.write(bytes(2 * BLOCK))
 
     def add_directory(self, path: str, attributes: Attributes, *, is_opaque: bool = False) -> None:
-        """`is_opaque`: what lower layers have in it is removed."""
+        """`is_opaque`: the content that lower layers have in it is hidden."""
         self._add(path, tarfile.DIRTYPE, attributes)
         if is_opaque:
             self._add(f"{path}/{OPAQUE}", tarfile.REGTYPE, Attributes(0), is_whiteout=True)
@@ -149,19 +149,19 @@ class LayerWriter:
         self._add(path, tarfile.LNKTYPE, attributes, link=target)
 
     def add_whiteout(self, path: str) -> None:
-        """What lower layers have at the path is removed."""
+        """Delete a path of the lower layers."""
         directory, name = os.path.split(path)
         self._add(os.path.join(directory, WHITEOUT + name), tarfile.REGTYPE, Attributes(0), is_whiteout=True)
 
     def add_file(self, path: str, attributes: Attributes, size: int, read: Callable[[int], bytes]) -> None:
-        """Exactly `size` bytes; zeros in place of those that `read` lacks."""
+        """Add exactly `size` bytes of content, padded with zeros."""
         self._budget.count_bytes(size)
         self._add(path, tarfile.REGTYPE, attributes, size=size, content=FixedSizeFile(read, size))
 
     def add_linked_file(
         self, path: str, attributes: Attributes, state: os.stat_result, open_file: Callable[[], int]
     ) -> None:
-        """A regular file, or a hard link if its inode was added before."""
+        """Add a regular file, or a hard link if its inode was added before."""
         first = self._links.setdefault((state.st_dev, state.st_ino), path) if state.st_nlink > 1 else path
         if first != path:
             self.add_hardlink(path, first, attributes)

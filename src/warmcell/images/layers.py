@@ -1,4 +1,4 @@
-"""LayerStore: unpacked layers, each a directory named by the digest of its tar. Complete, or absent."""
+"""LayerStore: unpacked layers, each a directory named by its diff id, complete or absent."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from warmcell.workspace.remove import remove_directory, remove_trees
 
 
 class MergingUnpacker(Unpacker):
-    """Unpacks a layer onto those below it: a whiteout removes. Entries of the layer itself are never removed by one."""
+    """Unpacks a layer onto those below it. Whiteouts delete files of lower layers, never of the layer itself."""
 
     def __init__(self, directory: str, budget: Budget) -> None:
         super().__init__(directory, budget)
-        #: Every path that this layer has, and their parents.
+        #: Every path of this layer, and their parents.
         self._own: set[Path] = set()
-        #: Directories in which nothing of lower layers is left.
+        #: Directories that no longer contain anything of lower layers.
         self._hidden: set[Path] = set()
 
     def add(self, entry: TarEntry, reader: LayerReader) -> None:
@@ -41,7 +41,7 @@ class MergingUnpacker(Unpacker):
             self._add_own(entry.path)
 
     def _add_own(self, path: Path) -> None:
-        """From below, until one is known: its parents are then known too."""
+        """Add the path and its parents, up to the first that is known: its own parents are known too."""
         for length in range(len(path), -1, -1):
             if path[:length] in self._own:
                 return
@@ -55,7 +55,7 @@ class MergingUnpacker(Unpacker):
         self._hide_below(path)
 
     def _hide_below(self, path: Path) -> None:
-        """Each directory once: a layer may have any number of whiteouts, and its own directories be nested deeply."""
+        """Visit each directory once: a layer may have any number of whiteouts, and deeply nested directories."""
         waiting = [path]
         while waiting:
             above = waiting.pop()
@@ -67,11 +67,11 @@ class MergingUnpacker(Unpacker):
                 waiting += [below for below in paths if self._remove_lower(directory, below)]
 
     def remove_directory(self, parent: int, name: bytes) -> None:
-        """A file may replace a lower layer's directory with all that it has."""
+        """A file may replace a lower layer's directory and its content."""
         remove_trees(parent, [os.fsdecode(name)])
 
     def _remove_lower(self, parent: int, path: Path) -> bool:
-        """Remove an entry of lower layers. True: it is a directory of this layer, to be looked into."""
+        """Remove an entry unless it is this layer's own. Returns whether it is a directory of this layer."""
         mode = mode_of(parent, path[-1])
         if mode is None:
             return False
@@ -89,7 +89,7 @@ _TREE, _RECORD, _OWNERS = "tree", "layer.json", "owners.json"
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer to unpack: its blob, compressed or not, and whether whiteouts remove what is below it."""
+    """A layer to unpack. `open` returns its blob, compressed or not; `is_merged`: unpack it onto the layer below."""
 
     diff_id: str
     open: Callable[[], IO[bytes]]
@@ -98,7 +98,7 @@ class LayerSource:
 
 
 class LayerStore:
-    """The layers of a store. A layer never changes once it has its name."""
+    """The unpacked layers of a store. A published layer never changes."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -116,10 +116,10 @@ class LayerStore:
         return [digest for name in names if is_digest(digest := f"sha256:{name}")]
 
     def remove(self, diff_id: str) -> None:
-        """Remove a layer that no image has. Interrupted, it leaves an unfinished layer for the next `prune`."""
+        """Remove a layer that no image uses. If interrupted, `prune` removes the rest."""
         held = hold(os.path.join(self.path, hex_of(diff_id)))
         if held is None:
-            return  # another thread is about to finish with it
+            return  # another thread is still adding it
         try:
             path = os.path.join(self.path, UNFINISHED_LAYERS[0] + hex_of(diff_id))
             os.rename(held.path, path)
@@ -132,13 +132,13 @@ class LayerStore:
         return int(self._read(diff_id, _RECORD)["size"])
 
     def owners(self, diff_id: str) -> dict[str, tuple[int, int, int]]:
-        """Uid, gid and mode of the entries whose files could not have them, by path."""
+        """Uid, gid and mode, by path, of entries whose unpacked files have others."""
         return {path: tuple(owner) for path, owner in self._read(diff_id, _OWNERS).items()}
 
     def add(self, layers: Sequence[LayerSource], budget: Budget, on_progress: OnProgress | None = None) -> str:
-        """Unpack a layer, or several on top of each other into one directory; returns the id of the result.
+        """Unpack a layer, or several merged into one directory, unless the result exists; returns its id.
 
-        Nothing happens if it is there already. Several programs may unpack the same one; the first wins.
+        Several programs may unpack the same layer at once; the first wins.
         """
         result = chain_id([layer.diff_id for layer in layers])
         if self.has(result):
@@ -184,11 +184,11 @@ class LayerStore:
                 return json.load(file)
         except FileNotFoundError:
             hint = "import or pull the image again"
-            raise ImageInvalid(f"the store has lost the layer {diff_id}", hint=hint) from None
+            raise ImageInvalid(f"layer {diff_id} is missing from the store", hint=hint) from None
 
 
 def chain_id(diff_ids: Sequence[str]) -> str:
-    """The identity of layers on top of each other, as OCI defines it; that of one layer is its own."""
+    """OCI's chain id: identifies layers stacked on each other. For one layer it is the diff id."""
     result = diff_ids[0]
     for diff_id in diff_ids[1:]:
         result = f"sha256:{hashlib.sha256(f'{result} {diff_id}'.encode()).hexdigest()}"
@@ -196,7 +196,7 @@ def chain_id(diff_ids: Sequence[str]) -> str:
 
 
 def distinct_layers(layers: Sequence[str]) -> tuple[str, ...]:
-    """Without the lower ones of equal layers, which the upper one hides: overlayfs refuses the same directory twice."""
+    """Drop lower duplicates, which the upper one hides: overlayfs refuses the same directory twice."""
     return tuple(reversed(dict.fromkeys(reversed(layers))))
 
 

@@ -21,11 +21,10 @@ MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Limits on one image; past one, nothing of the image is kept.
+    """Limits on one image. An image that exceeds one is discarded.
 
-    `unpacked_bytes`, `entries` and `name_bytes` (the length of all paths, which are kept in memory) count all layers
-    together. `ratio` is unpacked to compressed size of one layer,
-    checked from `ratio_from_bytes` on.
+    `unpacked_bytes`, `entries` and `name_bytes` (the total length of all paths, which are kept in memory) count all
+    layers together. `ratio` is the unpacked to the compressed size of one layer, checked from `ratio_from_bytes` on.
     """
 
     unpacked_bytes: int = 64 * 1024 * MIB
@@ -36,7 +35,7 @@ class ImageLimits:
 
 
 class Budget:
-    """What is left of the limits while an image is unpacked."""
+    """Counts what an image uses while it is unpacked, and enforces the limits."""
 
     def __init__(self, limits: ImageLimits) -> None:
         self.limits = limits

@@ -27,7 +27,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A blob, as another document refers to it."""
+    """A reference to a blob: type, digest and size."""
 
     media_type: str
     digest: str
@@ -94,7 +94,7 @@ def parse_index(document: Any) -> tuple[Descriptor, ...]:
 
 
 def choose(descriptors: Sequence[Descriptor], architecture: str) -> Descriptor:
-    """The manifest for this machine. Attestations, whose platform is unknown, are never chosen."""
+    """Choose the manifest for this machine. Attestations, whose platform is "unknown", never match."""
     usable = [item for item in descriptors if item.media_type in (*MANIFESTS, *INDEXES)]
     fitting = [item for item in usable if item.platform and item.architecture == f"linux/{architecture}"]
     if fitting:
@@ -120,7 +120,7 @@ def diff_ids(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def check_platform(config: Mapping[str, Any]) -> str:
-    """The architecture of a configuration, if this machine can run it."""
+    """Return the configuration's architecture; `ImageInvalid` if this machine cannot run it."""
     system, architecture = config.get("os") or "linux", config.get("architecture") or own_architecture()
     if (system, architecture) != ("linux", own_architecture()):
         raise ImageInvalid(f"the image is for {system}/{architecture}; this machine is linux/{own_architecture()}")

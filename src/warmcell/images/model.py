@@ -1,4 +1,4 @@
-"""Image and ImageConfig: what a caller sees of an image, and how it is read from the image's JSON. Pure."""
+"""Image and ImageConfig: the public description of an image, parsed from its JSON. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FRACTION = re.compile(r"\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """How the image wants to be run. `user` is "", "name", "uid", "name:group" or "uid:gid"."""
+    """The image's defaults for running it. `user` is "", "name", "uid", "name:group" or "uid:gid"."""
 
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
@@ -48,7 +48,7 @@ class Image:
 
 
 def parse_config(document: Mapping[str, Any]) -> ImageConfig:
-    """The `config` object of an image configuration. Absent and null mean the same, as in Docker's own images."""
+    """Parse the `config` object of an image configuration. A null field counts as absent, as in Docker's images."""
     env = [text.partition("=") for text in _texts(document, "Env")]
     return ImageConfig(
         env={name: value for name, _, value in env if name},
@@ -92,13 +92,13 @@ def parse_time(text: object) -> datetime | None:
 
 
 def parse_created(text: object) -> datetime | None:
-    """When an image was made. Without a zone it is UTC: some local times before the year 2 have no Unix time."""
+    """An image's creation time. Without a zone it is UTC: some local times before the year 2 have no Unix time."""
     found = parse_time(text)
     return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def store_of(image: Image) -> str:
-    """The directory of the store that an image is from, whose layers are STORE/layers/ID/tree."""
+    """The directory of an image's store; layers are STORE/layers/ID/tree."""
     if not image.layer_paths:
         raise InvalidRequest(f"the image {image.name!r} has no layers", field="image", hint="give it at least one file")
     return posixpath.normpath(posixpath.join(image.layer_paths[0], "../../.."))

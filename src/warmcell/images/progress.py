@@ -1,4 +1,4 @@
-"""Progress: of imports and pulls, and of builds (when a step starts, for its output, and when it has ended)."""
+"""Progress events of imports, pulls and builds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warmcell.core.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageProgress:
-    """One step forward: `done` of `total` bytes. `what` is the digest of a layer, or a path."""
+    """`done` of `total` bytes. `what` is the digest of a layer, or a path."""
 
     step: Literal["copy", "pull", "unpack"]
     what: str
@@ -28,7 +28,7 @@ def report_chunks(
     what: str,
     total: int,
 ) -> Iterator[bytes]:
-    """The same chunks, reported as they pass."""
+    """Yield the chunks, reporting each."""
     done = 0
     for chunk in chunks:
         done += len(chunk)
@@ -39,9 +39,9 @@ def report_chunks(
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """Step `number` of `total`, as `text` describes it; `stage` is the name or number of its stage, if there are any.
+    """Step `number` of `total`, described by `text`. `stage` is the name or number of its stage, if there are several.
 
-    `data` is output, for the state "output". `seconds` counts from the start of the step.
+    `data` is the output, in the state "output". `seconds` counts from the start of the step.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Removes what no name and no running program needs, and explains a full disk. Pruning has the store for itself."""
+"""Removes what no name and no running program uses, and explains a full disk. Pruning locks the store exclusively."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _HINT = "free space there; `warmcell image prune` removes unused layers"
 
 @contextmanager
 def explain_full_disk(directory: str) -> Iterator[None]:
-    """Turns the system's error into `ExecutionFailed`, which names the directory: never a fault of the image."""
+    """Turn ENOSPC and EDQUOT into `ExecutionFailed`, which names the directory: never a fault of the image."""
     try:
         yield
     except OSError as error:
@@ -74,8 +74,8 @@ def explain_full_disk(directory: str) -> Iterator[None]:
         raise full_disk(directory, error.strerror) from error
 
 
-def has_no_room(directory: str) -> bool:
-    """Whether less than a MiB is left for this user."""
+def is_disk_full(directory: str) -> bool:
+    """Whether this user can write less than one MiB more."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize < MIB
 

@@ -1,4 +1,4 @@
-"""The small files of a store: which image a name stands for, and what is known of each image."""
+"""The small files of a store: the digest of each name, and a record of each image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Records:
         self.images = os.path.join(path, "images")
 
     def names(self) -> dict[str, str]:
-        """Every name of an image that is there, and its digest."""
+        """The digest of every name whose image is in the store."""
         found = {}
         for file in list_names(self._names):
             record = None if file.startswith(".") else read_record(os.path.join(self._names, file))
@@ -44,11 +44,11 @@ class Records:
         os.unlink(os.path.join(self._names, _file_of(name)))
 
     def image_directory(self, digest: str) -> str:
-        """Held by the image's users."""
+        """Leases of the image hold a lock on it."""
         return os.path.join(self.images, hex_of(digest))
 
     def has_image(self, digest: str) -> bool:
-        """Raises `PermissionError`: an image that cannot be read is not an image that is missing."""
+        """Raises `PermissionError` instead of reporting an unreadable image as missing."""
         if not is_digest(digest):
             return False
         try:
@@ -63,7 +63,7 @@ class Records:
         return record
 
     def remove_unfinished(self) -> None:
-        """Files of killed programs. Only while no program adds anything."""
+        """Remove files that killed programs left. Only while no program adds an image."""
         directories = [self._names, *(os.path.join(self.images, name) for name in list_names(self.images))]
         for directory in directories:
             for name in list_names(directory):
@@ -89,7 +89,7 @@ def list_names(directory: str) -> list[str]:
 
 
 def read_record(path: str) -> Any:
-    """None if it is missing or damaged: one torn file must not make the whole store unusable."""
+    """None if it is missing or damaged: one truncated file must not make the whole store unusable."""
     try:
         with open(path, "rb") as file:
             return parse_json(file.read())
@@ -113,7 +113,7 @@ def write_record(directory: str, name: str, document: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """Use them only while the store's lock for adding is held."""
+    """The components of a store, for code that holds its shared lock."""
 
     path: str
     blobs: BlobStore

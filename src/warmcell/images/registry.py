@@ -1,7 +1,7 @@
 """Pulls from registries (OCI distribution, version 2) over the safe HTTP client.
 
-The caller chooses the registry, which may be on this machine or in a private network. Everything that the registry
-itself names, redirects and token servers, must be at a public address or at the registry's own.
+The caller chooses the registry, which may be on this machine or in a private network. Redirects and token
+servers that the registry names must be at a public address or at the registry's own.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from warmcell.net.rules.fetch_policy import FetchPolicy
 
 #: Layers are fetched in slices, so that memory and the time of one request are bounded.
 SLICE = 16 * MIB
-#: A registry that ignores `Range` sends a whole layer.
+#: A registry that ignores `Range` sends a whole layer at once.
 _MOST_AT_ONCE = 512 * MIB
-#: A slice that is shorter, and not the last, is refused: a registry could answer with one byte at a time.
+#: A shorter slice, except the last, is refused: a registry could send one byte at a time.
 _SHORTEST_SLICE = 64 * 1024
 _REQUEST_SECONDS = 120.0
 _TRIES = 4
 _MOST_REDIRECTS = 5
-#: Only at the beginning of a word: a registry could send one of 64 KiB, and the time would grow with its square.
+#: Anchored at the start of a word: otherwise matching a word of 64 KiB would take quadratic time.
 _PARAMETER = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
-#: Second labels below a country that many organisations share: `a.co.uk` and `b.co.uk` are different domains.
+#: Second-level labels that organisations share below a country: `a.co.uk` and `b.co.uk` are different domains.
 _SHARED_LABELS = frozenset("ac co com edu go gob gouv gov mil ne net or org".split())
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 
@@ -63,7 +63,7 @@ class Registry:
         self._repository, self._credentials = repository, credentials
         self._authorization: str | None = None
         own = (where if ":" in where.rpartition("]")[2] else f"{where}:443",)
-        #: By whether the address is the registry's own. Only layers need large responses.
+        #: By the size of responses (only layers are large), and by whether the address is the registry's own.
         self._clients = {
             most: {True: _make_client(own, True, most), False: _make_client(("*",), False, most)}
             for most in (MAX_JSON_BYTES, _MOST_AT_ONCE)
@@ -153,7 +153,7 @@ class Registry:
         return portal.call(client.fetch, FetchRequest(url, headers=headers, follow_redirects=False))
 
     def _log_in(self, challenge: str) -> bool:
-        """Get a token as the challenge says. False if there is nothing new to try."""
+        """Authenticate as the challenge asks. False if there are no other credentials to try."""
         kind, _, rest = challenge.partition(" ")
         parameters = dict(_PARAMETER.findall(rest))
         if kind.lower() == "basic" and self._credentials and self._authorization is None:
@@ -171,11 +171,11 @@ class Registry:
         realm = parameters["realm"]
         url = _join_url(self._origin, f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}")
         if not self._is_own(url) and not url.startswith("https:"):
-            raise FetchFailed("the registry's token server has no TLS", reason="refused")
+            raise FetchFailed("the registry's token server does not use https", reason="refused")
         headers = {}
         if self._credentials:
             if _domain(url) != _domain(self._origin):
-                message = f"the registry asks for the password at {urlsplit(url).hostname}, which is another domain"
+                message = f"password not sent: the token server {urlsplit(url).hostname} is in another domain"
                 raise FetchFailed(message, reason="refused")
             headers["Authorization"] = _basic(self._credentials)
         answer = self._fetch(url, headers)
@@ -185,14 +185,14 @@ class Registry:
         document = require_object(decode_json(answer.body, "the token"), "the token")
         token = document.get("token") or document.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-            raise FetchFailed("the token server sent no token", reason="failed")
+            raise FetchFailed("the token server did not send a valid token", reason="failed")
         return token
 
 
 def pull_blobs(
     registry: Registry, reference: Reference, blobs: BlobStore, budget: Budget, on_progress: OnProgress | None
 ) -> str:
-    """Fetch everything of an image into the store's blobs; returns the digest of its manifest."""
+    """Fetch all blobs of an image into the store; returns the digest of its manifest."""
     data, media_type = registry.read_manifest(reference.digest or reference.tag)
     for _ in range(MAX_INDEX_DEPTH):
         document = decode_json(data, "the manifest")
@@ -231,7 +231,7 @@ def _basic(credentials: tuple[str, str]) -> str:
 
 
 def _domain(url: str) -> str:
-    """What one organisation owns: the last two labels of a name, or three; the whole of an address."""
+    """The registrable domain: the last two or three labels of a name, or a whole IP address."""
     host = urlsplit(url).hostname or ""
     if host.replace(".", "").isdigit() or ":" in host:
         return host

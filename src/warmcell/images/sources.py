@@ -39,7 +39,7 @@ _MOST_LINKS = 8
 
 
 class FileSet(Protocol):
-    """Files by path. Paths come from the image, so an implementation confines them."""
+    """Files by path. Paths come from the image, so implementations confine them."""
 
     def has(self, path: str) -> bool: ...
 
@@ -163,14 +163,14 @@ _REF_NAME, _CONTAINERD_NAME = "org.opencontainers.image.ref.name", "io.container
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An image whose blobs are in the store: the digest of its manifest, and the name that it came with."""
+    """An image whose blobs are in the store: the digest of its manifest, and its name in the archive."""
 
     manifest: str
     name: str | None
 
 
 class SourceReader:
-    """Detects the format of a path and reads it. One for each import: its budget bounds what is copied."""
+    """Detects the format of a path and reads it. Used for one import, whose size its budget limits."""
 
     def __init__(self, blobs: BlobStore, limits: ImageLimits, on_progress: OnProgress | None) -> None:
         self._blobs, self._limits = blobs, limits
@@ -210,7 +210,7 @@ class SourceReader:
             return writer.commit()
 
     def _put(self, chunks: Iterable[bytes], what: str, size: int, digest: str | None = None) -> tuple[str, int]:
-        """Copy a file of a known size. The size is checked first: it may be a terabyte of nothing."""
+        """Store a file of a known size. The size is checked first: a sparse file may have terabytes."""
         self._copied.count_bytes(size)
         return self._blobs.put(report_chunks(chunks, self._on_progress, "copy", what, size), digest, size)
 
@@ -235,7 +235,7 @@ class SourceReader:
         return self._put_manifest(self._blobs.put_json(config), [(layer, size)], None)
 
     def _put_manifest(self, config: tuple[str, int], layers: list[tuple[str, int]], name: str | None) -> Source:
-        """Of blobs that are in the store, by digest and size."""
+        """Write the manifest for blobs in the store, given by digest and size."""
         manifest = make_manifest(Descriptor(OCI_CONFIG, *config), [Descriptor(OCI_LAYER, *layer) for layer in layers])
         return Source(self._blobs.put_json(manifest)[0], name)
 
@@ -277,7 +277,7 @@ def _is_image(files: FileSet) -> bool:
 
 
 def _choose_image(descriptors: Sequence[Descriptor], name: str | None) -> tuple[Descriptor, str | None]:
-    """The image of that name, or the only one, or the one for this machine."""
+    """Choose the image of that name, or the only one, or the one for this machine."""
     names = {index: _name_in(item) for index, item in enumerate(descriptors)}
     for index, found in names.items():
         if name is not None and found in (name, name.rpartition(":")[2]):

@@ -3,9 +3,9 @@
     names/NAME.json     the digest that a name stands for
     images/DIGEST/      one image: `image.json`, and a lock that its users share
     layers/DIFF_ID/     one unpacked layer
-    blobs/DIGEST        manifests, configurations and layers as they came, for `export`
+    blobs/DIGEST        manifests, configurations and original layers, for `export`
 
-The directory itself is the lock: programs that add something share it, `prune` has it alone. A running program also
+The directory itself is locked: shared by programs that add images, exclusively by `prune`. A running program also
 holds a lock on its image.
 """
 
@@ -89,7 +89,7 @@ class ImageStore:
         """Add an image from a file or directory, all or nothing.
 
         An OCI layout (directory or tar), a `docker save` archive, or a root file system (directory or tar); tar files
-        may be compressed. Without a name it is the one in the archive, or that of the file.
+        may be compressed. The default name is the one in the archive, or the file's name.
         """
         where = os.fspath(path)
         if not os.path.exists(where):
@@ -146,9 +146,9 @@ class ImageStore:
     ) -> Image:
         """Build an image from a Dockerfile, which is below the context unless its path is absolute.
 
-        Commands run in a cage. They have no network unless the policy allows it; its limits and variables are theirs
-        too. `target` is the stage to build; without a name, the image has that of the directory. `BuildFailed` has the
-        step and its output; layers of the steps before it stay in the cache.
+        Commands run in a cage, with the network rules, limits and variables of the policy; without one they have no
+        network. `target` is the stage to build. The default name is that of the directory. `BuildFailed` has the step
+        and its output; layers of the steps before it stay in the cache.
         """
         from warmcell.images.build.builder import BuildOptions
         from warmcell.images.build.from_dockerfile import build_dockerfile
@@ -163,7 +163,7 @@ class ImageStore:
             )
 
     def _mirrors_of(self, reference: Reference) -> Iterator[tuple[str, bool]]:
-        """Host, and whether it is reached without TLS."""
+        """Yield the host of each mirror, and whether it uses plain HTTP."""
         for mirror in self._mirrors.get(reference.registry, ()):
             scheme, separator, host = mirror.rpartition("://")
             if separator and scheme not in ("http", "https"):
@@ -181,7 +181,7 @@ class ImageStore:
             return [self._image(name, digest) for name, digest in sorted(self._records.names().items())]
 
     def tag(self, reference: str, name: str) -> Image:
-        """Give an image another name; one that had that name before loses it."""
+        """Give an image another name. If another image has that name, it loses it."""
         new = parse_reference(name).name
         with self.adding():
             _, digest = self._find(reference)
@@ -203,10 +203,10 @@ class ImageStore:
                 write(image.digest, image.name, os.fspath(path))
 
     def remove(self, reference: str) -> int:
-        """Remove a name; with a digest, all names of that image. Returns the bytes freed.
+        """Remove a name, or all names of a digest. Returns the bytes freed.
 
-        What no other name and no running program needs is removed now, or by `prune` if another program is adding an
-        image.
+        Data that no other name and no running program uses is removed at once, or by the next `prune` if another
+        program is adding an image.
         """
         with explain_access(self.path):
             name, digest = self._find(reference)
@@ -220,7 +220,7 @@ class ImageStore:
             return 0
 
     def prune(self) -> int:
-        """Remove everything that no name and no running program needs; returns the bytes freed."""
+        """Remove everything that no name and no running program uses; returns the bytes freed."""
         with explain_access(self.path), self._lock(is_shared=False):
             return collect_garbage(self._records, self._layers, self._blobs)
 
@@ -236,7 +236,7 @@ class ImageStore:
         return ImageLease(held)
 
     def add_image(self, manifest_digest: str, name: str, on_progress: OnProgress | None = None) -> Image:
-        """Unpack an image whose blobs are in the store, and name it. For readers of images, within `adding`."""
+        """Unpack an image whose blobs are in the store, and name it. Call it within `adding`."""
         manifest = parse_manifest(self._blobs.read_json(manifest_digest))
         config = require_object(self._blobs.read_json(manifest.config.digest), "the configuration")
         architecture = check_platform(config)
@@ -255,7 +255,7 @@ class ImageStore:
         return self._image(name, manifest_digest)
 
     def _unpack(self, manifest: Manifest, ids: Sequence[str], on_progress: OnProgress | None) -> tuple[str, ...]:
-        """The layers, or all of them merged into one where the file system cannot have whiteouts."""
+        """Unpack each layer, or all merged into one where the file system does not support whiteouts."""
         sources = [
             LayerSource(diff_id, partial(self._blobs.open, layer.digest), layer.size)
             for diff_id, layer in zip(ids, manifest.layers, strict=True)
@@ -268,7 +268,7 @@ class ImageStore:
             return (self._layers.add(merged, Budget(self._limits), on_progress),)
 
     def owners(self, image: Image) -> tuple[dict[str, tuple[int, int, int]], ...]:
-        """For each of `layer_paths`, uid, gid and mode of the entries whose files could not have them, by path."""
+        """For each of `layer_paths`: uid, gid and mode, by path, of entries whose unpacked files have others."""
         return tuple(map(self._layers.owners, distinct_layers(self._records.image(image.digest)["layers"])))
 
     def _find(self, reference: str) -> tuple[str, str]:
@@ -301,7 +301,7 @@ class ImageStore:
 
     @contextmanager
     def adding(self) -> Iterator[StoreParts]:
-        """For code that adds images by itself: meanwhile nothing is removed from the store."""
+        """Hold the shared lock for code that adds images: meanwhile nothing is removed from the store."""
         with explain_full_disk(self.path), explain_access(self.path), self._lock(is_shared=True):
             yield StoreParts(self.path, self._blobs, self._layers, self._records, self._limits)
 

@@ -1,4 +1,4 @@
-"""A store that this user may not read or write: an error that names the place and the remedy."""
+"""Errors for a store that this user may not read or write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @contextmanager
 def explain_access(store: str) -> Iterator[None]:
-    """Turns a refusal of the system into `BackendUnavailable`. Errors about other files pass."""
+    """Turn EACCES, EPERM and EROFS for files of the store into `BackendUnavailable`."""
     try:
         yield
     except OSError as error:
@@ -25,13 +25,13 @@ def explain_access(store: str) -> Iterator[None]:
 
 
 def check_access(store: str) -> None:
-    """Raises unless it can be opened. Otherwise it would look like one that another program has locked."""
+    """Raise unless the store can be opened. Locking would report it as locked by another program."""
     if not os.access(store, os.R_OK | os.X_OK):
         raise _refusal(store, errno.EACCES, store)
 
 
 def _is_of_store(error: OSError, store: str) -> bool:
-    """Files of a layer are named within their directory, without the path."""
+    """Relative names are files of a layer, which are opened relative to their directory."""
     if not isinstance(error.filename, str | bytes) or error.errno == errno.EROFS:
         return True
     path = os.fsdecode(error.filename)

@@ -1,6 +1,6 @@
-"""Reads layers: a tar stream as entries. ustar, GNU and pax; what it does not know it refuses.
+"""Parses layers: tar streams in ustar, GNU or pax format. Unknown features are refused.
 
-`tarfile` is not used: it guesses, follows what headers say about sizes, and keeps every entry in memory.
+`tarfile` is not used: it guesses, trusts the sizes in headers, and keeps every entry in memory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from warmcell.workspace.archive.readers import member_name
 
 BLOCK = 512
 _MAX_EXTENSION = 1 << 20
-#: Writers use a few of each: one header of each kind before a member, with a handful of records.
+#: Writers put at most one header of each kind before a member, with a handful of records.
 _MAX_HEADERS, _MAX_RECORDS = 16, 1000
 #: More than any file system holds, and less than the kernel's largest offset.
 _MAX_SIZE = 1 << 56
-#: The largest id that Linux has; one more means "leave it as it is".
+#: The largest id in Linux; chown takes the next one for "unchanged".
 _MAX_OWNER = (1 << 32) - 2
-#: The records of extended headers that mean something here. All others are dropped: they are the author's to choose,
-#: and a layer may have any number of them before a member.
+#: The pax records that are used. All others are dropped: a layer may have any number of them.
 _KNOWN_RECORDS = frozenset({"path", "linkpath", "size", "uid", "gid", "mtime"})
 _SPARSE = "GNU.sparse"
 Kind = Literal["file", "directory", "symlink", "hardlink", "special"]
@@ -125,7 +124,7 @@ def _make_entry(header: bytes, extensions: dict[str, bytes], size: int) -> TarEn
 
 
 def _content_size(name: bytes, kind: Kind, size: int) -> int:
-    """What follows the header. Some writers give links the size of their target."""
+    """The size of the content after the header. Some writers give links the size of their target."""
     if size > _MAX_SIZE:
         raise ImageInvalid(f"{display(name)!r} has an impossible size")
     if kind == "directory" and size:
@@ -165,7 +164,7 @@ def _read_extension(reader: LayerReader, kind: bytes, size: int) -> dict[str, by
 
 
 def _pax_records(payload: bytes) -> Iterator[tuple[str, bytes]]:
-    """ "LENGTH KEY=VALUE\\n", where the length includes the whole record. Only keys that we use are kept."""
+    """Parse records "LENGTH KEY=VALUE\\n", where LENGTH counts the whole record. Unknown keys are dropped."""
     at = count = 0
     while at < len(payload):
         count += 1
@@ -207,7 +206,7 @@ def _owner(extensions: dict[str, bytes], key: str, data: bytes) -> int:
 
 
 def _mtime(extensions: dict[str, bytes], data: bytes) -> int:
-    """Seconds, within what every file system stores."""
+    """Seconds, limited to what every file system can store."""
     text = extensions.get("mtime", b"").partition(b".")[0]
     if text.removeprefix(b"-").isdigit() and len(text) < 18:
         seconds = int(text)

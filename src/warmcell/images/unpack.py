@@ -1,8 +1,8 @@
-"""Unpacks one layer into a directory. The layer is hostile; the directory is ours alone until the end.
+"""Unpacks one untrusted layer into a directory that no other process uses.
 
-Every parent is opened by the kernel as if the directory were the root (`openat2`), so no link leads out, and every last
-name is created without following one. Files belong to us: the layer's owners are recorded, set-id bits are dropped,
-devices, FIFOs and extended attributes are not created. A whiteout becomes what overlayfs wants.
+Parents are opened with `openat2` as if the directory were the root, so no link leads out, and the last name is created
+without following links. Files belong to this user: the layer's owners are recorded, set-id bits are dropped; devices,
+FIFOs and extended attributes are not created. Whiteouts are converted to those of overlayfs.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from warmcell.workspace import openat2
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Errors that the layer's names cause; all others are the host's.
+#: Errors that the layer causes; all others are the host's.
 _LAYER_FAULTS = {
-    errno.ENOENT: "is below a link that leads nowhere, or links to a file that the layer does not have",
-    errno.ENOTDIR: "is below something that is not a directory",
-    errno.EEXIST: "is below a link that leads nowhere",
-    errno.ELOOP: "is below a circle of links",
+    errno.ENOENT: "is below a dangling link, or links to a file that the layer does not have",
+    errno.ENOTDIR: "is below an entry that is not a directory",
+    errno.EEXIST: "is below a dangling link",
+    errno.ELOOP: "is below a loop of symbolic links",
     errno.EXDEV: "leads out of the image",
     errno.ENAMETOOLONG: "is too long",
     errno.ENOTEMPTY: "replaces a directory that is not empty",
-    errno.EISDIR: "is a directory and something else",
+    errno.EISDIR: "is both a directory and another kind of entry",
     errno.EMLINK: "has too many links",
     errno.EILSEQ: "has a name that this file system does not accept",
     errno.EINVAL: "has a name that this file system does not accept",
 }
 
-#: Owner and mode of entries whose files cannot have them: path to (uid, gid, mode).
+#: (uid, gid, mode) by path, of entries whose unpacked files have others.
 Owners = dict[str, tuple[int, int, int]]
 Path = tuple[bytes, ...]
 T = TypeVar("T")
 
 
 class WhiteoutsUnsupported(Exception):
-    """The file system of the store cannot have whiteouts: overlayfs itself, as in most containers."""
+    """The store's file system does not support whiteouts, such as overlayfs itself in most containers."""
 
 
 class Unpacker:
-    """Unpacks one layer. `owners` has what could not be given to files."""
+    """Unpacks one layer. `owners` has the owners and modes that files could not be given."""
 
     def __init__(self, directory: str, budget: Budget) -> None:
         self._root = os.open(directory, _OPEN_DIRECTORY)
         self._budget = budget
-        #: The directory of the last entry: most entries follow one of the same directory.
+        #: The directory of the last entry, cached: consecutive entries mostly share it.
         self._parent: tuple[Path, int] | None = None
         self.owners: Owners = {}
 
@@ -147,7 +147,7 @@ class Unpacker:
             self.hide(parent, (*path[:-1], hidden))
 
     def hide(self, parent: int, path: Path) -> None:
-        """Hide what lower layers have at a path, and nothing that this layer has."""
+        """Hide a path of lower layers, and nothing of this layer."""
         found = mode_of(parent, path[-1])
         if found is None:
             with _whiteout_faults():
@@ -156,7 +156,7 @@ class Unpacker:
             self._make_opaque(parent, path[-1])
 
     def hide_content(self, directory: int, path: Path) -> None:
-        """Hide what lower layers have in a directory."""
+        """Hide the content of a directory in lower layers."""
         with _whiteout_faults():
             os.setxattr(directory, "user.overlay.opaque", b"y")
 
@@ -177,11 +177,11 @@ class Unpacker:
             return create()
 
     def remove_directory(self, parent: int, name: bytes) -> None:
-        """Make way for an entry that is not a directory."""
+        """Remove an empty directory that an entry of another kind replaces."""
         os.rmdir(name, dir_fd=parent)
 
     def _open_parent(self, path: Path) -> int:
-        """The directory of an entry, valid until the next call. Missing ones are created, as every extractor does."""
+        """Open an entry's directory, creating missing parents. The descriptor is valid until the next call."""
         if self._parent is not None and self._parent[0] == path:
             return self._parent[1]
         self._forget_parent()
@@ -205,7 +205,7 @@ class Unpacker:
         return fd
 
     def _open_deepest(self, path: Path) -> tuple[int, int]:
-        """The deepest directory of a path that exists, from below: usually only the last one is missing."""
+        """Open the deepest existing parent, searching upwards: usually only the last directory is missing."""
         for depth in range(len(path) - 1, 0, -1):
             try:
                 return depth, self._open_directory(path[:depth])
@@ -231,7 +231,7 @@ class Unpacker:
 
 
 def _directory_mode(mode: int) -> int:
-    """With the sticky bit, without set-id bits; we must be able to list and remove it."""
+    """Keep the sticky bit, drop set-id bits; the owner must be able to list and remove it."""
     return mode & 0o1777 | 0o700
 
 
@@ -255,7 +255,7 @@ def _whiteout_faults() -> Iterator[None]:
 
 @contextmanager
 def _layer_faults(entry: TarEntry) -> Iterator[None]:
-    """Tell the layer's faults from the host's."""
+    """Turn errors into `ImageInvalid` if the layer causes them, else into a failure of the host."""
     try:
         yield
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Building images: steps that each add a layer, and the Dockerfiles that name them."""
+"""Builds images from Dockerfiles or from steps; each step adds a layer."""

@@ -1,4 +1,4 @@
-"""Builds from steps that the caller already has."""
+"""Builds an image from steps, without a Dockerfile."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from warmcell.images.store import ImageStore
 def build_steps(
     store: ImageStore, base: str | Image | None, steps: Sequence[Step], name: str, options: BuildOptions | None = None
 ) -> Image:
-    """Apply steps to an image of the store, and name the result. `base=None` begins with an empty image.
+    """Apply steps to an image of the store, or to an empty one, and name the result.
 
-    Raises `BuildFailed`, which has the step and its output; layers of the steps before stay in the cache.
+    `BuildFailed` has the step and its output; layers of the steps before it stay in the cache.
     """
     wanted = parse_reference(name).name
     with store.adding() as parts:

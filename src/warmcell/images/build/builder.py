@@ -4,7 +4,7 @@
     state = builder.apply(Run("apt-get update"), state)
     image = store.add_image(builder.finish(state), "mine:1")
 
-The caller holds the store's lock for adding.
+The caller holds the store's shared lock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from warmcell.images.layers import LayerSource
 from warmcell.images.limits import Budget
 from warmcell.images.manifests import OCI_CONFIG, OCI_LAYER, Descriptor, diff_ids, make_manifest, parse_manifest
 from warmcell.images.progress import BuildProgress, OnBuildProgress
-from warmcell.images.prune import full_disk, has_no_room
+from warmcell.images.prune import full_disk, is_disk_full
 from warmcell.images.records import StoreParts
 from warmcell.images.unpack import WhiteoutsUnsupported
 from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, create_held_directory
@@ -56,35 +56,32 @@ from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import effective_limits
 from warmcell.workspace.remove import remove_directory
 
-#: What a step may use unless the policy says otherwise. Packages need more than a program of a model.
+#: Limits of a step unless the policy has its own. Installing packages takes more than a model's program.
 BUILD_LIMITS = Limits(memory_mb=4096, processes=1024, open_files=4096, disk_mb=16 * 1024)
 _STEP_SECONDS = 3600.0
-#: What the cage makes in the root of a step, or replaces there.
+#: Paths that the cage creates or replaces in the root of a step.
 _CAGE_PLACES = frozenset({"dev", "proc", "etc/hosts", "etc/hostname", "etc/resolv.conf"})
-#: How a run ends that wrote more than it may.
+#: The exit code of a run that exceeded its disk limit.
 _DISK_EXIT = 128 + signal.SIGXFSZ
 _SCRIPT = "/dev/shm/.warmcell-script"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """`context` is the directory that COPY reads. `policy` is for commands: its network rules, variables and limits.
-
-    `ignore_lines` replace the context's .dockerignore.
-    """
+    """`context` is the directory that COPY reads, `ignore_lines` replace its .dockerignore; `policy` is for RUN."""
 
     context: str | None = None
     policy: SandboxPolicy | None = None
     uses_cache: bool = True
     on_progress: OnBuildProgress | None = None
     ignore_lines: tuple[str, ...] | None = None
-    #: Called with a function that ends the command which starts now, from any thread.
+    #: Called when a command starts, with a function that ends it from any thread.
     on_start: OnStart | None = None
     step_seconds: float = _STEP_SECONDS
 
 
 class Builder:
-    """One build. `total` is the number of steps, for progress. `stages` are the states that COPY can name."""
+    """One build. `total` is the number of steps, for progress. `stages` are for COPY --from."""
 
     def __init__(self, store: StoreParts, options: BuildOptions, total: int = 0) -> None:
         self._store, self._options = store, options
@@ -99,7 +96,7 @@ class Builder:
         self.find_image: Callable[[str], str] | None = None
 
     def start(self, digest: str | None) -> BuildState:
-        """The state of an image in the store; None: an empty one. It has a PATH in any case, as with other builders."""
+        """The state of an image in the store, or an empty one for None. PATH is always set, as in other builders."""
         state = BuildState() if digest is None else self._base(digest)
         return state if "PATH" in state.env else state.with_env({"PATH": SEARCH_PATH})
 
@@ -110,12 +107,12 @@ class Builder:
         return base_state(document, ids, manifest.layers, self._store.records.image(digest)["layers"])
 
     def finish(self, state: BuildState) -> str:
-        """Write configuration and manifest; returns the digest of the latter."""
+        """Write configuration and manifest; returns the manifest's digest."""
         config = Descriptor(OCI_CONFIG, *self._store.blobs.put_json(state.document()))
         return self._store.blobs.put_json(make_manifest(config, state.blobs))[0]
 
     def apply(self, step: Step, state: BuildState) -> BuildState:
-        """Carry out one step. `BuildFailed` names it."""
+        """Apply one step. `BuildFailed` names it."""
         self._number += 1
         began, text = time.monotonic(), describe(step)
         self._report(text, "started")
@@ -155,7 +152,7 @@ class Builder:
 
     def _run(self, step: Run, state: BuildState, text: str) -> tuple[BuildState, bool]:
         if not state.trees:
-            raise ImageInvalid("the image is empty: it has no file that RUN could start")
+            raise ImageInvalid("the image is empty: RUN needs a program in it")
         argv, env = _command(step, state.shell)[0], {**state.env, **step.env}
         key = make_key("run", state.distinct_trees, argv, step.script, env, state.workdir, state.user)
         return self._with_cache(key, state, text, lambda: self._run_in_cage(step, state, env, text))
@@ -181,7 +178,7 @@ class Builder:
             )
             result = find_runner()(run)
             if result.exit_code != 0:
-                if has_no_room(directory):
+                if is_disk_full(directory):
                     raise full_disk(self._store.path)
                 raise _failure(result, text, policy)
             user = find_user(lower.files, state.user or "root")
@@ -192,7 +189,7 @@ class Builder:
 
     @contextmanager
     def _upper_directory(self, lower: Tree) -> Iterator[str]:
-        """On the store's disk, for this user alone, and removed afterwards, at the latest by the next sweep."""
+        """A private temporary directory on the store's disk, for an overlay. `sweep` removes it after a crash."""
         make_directories(self._store.layers.path)
         held = create_held_directory(UNFINISHED_LAYERS[0], self._store.layers.path)
         try:
@@ -286,7 +283,7 @@ class Builder:
 
 
 def _policy_of_steps(policy: SandboxPolicy | None) -> SandboxPolicy:
-    """Commands of a build consist of several processes; without a policy they have no network."""
+    """Steps may start processes; without a policy they have no network."""
     if policy is None:
         return SandboxPolicy(allow_process_spawn=True, limits=BUILD_LIMITS)
     if policy.allowed_paths:
@@ -297,7 +294,7 @@ def _policy_of_steps(policy: SandboxPolicy | None) -> SandboxPolicy:
 
 def _failure(result: ExecResult, text: str, policy: SandboxPolicy) -> BuildFailed:
     has_network = policy.allow_network or policy.network_rules
-    hint = None if has_network else "steps have no network unless the policy (--allow-domain) names what they may reach"
+    hint = None if has_network else "steps have no network: allow domains in the policy (--allow-domain)"
     reason = f"exit code {result.exit_code}"
     if result.denials:
         denial = result.denials[0]
@@ -315,7 +312,7 @@ def _command(step: Run, shell: tuple[str, ...]) -> tuple[tuple[str, ...], Mappin
 
 
 def _write_directories(path: str, tree: Tree, writer: LayerWriter) -> None:
-    """A directory and those above it: existing ones keep their modes and owners."""
+    """Add a directory and its parents. Existing ones keep their modes and owners."""
     parts = path.split("/")
     for length in range(1, len(parts) + 1):
         name = "/".join(parts[:length])

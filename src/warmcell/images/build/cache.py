@@ -1,4 +1,4 @@
-"""BuildCache: which layer a step made, by everything that it depends on."""
+"""BuildCache: the layer that a step produced, by a hash of everything the step depends on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BuiltLayer:
 
 
 class BuildCache:
-    """Records below the store. One whose layer was pruned is as if it were not there."""
+    """Records in the store's directory. A record whose layer was pruned counts as missing."""
 
     def __init__(self, path: str, blobs: BlobStore, layers: LayerStore) -> None:
         self._path = os.path.join(path, "builds")
@@ -39,10 +39,10 @@ class BuildCache:
         write_record(self._path, f"{key}.json", {"diff_id": built.diff_id, "blob": blob, "created": built.created})
 
     def remove_stale(self) -> None:
-        """Remove records whose layers are gone. Only while no program builds anything."""
+        """Remove records whose layers are gone. Only while no program builds an image."""
         for name in list_names(self._path):
             path = os.path.join(self._path, name)
-            record = None if name.startswith(".") else read_record(path)  # else one that a killed program left
+            record = None if name.startswith(".") else read_record(path)  # hidden: left by a killed program
             if not isinstance(record, dict) or self._parse(record) is None:
                 os.unlink(path)
 
@@ -57,5 +57,5 @@ class BuildCache:
 
 
 def make_key(*parts: Any) -> str:
-    """Of plain data."""
+    """A hash of plain data."""
     return hashlib.sha256(encode_json(json.loads(json.dumps(parts)))).hexdigest()

@@ -1,4 +1,4 @@
-"""COPY and ADD: which files go where, a digest of all of them, the layer that has them, and archives to unpack."""
+"""COPY and ADD: chooses the files, computes their digest for the cache, and writes them as a layer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEEPEST = 200
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One entry of the layer: a file, directory or link of the source, or given content."""
+    """One entry of the layer: a file, directory or link of the source, or inline content."""
 
     path: str
     attributes: Attributes
@@ -39,7 +39,7 @@ class _Item:
 
 
 class Copier:
-    """Carries out one step. `source` has the files, `target` is the image so far; nothing of either is changed."""
+    """One COPY or ADD. `source` has the files, `target` is the image so far; neither is changed."""
 
     def __init__(
         self, step: Copy, source: Tree, target: Tree, workdir: str, ignored: IgnoreRules, limits: ImageLimits
@@ -52,7 +52,7 @@ class Copier:
         self._items = list(self._plan())
 
     def digest(self) -> str:
-        """Of names, types, modes, owners and content, but not of times: a fresh clone finds the cache."""
+        """A hash of names, types, modes, owners and content, but not times: a fresh clone hits the cache."""
         found, budget = hashlib.sha256(), Budget(self._limits)
         for item in self._items:
             budget.count_entry()
@@ -91,7 +91,7 @@ class Copier:
                 self._write_file(item, writer)
 
     def _write_parents(self, path: str, writer: LayerWriter, made: set[str]) -> None:
-        """A directory of the image keeps its mode and owner: a layer that has it says what they are."""
+        """Add the parents of a path. Existing directories keep the mode and owner that the image has."""
         parts = path.split("/")[:-1]
         for length in range(1, len(parts) + 1):
             self._write_directory("/".join(parts[:length]), Attributes(0o755, *self._owner_of_new()), writer, made)
@@ -158,7 +158,7 @@ class Copier:
         return _Item(path, Attributes(mode, uid, gid, known.mtime), node)
 
     def _check_place(self, path: str, *, is_directory: bool) -> str:
-        """A file never replaces a directory of the image, nor a directory a file."""
+        """Refuse to replace a directory of the image by a file, or a file by a directory."""
         found = self._target.find(path)
         if found is not None and found.is_directory != is_directory:
             raise ImageInvalid(f"/{path} of the image is {'not ' if is_directory else ''}a directory")
@@ -168,17 +168,17 @@ class Copier:
         return self._owner or (0, 0)
 
     def _resolve(self, path: str) -> str:
-        """Where a path leads in the image, whose links are followed as the image's programs would."""
+        """A path with the image's links resolved, as its programs would see it."""
         return self._target.files.locate(path)[0].strip("/")
 
     def _is_directory(self, count: int) -> bool:
-        """Whether what is copied goes into the destination, not to it."""
+        """Whether the destination is a directory to copy into."""
         found = self._target.find(self._destination)
         is_named = self._step.destination.endswith(("/", "/.")) or self._step.destination in (".", "..")
         return is_named or count > 1 or bool(found and found.is_directory)
 
     def _find_sources(self, text: str) -> list[tuple[str, Node]]:
-        """Names, and what they lead to: a link that is named is followed, one inside a directory is copied."""
+        """Names and nodes. A link that is named is followed; one inside a directory is copied as a link."""
         path = posixpath.normpath(text).lstrip("/")
         if path == ".." or path.startswith("../"):
             raise ImageInvalid(f"{text!r} is outside the context")
@@ -186,7 +186,7 @@ class Copier:
             found = self._expand(path.split("/"))
         else:
             node = self._source.find(path)
-            # The named path is what the rules are about, wherever links lead.
+            # The rules apply to the named path, not to the target of its links.
             is_there = node is not None and not self._ignored.ignores("" if path == "." else path)
             found = [(posixpath.basename(path), node)] if node is not None and is_there else []
         for _, node in found:
@@ -211,7 +211,7 @@ class Copier:
 
 
 def _find_owner(target: Tree, chown: str) -> tuple[int, int] | None:
-    """A user without a group has the group of the same number, or the one that the image states for it."""
+    """The group of a number alone is the same number; that of a name is the user's in the image."""
     if not chown:
         return None
     user = find_user(target.files, chown)
@@ -228,7 +228,7 @@ _MOST_XZ_MEMORY = 256 << 20
 
 
 def is_archive(stream: IO[bytes]) -> bool:
-    """Whether it is a tar file, by its first header. The stream is at its start afterwards."""
+    """Whether it begins with a tar header, compressed or not. Rewinds the stream."""
     try:
         return read_header(LayerReader(_decompress(stream), Budget(ImageLimits()), 0)) is not None
     except (ImageInvalid, OSError, EOFError):
@@ -238,7 +238,7 @@ def is_archive(stream: IO[bytes]) -> bool:
 
 
 def unpack_archive(stream: IO[bytes], directory: str, writer: LayerWriter, budget: Budget) -> None:
-    """Add every entry below the directory. No name leads out of it; links are those of the image."""
+    """Add every entry below the directory. Names cannot lead out of it; links refer to the image."""
     reader = LayerReader(_decompress(stream), budget, os.fstat(stream.fileno()).st_size)
     for entry in read_entries(reader):
         if entry.path:
@@ -257,7 +257,7 @@ def _add_entry(entry: TarEntry, directory: str, writer: LayerWriter, reader: Lay
             writer.add_symlink(path, os.fsdecode(entry.link), attributes)
         case "hardlink":
             writer.add_hardlink(path, _join_entry(directory, split_path(entry.link)), attributes)
-        case _:  # devices and FIFOs are not part of built images
+        case _:  # devices and FIFOs are left out
             return
 
 

@@ -1,4 +1,4 @@
-"""Reads Dockerfiles: text to instructions, with heredocs attached; quotes, escapes, `$x`, `${x:-y}` in words. Pure."""
+"""Parses Dockerfiles into instructions with heredocs, and expands quotes, escapes, `$x` and `${x:-y}`. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_INSTRUCTIONS, _MOST_FLAGS = 2000, 32
 _DIRECTIVE = re.compile(r"#\s*([a-zA-Z]+)\s*=\s*(\S+)\s*")
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)")
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
-#: Not `<<<`, which is the shell's.
+#: Not `<<<`, a here-string of the shell.
 _HEREDOC = re.compile(r"(?<![<\w])<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=[\s;)&|>]|$)")
 _WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 _WITH_FLAGS = ("FROM", "RUN", "COPY", "ADD", "HEALTHCHECK")
@@ -22,12 +22,12 @@ _WITH_FLAGS = ("FROM", "RUN", "COPY", "ADD", "HEALTHCHECK")
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """A document after an instruction. `is_literal`: its delimiter was quoted, so nothing in it is expanded."""
+    """A document after an instruction. `is_literal`: its delimiter was quoted, so variables are not expanded."""
 
     name: str
     content: str
     is_literal: bool
-    #: As it was written, with its delimiter.
+    #: The original text, with its delimiter.
     source: str
 
 
@@ -63,12 +63,12 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
     instructions: tuple[Instruction, ...]
-    #: The character that continues lines and takes the meaning from the next character.
+    #: The character that continues lines and escapes the next character.
     escape: str = "\\"
 
 
 def check_text(text: str, what: str) -> None:
-    """No program, file name or variable can have a null byte or half of a surrogate pair in it."""
+    """Refuse null bytes and lone surrogates: programs, file names and variables cannot contain them."""
     if "\0" in text:
         raise InvalidRequest(f"{what} contains a null byte", field="dockerfile")
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -76,7 +76,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def parse_dockerfile(text: str) -> Dockerfile:
-    """Raises `InvalidRequest`, which names the line."""
+    """`InvalidRequest` names the line."""
     check_text(text, "the Dockerfile")
     lines = text.removeprefix("\ufeff").splitlines()
     escape = _escape_character(lines)
@@ -89,7 +89,7 @@ def parse_dockerfile(text: str) -> Dockerfile:
 
 
 def _escape_character(lines: list[str]) -> str:
-    """Directives are comments at the very beginning."""
+    """The escape character that a directive, a comment on the first lines, sets."""
     for line in lines:
         directive = _DIRECTIVE.fullmatch(line.strip())
         if directive is None:
@@ -188,7 +188,7 @@ def split_words(text: str, escape: str = "\\") -> list[str]:
             words.append(text[start:at])
         start = -1 if is_space else at if start < 0 else start
         if letter == escape and quote != "'":
-            at += 1  # and the next character, whatever it is
+            at += 1  # skip the escaped character
         elif quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
@@ -198,7 +198,7 @@ def split_words(text: str, escape: str = "\\") -> list[str]:
 
 
 def expand(text: str, variables: Mapping[str, str], escape: str = "\\", *, has_quotes: bool = True) -> str:
-    """The text with variables replaced, and without its quotes. `has_quotes=False`: quotes are ordinary characters."""
+    """Replace variables and remove quotes. `has_quotes=False`: quotes are ordinary characters."""
     return _Expansion(text, variables, escape, has_quotes).run()
 
 
@@ -232,7 +232,7 @@ class _Expansion:
         return "".join(self._out)
 
     def _put(self, text: str) -> None:
-        """Bounded: `ENV a=$a$a` doubles."""
+        """Append text. Its length is limited: `ENV a=$a$a` doubles."""
         self._size += len(text)
         if self._size > _MOST_CHARACTERS:
             raise _problem(f"a word expands to more than {_MOST_CHARACTERS} characters")
@@ -246,7 +246,7 @@ class _Expansion:
         return taken
 
     def _escape_next(self, quote: str) -> str:
-        """In double quotes only these characters lose their meaning."""
+        """In double quotes, only the escape character, quotes and dollar signs can be escaped."""
         letter = self._text[self._at]
         self._at += 1
         return letter if not quote or letter in (self._escape, '"', "$") else self._escape + letter
@@ -283,7 +283,7 @@ class _Expansion:
         return value or ""
 
     def _matching_brace(self) -> str:
-        """What is left inside the braces, and then the position after them."""
+        """The rest of the text inside the braces; the position is after them afterwards."""
         depth, start = 1, self._at
         while self._at < len(self._text):
             letter = self._text[self._at]

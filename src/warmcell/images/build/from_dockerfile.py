@@ -1,4 +1,4 @@
-"""Builds an image from the stages of a Dockerfile and its context, in a store whose lock for adding is held."""
+"""Builds an image from the stages of a Dockerfile and its context. The caller holds the store's shared lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from warmcell.images.manifests import own_architecture
 from warmcell.images.records import StoreParts
 from warmcell.workspace.untrusted_files import open_regular
 
-#: Variables that a stage can use without naming them in an ARG.
+#: Build arguments that a stage can use without an ARG.
 _PREDEFINED = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 
 
@@ -45,7 +45,7 @@ class Stage:
 
 
 class StagedBuild:
-    """Builds the stages of a Dockerfile. `find_image` gives the digest of an image by its name."""
+    """Builds the stages of a Dockerfile. `find_image` returns the digest of an image."""
 
     def __init__(self, dockerfile: Dockerfile, build_args: Mapping[str, str], find_image: Callable[[str], str]) -> None:
         self._dockerfile, self._build_args, self._find_image = dockerfile, build_args, find_image
@@ -54,7 +54,7 @@ class StagedBuild:
         self.stages = self._split()
 
     def find_needed(self, target: str | None) -> tuple[Stage, ...]:
-        """The target, by default the last stage, and every stage that it is made from, in their order."""
+        """The target, by default the last stage, and every stage that it depends on, in order."""
         wanted = self.stages[-1] if target is None else self._find(target.lower(), self.stages)
         if wanted is None:
             raise InvalidRequest(f"the Dockerfile has no stage {target!r}", field="target")
@@ -99,13 +99,13 @@ class StagedBuild:
         return Stage(number, words[2].lower() if len(words) == 3 else "", words[0], item, ())
 
     def _sources(self, stage: Stage) -> list[Stage]:
-        """Earlier stages that it begins with or copies from."""
+        """Earlier stages that it is based on or copies from."""
         names = [stage.base, *(name for item in stage.instructions for name in item.flags.get("from", ()))]
         earlier = self.stages[: stage.number]
         return [found for name in names if (found := self._find(name.lower(), earlier)) is not None]
 
     def _find(self, name: str, stages: Sequence[Stage]) -> Stage | None:
-        """By name, the latest of that name, or by number."""
+        """The latest stage of that name, or the stage of that number."""
         return next((stage for stage in reversed(stages) if name in (stage.name, str(stage.number)) and name), None)
 
     def _build_stage(self, builder: Builder, stage: Stage) -> BuildState:
@@ -116,9 +116,9 @@ class StagedBuild:
             state = builder.start(None if stage.base == "scratch" else self._find_image(stage.base))
         if state.config.get("OnBuild"):
             raise stage.origin.error(f"{stage.base} has ONBUILD instructions, which are not supported")
-        return self._carry_out(builder, stage, state)
+        return self._apply(builder, stage, state)
 
-    def _carry_out(self, builder: Builder, stage: Stage, state: BuildState) -> BuildState:
+    def _apply(self, builder: Builder, stage: Stage, state: BuildState) -> BuildState:
         args = {name: value for name, value in self._build_args.items() if name.lower() in _PREDEFINED}
         has_command = False
         for item in stage.instructions:
@@ -129,12 +129,12 @@ class StagedBuild:
             step = Interpreter(variables, args, state.shell, self._dockerfile.escape).make_step(item)
             has_command = has_command or item.name == "CMD"
             if item.name == "ENTRYPOINT" and not has_command and isinstance(step, Configure):
-                step = replace(step, fields={"Cmd": None, **step.fields})  # an inherited one was for another program
+                step = replace(step, fields={"Cmd": None, **step.fields})  # the inherited CMD was for another program
             state = builder.apply(step, state)
         return state
 
     def _arg(self, item: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
-        """The caller's value, else the default, else that of an ARG before the first FROM; else none."""
+        """The caller's value, else the default, else the value of a global ARG; else unset."""
         found: dict[str, str] = {}
         for word in split_words(item.rest, self._dockerfile.escape):
             name, equals, default = word.partition("=")
@@ -162,7 +162,7 @@ def build_dockerfile(
     target: str | None,
     options: BuildOptions,
 ) -> str:
-    """Returns the digest of the manifest. A relative path of the Dockerfile is below the context."""
+    """Build and return the digest of the manifest. The path of the Dockerfile is relative to the context."""
     if not os.path.isdir(context):
         raise InvalidRequest(f"{context!r} is not a directory", field="context_dir")
     for name, value in build_args.items():

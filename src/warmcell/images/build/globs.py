@@ -1,7 +1,7 @@
 """Wildcards of Dockerfiles and .dockerignore files. Pure.
 
-As Go's `filepath.Match`, with `**` for any number of directories. Not by regular expressions: patterns come from
-strangers, and time must not grow exponentially with their length.
+Like Go's `filepath.Match`, with `**` for any number of directories. Regular expressions are not used: patterns are
+untrusted, and matching must not take exponential time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from warmcell.core.errors import InvalidRequest
 
 _WILD = frozenset("*?[\\")
 _MOST_PATTERNS, _MOST_CHARACTERS = 10_000, 4096
-#: Comparisons of a name with a part of a pattern: at first, and for each path. Usual files take dozens for a path.
+#: The comparisons allowed: initially, and more for each path. Ordinary files need dozens for each path.
 _FIRST_WORK, _WORK_PER_PATH = 1_000_000, 20_000
 
 
@@ -22,12 +22,12 @@ def has_wildcard(text: str) -> bool:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name without a slash fits."""
+    """Whether a name without slashes matches."""
     return _matches(_tokens(pattern), name) if has_wildcard(pattern) else pattern == name
 
 
 def _matches(tokens: Sequence[str], name: str) -> bool:
-    """On a mismatch only the last star can take more."""
+    """Backtracks to the last star only, which is enough and takes no exponential time."""
     at = token = 0
     star, resume = -1, 0
     while at < len(name):
@@ -45,15 +45,15 @@ def _matches(tokens: Sequence[str], name: str) -> bool:
 
 
 class _Pattern:
-    """One pattern, taken apart once."""
+    """One parsed pattern."""
 
     def __init__(self, text: str) -> None:
         #: For each part "**", a name without wildcards, or tokens.
         self._parts = [part if part == "**" or not has_wildcard(part) else _tokens(part) for part in text.split("/")]
 
     def fits(self, path: Sequence[str]) -> tuple[bool, int]:
-        """Whether the path or a directory above it fits, and how many comparisons that took."""
-        fitting, work = {0}, 0  # how many parts of the path the pattern so far can take
+        """Whether the path or a directory above it matches, and how many comparisons that took."""
+        fitting, work = {0}, 0  # how many parts of the path the pattern so far can match
         for part in self._parts:
             work += len(fitting)
             if part == "**":
@@ -70,7 +70,7 @@ def _part_fits(part: str | list[str], name: str) -> bool:
 
 
 class IgnoreRules:
-    """The patterns of a .dockerignore file: the last one that fits decides, and "!" makes an exception."""
+    """The patterns of a .dockerignore file: the last one that matches decides, and "!" makes an exception."""
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
         self._rules: list[tuple[_Pattern, bool]] = []
@@ -88,11 +88,11 @@ class IgnoreRules:
 
     @property
     def has_exceptions(self) -> bool:
-        """Whether something in an ignored directory may not be ignored."""
+        """Whether files in an ignored directory may be included after all."""
         return any(is_exception for _, is_exception in self._rules)
 
     def ignores(self, path: str) -> bool:
-        """A pattern that fits a directory fits everything in it."""
+        """A pattern that matches a directory matches everything in it."""
         if not self._rules or not path:
             return False
         parts = path.split("/")
@@ -111,7 +111,7 @@ class IgnoreRules:
 
 
 def _tokens(pattern: str) -> list[str]:
-    """Single characters, "*", "?", and classes as "[...]"; an escaped character is a class of its own."""
+    """Split into single characters, "*", "?", classes "[...]" and escaped characters."""
     tokens, at = [], 0
     while at < len(pattern):
         letter = pattern[at]

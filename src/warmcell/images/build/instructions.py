@@ -1,4 +1,4 @@
-"""Turns instructions of a Dockerfile into steps, given the variables of the moment. Pure."""
+"""Turns instructions of a Dockerfile into steps, given the current variables. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAGS: dict[str, frozenset[str]] = {
 
 
 class Interpreter:
-    """`variables` are those of ENV and ARG; `args` those of ARG alone, which commands see as well."""
+    """`variables` are those of ENV and ARG; `args`, of ARG alone, are added to the environment of commands."""
 
     def __init__(
         self, variables: Mapping[str, str], args: Mapping[str, str], shell: tuple[str, ...], escape: str = "\\"
@@ -32,7 +32,7 @@ class Interpreter:
         self._variables, self._args, self._shell, self._escape = variables, args, shell, escape
 
     def make_step(self, instruction: Instruction) -> Step:
-        """Raises `InvalidRequest`, which names the line."""
+        """`InvalidRequest` names the line."""
         make = _MAKERS.get(instruction.name)
         if make is None:
             raise instruction.error("unknown or unsupported instruction")
@@ -69,11 +69,11 @@ class Interpreter:
         return pairs
 
     def _command_line(self, instruction: Instruction) -> list[str]:
-        """The exec form as it is, or the shell form with its shell."""
+        """The words of the exec form, or the shell and the shell form's text."""
         found = instruction.json_words()
         return list(found) if found is not None else [*self._shell, instruction.rest]
 
-    # ---- instructions that take more than a line of `_MAKERS` ----
+    # ---- instructions that need more than a line of `_MAKERS` ----
 
     def _run(self, instruction: Instruction) -> Step:
         network = instruction.flags.get("network", ("default",))[-1]
@@ -171,7 +171,7 @@ class Interpreter:
 
 
 def _nanoseconds(text: str, instruction: Instruction) -> int:
-    parts = _DURATION.findall(text[:_LONGEST_DURATION])  # a long run of digits would take the square of its length
+    parts = _DURATION.findall(text[:_LONGEST_DURATION])  # matching takes quadratic time
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise instruction.error(f"{text[:_LONGEST_DURATION]!r} is not a duration such as 30s")
     return sum(round(float(number) * _NANOSECONDS[unit]) for number, unit in parts)

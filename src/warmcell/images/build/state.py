@@ -1,4 +1,4 @@
-"""BuildState: an image while it is built, as plain data. Pure."""
+"""BuildState: an image during its build, as plain data. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from warmcell.images.layers import distinct_layers
 from warmcell.images.manifests import Descriptor, check_layer_count, own_architecture
 
 _ADDED_UP = ("Labels", "ExposedPorts", "Volumes")
-#: The time of an image without any layer of its own.
+#: The creation time of an image without layers.
 _NO_TIME = "1970-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildState:
-    """Layers, the lowest first, and the configuration as the OCI format has it."""
+    """Layers, lowest first, and the configuration in the OCI format."""
 
     #: The unpacked layers, by their ids in the store.
     trees: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class BuildState:
         return distinct_layers(self.trees)
 
     def configure(self, fields: Mapping[str, Any]) -> BuildState:
-        """With these fields. Labels, ports and volumes are added to those that are there; None removes a field."""
+        """Set fields. Labels, ports and volumes are added to the existing ones; None removes a field."""
         config = dict(self.config)
         for key, value in fields.items():
             is_added = key in _ADDED_UP and value is not None
@@ -63,7 +63,7 @@ class BuildState:
         return self.configure({"Env": [f"{name}={value}" for name, value in env.items()]})
 
     def add(self, built: BuiltLayer | None, text: str) -> BuildState:
-        """With the layer of a step, if it has one, and with the step in the history."""
+        """Append a step's layer, if it has one, and record the step in the history."""
         note: dict[str, Any] = {"created_by": text}
         if built is None or built.diff_id is None or built.blob is None:
             return replace(self, history=(*self.history, {**note, "empty_layer": True}))
@@ -92,7 +92,7 @@ class BuildState:
 def base_state(
     document: Mapping[str, Any], diff_ids: Sequence[str], blobs: Sequence[Descriptor], trees: Sequence[str]
 ) -> BuildState:
-    """The state that an image of the store is."""
+    """The state that corresponds to an image in the store."""
     return BuildState(
         trees=tuple(trees),
         diff_ids=tuple(diff_ids),
@@ -104,7 +104,7 @@ def base_state(
 
 
 def _history(document: Mapping[str, Any], layers: int) -> tuple[Mapping[str, Any], ...]:
-    """As far as it fits the layers: other tools refuse an image whose history names more or fewer."""
+    """The history if it matches the number of layers, else a substitute: other tools refuse a mismatch."""
     found = document.get("history")
     entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
     if sum(not entry.get("empty_layer") for entry in entries) == layers:

@@ -1,4 +1,4 @@
-"""The steps of a build, as plain data, and one program to run for a step. A Dockerfile is one way to write steps."""
+"""The steps of a build, as plain data, and the request to run a step's program. Dockerfiles are parsed into steps."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from warmcell.core.types import ExecResult
 from warmcell.policy.model import SandboxPolicy
 
 SHELL = ("/bin/sh", "-c")
-#: For images that name none.
+#: The PATH of images that do not set it.
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a command as the present user, and keep what it changes as a layer.
+    """Run a command as the current user; its changes become a layer.
 
-    Text is for the shell; a tuple is a program and its arguments. `env` has variables of this step alone. `script`
-    is a program of its own, with an interpreter line, to run in place of a command.
+    A string is for the shell; a tuple is a program and its arguments. `env` has variables of this step alone. `script`,
+    with an interpreter line, replaces the command.
     """
 
     command: str | tuple[str, ...]
@@ -34,8 +34,8 @@ class Run:
 class Copy:
     """Copy files of the context, or of another stage or image (`source`), into the image.
 
-    `chown` is "user", "user:group" or numbers; `chmod` the mode of all files and directories. `inline` has files whose
-    content is given, by name. `unpacks`: a tar file is unpacked, as ADD does.
+    `chown` is "user", "user:group" or numbers; `chmod` the mode of all files and directories. `inline` has the content
+    of further files, by name. `unpacks`: unpack tar files, as ADD does.
     """
 
     sources: tuple[str, ...]
@@ -59,7 +59,7 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Workdir:
-    """The directory of later steps and of programs, made if it is missing. A relative one is below the present one."""
+    """Set the working directory, created if missing. A relative path is below the current one."""
 
     path: str
     text: str = ""
@@ -67,7 +67,7 @@ class Workdir:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user of later steps and of programs: "name", "uid", "name:group" or "uid:gid"."""
+    """Set the user of later steps and of programs: "name", "uid", "name:group" or "uid:gid"."""
 
     name: str
     text: str = ""
@@ -75,9 +75,9 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Change the image's configuration: fields of an OCI configuration ("Cmd", "Labels", "StopSignal", ...).
+    """Change fields of the image's OCI configuration ("Cmd", "Labels", "StopSignal", ...).
 
-    Labels, ports and volumes are added to those that are there; any other field is replaced, by None removed.
+    Labels, ports and volumes are added to the existing ones; other fields are replaced, or removed by None.
     """
 
     fields: Mapping[str, Any]
@@ -88,7 +88,7 @@ Step = Run | Copy | Env | Workdir | User | Configure
 
 
 def describe(step: Step) -> str:
-    """The step in one line, as a Dockerfile would have it."""
+    """The step as a line of a Dockerfile."""
     if step.text:
         return step.text
     match step:
@@ -114,9 +114,9 @@ OnStart = Callable[[Callable[[], object]], object]
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One program. `upper` is a private directory with "upper" and "work": what the program writes is in "upper" then.
+    """One program to run. `upper` is a private directory with "upper", which receives its changes, and "work".
 
-    `files` are written first, by absolute path; the program's own is executable.
+    `files` are written first, by absolute path; the program's own file is made executable.
     """
 
     layers: tuple[str, ...]
@@ -132,11 +132,11 @@ class StepRun:
     on_start: OnStart | None = None
 
 
-#: Returns whatever the program's exit code is. Raises `CommandNotFound` if it could not be started.
+#: A non-zero exit code is a result; `CommandNotFound` if the program could not be started.
 RunProgram = Callable[[StepRun], ExecResult]
 
 
 def find_runner() -> RunProgram:
-    """The process backend, by name: a store is below it in the import law."""
+    """Import the process backend by name: it is above this room in the import law."""
     run: RunProgram = import_module("warmcell.backends.process.image_build").run_step
     return run

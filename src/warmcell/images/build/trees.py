@@ -1,4 +1,4 @@
-"""Tree: the files of a build's context, of an image or of a stage, read from outside and never beyond its root."""
+"""Tree: the files of a build context, image or stage, never read beyond its root. UpperLayer: a step's changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Owners = Mapping[str, tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An entry. `path` is relative to the root of the tree; `places` are its host paths, the topmost layer first."""
+    """An entry. `path` is relative to the root of the tree; `places` are its host paths, topmost layer first."""
 
     path: str
     places: tuple[str, ...]
@@ -41,14 +41,14 @@ class Node:
 
 
 class Tree:
-    """Merged directories, the lowest first, each with its owners. A context is a tree of one directory."""
+    """Merged layers, lowest first, each with its owners. A context is a tree of one directory."""
 
     def __init__(self, layers: Sequence[str], owners: Sequence[Owners] = ()) -> None:
         self.files = ImageFiles(layers)
         self._owners = dict(zip(layers, owners, strict=False))
 
     def find(self, path: str) -> Node | None:
-        """What is there. Links are followed, and lead nowhere but to entries of the tree."""
+        """The entry at a path. Links are followed within the tree."""
         inside, places = self.files.locate(path)
         return _make_node(inside.strip("/"), places) if places else None
 
@@ -63,14 +63,14 @@ class Tree:
         return [child for name in names if (child := self.child(node, name)) is not None]
 
     def attributes(self, node: Node) -> Attributes:
-        """Owners as recorded when the layer was unpacked, else root."""
+        """The owner is the one recorded when the layer was unpacked, else root."""
         state = node.state
         owners = self._owners.get(_root_of(node.places[0], node.path), {})
         uid, gid, mode = owners.get(node.path, (0, 0, stat.S_IMODE(state.st_mode)))
         return Attributes(mode, uid, gid, int(state.st_mtime))
 
     def open(self, node: Node) -> int:
-        """A regular file. The kernel refuses links on the way: somebody may be changing a context."""
+        """Open a regular file. The kernel refuses links in the path: the context may change meanwhile."""
         descriptor = self._open_beneath(node.places[0], node.path, _OPEN)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -90,7 +90,7 @@ class Tree:
 
 
 def _root_of(place: str, path: str) -> str:
-    """The directory of a tree in which a path is at this place."""
+    """The layer's directory: `place` without `path`."""
     return place[: -len(path) - 1] if path else place
 
 
@@ -106,22 +106,21 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """A directory to walk, and what lower layers have there."""
+    """A directory to walk, and the same directory in lower layers."""
 
     path: str
     lower: Node | None
-    #: Directories above it, and itself, that are written when something in them is.
+    #: Unchanged directories, itself and parents, that are written only if an entry in them is.
     pending: tuple[tuple[str, Attributes], ...] = ()
 
 
 class UpperLayer:
-    """Writes the upper directory of an overlay over `lower` as a layer. Changed files keep their owners.
+    """Writes the upper directory of an overlay over `lower` as a layer.
 
-    Its whiteouts are devices 0:0 and its opaque directories have an attribute; a layer has the names of the OCI format.
-    A guest made all of this, but none of its processes is left, and no other user can write there. New files belong to
-    `owner`.
-
-    `ignored` are paths at which the cage put something of its own. Devices, sockets and FIFOs are left out.
+    Overlayfs marks deletions by devices 0:0, and opaque directories by an attribute; both become names of the OCI
+    format. The content is the guest's, but all of its processes have ended, and no other user can write there. Changed
+    files keep their owners; new ones belong to `owner`. `ignored` are paths that the cage created. Devices, sockets and
+    FIFOs are left out.
     """
 
     def __init__(self, directory: str, lower: Tree, owner: tuple[int, int], ignored: Collection[str] = ()) -> None:
@@ -136,7 +135,7 @@ class UpperLayer:
                 waiting += reversed(self._write_directory(root, waiting.pop(), writer))
 
     def _write_directory(self, root: int, directory: _Directory, writer: LayerWriter) -> list[_Directory]:
-        """Write its entries; return the directories in it."""
+        """Write its entries; returns its subdirectories."""
         if len(os.fsencode(directory.path)) > MAX_PATH_BYTES:
             raise ImageInvalid(f"the step made directories deeper than {MAX_PATH_BYTES} bytes of path")
         with closing_fd(openat2.open_beneath(root, directory.path or ".", _OPEN_DIRECTORY)) as fd:
@@ -171,7 +170,7 @@ class UpperLayer:
     def _open_directory(
         self, fd: int, path: str, above: _Directory, state: os.stat_result, lower: Node | None, writer: LayerWriter
     ) -> _Directory:
-        """A directory that is as it was below, or that the cage made, is written only if something in it is."""
+        """Write a directory now if it is new or changed, else only when an entry in it is written."""
         name = os.path.basename(path)
         _allow_owner(fd, name, state, 0o700)
         attributes = self._attributes(state, lower)
@@ -192,7 +191,7 @@ class UpperLayer:
                 writer.add_directory(path, attributes)
 
     def _attributes(self, state: os.stat_result, lower: Node | None) -> Attributes:
-        """Unpacking drops set-id bits from files, and the copy of such a file lacks them: they are as recorded."""
+        """A file that the guest changed keeps its recorded owner, and its set-id bits, which unpacking dropped."""
         mode, mtime = stat.S_IMODE(state.st_mode), int(state.st_mtime)
         if lower is None:
             return Attributes(mode, *self._owner, mtime)
@@ -202,6 +201,6 @@ class UpperLayer:
 
 
 def _allow_owner(fd: int, name: str, state: os.stat_result, needed: int) -> None:
-    """A guest may take away its own permission to read, and so ours. The layer has the mode that it set."""
+    """A guest may remove its own, and so our, permission to read. The layer has the mode that the guest set."""
     if state.st_mode & needed != needed:
         os.chmod(name, stat.S_IMODE(state.st_mode) | needed, dir_fd=fd)
