@@ -302,14 +302,14 @@ def test_entries_that_come_and_go_while_changes_are_listed(
     sandbox: Sandbox, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox.sh("ln -s a.txt link; echo new > file")
-    look = Lower.look
+    stat = Lower.stat
 
     def remove_link(self: Lower, parts: tuple[str, ...]) -> os.stat_result | None:
         for upper in directory.parent.glob("state/warmcell/changes/*/upper"):
             (upper / "link").unlink(missing_ok=True)
-        return look(self, parts)
+        return stat(self, parts)
 
-    monkeypatch.setattr(Lower, "look", remove_link)
+    monkeypatch.setattr(Lower, "stat", remove_link)
     found = sandbox.changes()
     assert [change.path for change in found if change.kind == "added"] == ["file"], found
     assert "file" in sandbox.commit().committed

@@ -1,1 +1,1 @@
-"""Changes that can be taken back: a guest's writes to a host directory, kept apart until they are committed."""
+"""Reversible changes: a guest's writes to a host directory are kept separate until they are committed."""

@@ -1,13 +1,12 @@
-"""The journal of a commit: carries it out in the host's directory, and undoes or completes one that was interrupted.
+"""The journal of a commit: applies it to the host's directory, and undoes or completes an interrupted one.
 
-A kill at any point leaves a commit undoable, and from one moment on redoable. First the journal names every temporary
-file that will be made ("staging"); killed then, they are removed and the host's directory is as before. When all are on
-the disk, the journal is replaced by one that says "applying": from then on the commit happens, if need be at the next
-start. Each operation is one atomic rename, and can be carried out again.
+A commit survives a kill at any point. First the journal lists every temporary file that will be created ("staging"): an
+interrupted commit is undone by removing them. When all are on the disk, the journal is replaced by one in the state
+"applying": an interrupted commit is completed at the next start. Each operation is one atomic rename, and idempotent.
 
-Paths are opened beneath the directory without following links, because a guest chose the names, and anybody may have
-replaced a directory by a link since. A file is exchanged with the prepared one and looked at afterwards: if it is not
-what was expected, it is exchanged back, so that a change made on the host in the last moment is not lost.
+Paths are opened beneath the directory without following links, because the guest chose the names, and a directory may
+have been replaced by a link. A file is exchanged with the prepared one and checked afterwards: an unexpected one is
+exchanged back, so that a concurrent change on the host is not lost.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step. `temporary` is beside the target, or in the nearest directory above it that exists.
+    """One operation. `temporary` is in the target's directory, or in its nearest parent that exists.
 
-    `expected` is what must be at the path: device, inode, size and time of modification; None: nothing. `staged` is the
-    identity of the prepared file. `newest_ns`: no file of a directory that is deleted may have changed since.
+    `expected` identifies the file that must be at the path: device, inode, size and modification time; None: no file.
+    `staged` identifies the prepared file. `newest_ns`: no file of a deleted directory may have changed after this.
     """
 
     do: Do
@@ -64,7 +63,7 @@ class Journal:
 
 
 def write_journal(directory: str, journal: Journal) -> None:
-    """Replaces the journal in `directory`; it is on the disk afterwards."""
+    """Replace the journal in `directory` and sync it to the disk."""
     path = os.path.join(directory, _NAME)
     with open(os.open(f"{path}.new", _CREATE, 0o600), "wb") as file:
         file.write(json.dumps(asdict(journal)).encode())
@@ -75,7 +74,7 @@ def write_journal(directory: str, journal: Journal) -> None:
 
 
 def read_journal(directory: str) -> Journal | None:
-    """None if no commit was under way. `BackendUnavailable` if it is not as `write_journal` left it."""
+    """None if there is no journal. `BackendUnavailable` if it is damaged."""
     path = os.path.join(directory, _NAME)
     if not os.path.lexists(path):
         return None
@@ -85,7 +84,7 @@ def read_journal(directory: str) -> Journal | None:
         return _journal(parse_json(content))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "check the directory that it names, and remove the journal"
-        raise BackendUnavailable(f"the journal of a commit, {path}, was damaged: {error}", hint=hint) from None
+        raise BackendUnavailable(f"the journal of a commit, {path}, is damaged: {error}", hint=hint) from None
 
 
 def _journal(data: dict[str, Any]) -> Journal:
@@ -122,11 +121,11 @@ TAKEN = "a file of that name was created on the host meanwhile"
 
 
 class Refused(Exception):
-    """The operation was not carried out; the host's file is as it was."""
+    """The operation was not applied; the host's file is unchanged."""
 
 
 def apply(root: Root, operation: Operation) -> None:
-    """Carries out one operation; does nothing if it was carried out before. Raises `Refused`."""
+    """Apply one operation, unless it was applied before. Raises `Refused`."""
     try:
         _ACTIONS[operation.do](root, operation)
     except FileExistsError:
@@ -138,13 +137,13 @@ def apply(root: Root, operation: Operation) -> None:
 
 
 def undo(root: Root, operations: tuple[Operation, ...]) -> None:
-    """Before any was applied: removes what was prepared."""
+    """Remove the prepared files of a commit of which nothing was applied."""
     for operation in operations:
         _drop(root, operation)
 
 
 def sync(root: Root, operations: tuple[Operation, ...]) -> None:
-    """Until this returns, the journal must stay: the renames may not be on the disk."""
+    """Sync the renames to the disk. The journal must not be removed before."""
     directories = {parts[:-1] for operation in operations for parts in (operation.parts, operation.temporary) if parts}
     if len(directories) > FEW_FILES:
         sync_filesystem(root.fd)
@@ -155,7 +154,7 @@ def sync(root: Root, operations: tuple[Operation, ...]) -> None:
 
 
 def recover(directory: str) -> bool:
-    """Undoes or completes the commit that was interrupted, if there is one. False: its directory is gone."""
+    """Undo or complete an interrupted commit, if there is one. False if its directory is gone."""
     found = read_journal(directory)
     if found is None:
         return True
@@ -188,8 +187,8 @@ def _put(root: Root, operation: Operation) -> None:
         _make_parents(root, operation.parts[:-1])
         with root.parent(operation.parts) as (to_fd, name):
             is_done = _identity(to_fd, name) == operation.staged
-            if is_done and operation.expected is not None:  # exchanged, and not yet looked at
-                _look_at_old(from_fd, temporary, to_fd, name, operation)
+            if is_done and operation.expected is not None:  # exchanged, but not yet checked
+                _check_old(from_fd, temporary, to_fd, name, operation)
             elif is_ready and not is_done:
                 _replace(from_fd, temporary, to_fd, name, operation)
 
@@ -201,16 +200,17 @@ def _replace(from_fd: int, temporary: str, to_fd: int, name: str, operation: Ope
         os.unlink(temporary, dir_fd=from_fd)
         raise Refused(CHANGED)
     elif exchange(from_fd, temporary, to_fd, name):
-        _look_at_old(from_fd, temporary, to_fd, name, operation)
+        _check_old(from_fd, temporary, to_fd, name, operation)
     else:
         os.rename(temporary, name, src_dir_fd=from_fd, dst_dir_fd=to_fd)
 
 
-def _look_at_old(from_fd: int, temporary: str, to_fd: int, name: str, operation: Operation) -> None:
+def _check_old(from_fd: int, temporary: str, to_fd: int, name: str, operation: Operation) -> None:
+    """Remove the replaced file, or exchange it back if it is not the expected one."""
     found = _facts(from_fd, temporary)
     if found is not None and found != operation.expected:
         exchange(from_fd, temporary, to_fd, name)
-        if _identity(from_fd, temporary) != operation.staged:  # the host replaced it once more: that is the latest
+        if _identity(from_fd, temporary) != operation.staged:  # replaced on the host once more: keep the latest
             exchange(from_fd, temporary, to_fd, name)
         os.unlink(temporary, dir_fd=from_fd)
         raise Refused(CHANGED)
@@ -227,7 +227,7 @@ def _delete(root: Root, operation: Operation) -> None:
             if _facts(dir_fd, name) is None:
                 return
             rename_to_free_name(dir_fd, name, dir_fd, temporary)
-        if not _may_go(root, dir_fd, temporary, operation):
+        if not _is_unchanged(root, dir_fd, temporary, operation):
             rename_to_free_name(dir_fd, temporary, dir_fd, name)
             raise Refused(CHANGED)
         if operation.do == "delete":
@@ -236,7 +236,7 @@ def _delete(root: Root, operation: Operation) -> None:
             remove_trees(dir_fd, [temporary])
 
 
-def _may_go(root: Root, dir_fd: int, name: str, operation: Operation) -> bool:
+def _is_unchanged(root: Root, dir_fd: int, name: str, operation: Operation) -> bool:
     if operation.do == "delete":
         return _facts(dir_fd, name) == operation.expected
     if operation.expected is None or _identity(dir_fd, name) != operation.expected[:2]:
@@ -276,7 +276,7 @@ def _make_parents(root: Root, parts: Parts) -> None:
 
 
 def _drop(root: Root, operation: Operation) -> None:
-    """Removes a prepared file; never one of the host's that was moved to the temporary name."""
+    """Remove a prepared file, but not a file of the host that was moved to the temporary name."""
     if operation.do != "put":
         return
     with suppress(OSError, PathTraversal, WorkspaceError), root.parent(operation.temporary) as (dir_fd, name):

@@ -1,7 +1,7 @@
-"""Bases: what a changed file was on the host before the guest changed it, as far as that is known.
+"""Bases: the host's version of each file that the guest changed, for three-way merges.
 
-A file is recorded when its change is first seen, provided that it has not changed on the host since: by its time of
-change, which programs cannot set. What had already changed by then has no base, and never gets one.
+A base is recorded when the change is first detected, unless the file has changed on the host since the sandbox started,
+judged by its ctime, which programs cannot set. Such a file never gets a base.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """`digest` is "" for large files, and a link's target for links."""
+    """`digest` is "" for large files, and the target for links."""
 
     device: int
     inode: int
@@ -32,7 +32,7 @@ class Base:
     digest: str = ""
 
     def is_state(self, state: os.stat_result) -> bool:
-        """Whether the file was not touched since."""
+        """Whether the file is unchanged."""
         return replace(base_of(state, self.digest), mode=self.mode) == self
 
     @property
@@ -46,7 +46,7 @@ def base_of(state: os.stat_result, digest: str) -> Base:
 
 
 class Bases:
-    """Kept in a directory of ours: the facts in a line of JSON, then the content of a small file."""
+    """A directory with a file for each base: a line of JSON, then the content if it is small."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -58,13 +58,13 @@ class Bases:
         return self._known[parts]
 
     def put(self, parts: Parts, state: os.stat_result, digest: str, data: bytes | None = None) -> None:
-        made = self._known[parts] = base_of(state, digest)
+        base = self._known[parts] = base_of(state, digest)
         with open(os.open(self._path(parts), _CREATE, 0o600), "wb") as file:
-            file.write(json.dumps(asdict(made)).encode() + b"\n")
+            file.write(json.dumps(asdict(base)).encode() + b"\n")
             file.write(data or b"")
 
     def record(self, parts: Parts, fd: int) -> None:
-        """The open file as it is now, unless it changes meanwhile."""
+        """Record the open file, unless it changes meanwhile."""
         before = os.fstat(fd)
         data = content.read_all(fd, MOST_TEXT_BYTES)
         digest = content.digest(fd) if data is None else content.digest_of(data)
@@ -73,7 +73,7 @@ class Bases:
             self.put(parts, after, digest, data)
 
     def content(self, parts: Parts) -> bytes | None:
-        """None if the file was too large to be kept."""
+        """None if there is no base, or the file was too large to store."""
         base = self.get(parts)
         if base is None or base.size > MOST_TEXT_BYTES:
             return None

@@ -1,4 +1,4 @@
-"""Commits changes: decides for each by what it was, what the host has now, and what the guest made of it."""
+"""Commits changes: decides each by its base, the host's current file and the guest's file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What committing one change takes. `data` is the merged text; None: the guest's own content."""
+    """The operations that commit one change. `data` is the merged text; None: the guest's own content."""
 
     item: Detected
     operations: tuple[Operation, ...]
@@ -44,7 +44,7 @@ class Step:
 
 
 class Conflicting(Exception):
-    """Why a change is not committed."""
+    """A change cannot be committed; the message is the reason."""
 
 
 @dataclass(slots=True)
@@ -62,21 +62,21 @@ class _Outcome:
 
 
 class Committer:
-    """Commits a selection of the detected changes. `directory` is where its journal is."""
+    """Commits a selection of the detected changes. `directory` is for its journal."""
 
     def __init__(self, root: Root, upper: UpperDirectory, bases: Bases, start_ns: int, directory: str) -> None:
         self._root, self._upper, self._bases = root, upper, bases
         self._start_ns, self._directory = start_ns, directory
-        #: Texts that are now on the host and differ from the guest's.
+        #: Merged texts, which the guest's view does not have yet.
         self.merged_texts: dict[Parts, bytes] = {}
 
     def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
         outcome, steps, allowed = _Outcome(), [], frozenset(allow_flagged)
         if not dry_run:
-            apply.recover(self._directory)  # a commit of this program that an error or Ctrl-C broke off
+            apply.recover(self._directory)  # an earlier commit may have been interrupted
         with Lower(self._root) as lower:
             for item in items:
-                if item.change.is_flagged and not naming(item, allowed):
+                if item.change.is_flagged and not matching_paths(item, allowed):
                     outcome.skipped.append(item.change.path)
                     continue
                 try:
@@ -87,7 +87,7 @@ class Committer:
             for step in steps:
                 outcome.note(step)
         elif steps:
-            self._carry_out(steps, outcome)
+            self._execute(steps, outcome)
         return outcome.report()
 
     # ---- decisions ----
@@ -95,7 +95,7 @@ class Committer:
     def _decide(self, item: Detected, lower: Lower) -> Step:
         if item.kind in _KINDS:
             raise Conflicting(_KINDS[item.kind])
-        theirs = lower.look(item.parts)
+        theirs = lower.stat(item.parts)
         if item.kind == "deleted":
             return Step(item, (self._deletion(item.parts, theirs),))
         if item.change.kind == "mode":
@@ -115,12 +115,12 @@ class Committer:
             expected = None if theirs is None else facts_of(theirs)
             mode = _permissions(item.mode if theirs is None else self._merge_mode(item, theirs))
             operations.append(Operation("put", item.parts, self._temporary_for(item.parts), expected, mode=mode))
-        if item.old_parts is not None:  # last: if the new name is refused, the old one stays
-            operations.append(self._deletion(item.old_parts, lower.look(item.old_parts)))
+        if item.old_parts is not None:  # last: if the new name is refused, the old one remains
+            operations.append(self._deletion(item.old_parts, lower.stat(item.old_parts)))
         return Step(item, tuple(operations), data)
 
     def _merge_mode(self, item: Detected, theirs: os.stat_result) -> int:
-        """The guest's, unless only the host changed it."""
+        """The guest's mode, unless only the host changed it."""
         base = self._bases.get(item.parts)
         is_kept = base is not None and base.permissions == _permissions(item.mode)
         return theirs.st_mode if is_kept else item.mode
@@ -173,7 +173,7 @@ class Committer:
         return Operation("delete", parts, aside, facts_of(theirs))
 
     def _check_tree(self, parts: Parts) -> int:
-        """Nothing in a directory that the guest deleted may have changed on the host. Returns the newest time."""
+        """Refuse to delete a directory in which the host changed something. Returns the latest ctime in it."""
         newest = 0
         try:
             for entry in walk(self._root, parts):
@@ -186,7 +186,7 @@ class Committer:
         return newest
 
     def _is_ours(self, parts: Parts, state: os.stat_result) -> bool:
-        """As we committed it; or a directory, which changes with what is in it."""
+        """Whether a commit of ours wrote it. Directories count: their ctime changes with their entries."""
         return stat.S_ISDIR(state.st_mode) or self._is_base_state(parts, state)
 
     def _mode_change(self, item: Detected, theirs: os.stat_result | None) -> Operation:
@@ -195,7 +195,7 @@ class Committer:
         return Operation("mode", item.parts, expected=facts_of(theirs), mode=_permissions(item.mode))
 
     def _temporary_for(self, parts: Parts) -> Parts:
-        """In the nearest directory that exists: a rename from there is atomic."""
+        """A name in the nearest parent that exists, on the same file system: a rename from there is atomic."""
         for count in range(len(parts) - 1, -1, -1):
             try:
                 with self._root.directory(parts[:count]):
@@ -204,13 +204,13 @@ class Committer:
                 continue
         raise Conflicting("its directory cannot be opened")
 
-    # ---- carrying out ----
+    # ---- execution ----
 
-    def _carry_out(self, steps: list[Step], outcome: _Outcome) -> None:
+    def _execute(self, steps: list[Step], outcome: _Outcome) -> None:
         identity = os.fstat(self._root.fd)
         draft = Journal("staging", self._root.path, (identity.st_dev, identity.st_ino), _all_operations(steps))
         apply.write_journal(self._directory, draft)
-        # By what the journal says: the last write may have been done.
+        # Recover from the journal on disk: the write of "applying" may have succeeded.
         with on_error(lambda: apply.recover(self._directory)):
             staged = self._stage(steps, outcome)
             staged_operations = _all_operations(staged)
@@ -222,7 +222,7 @@ class Committer:
             except Refused as refused:
                 outcome.conflicts.append(Conflict(step.item.change.path, str(refused)))
                 continue
-            self._note_committed(step)
+            self._update_base(step)
             if step.data is not None:
                 self.merged_texts[step.item.parts] = step.data
             outcome.note(step)
@@ -246,7 +246,7 @@ class Committer:
         return staged
 
     def _prepare(self, step: Step, operation: Operation, must_sync: bool) -> Operation:
-        """Makes the prepared file of a put."""
+        """Create the temporary file of a put."""
         if operation.do != "put":
             return operation
         with self._root.parent(operation.temporary) as (dir_fd, name):
@@ -271,7 +271,7 @@ class Committer:
                 os.fsync(target)
 
     def _give_owner(self, operation: Operation, target: int) -> None:
-        """Root keeps the owner of the file that is replaced, or gives a new one that of its directory."""
+        """If we are root: the owner of the replaced file, or of the directory for a new one."""
         if os.geteuid() != 0:
             return
         with self._root.directory(operation.temporary[:-1]) as directory:
@@ -280,12 +280,12 @@ class Committer:
             state = self._root.lstat(operation.parts)
         os.fchown(target, state.st_uid, state.st_gid)
 
-    def _note_committed(self, step: Step) -> None:
-        """What the host has now is the new base: a later change of the host is then recognised."""
+    def _update_base(self, step: Step) -> None:
+        """The committed file is the new base, so that later changes on the host are detected."""
         if step.item.kind not in ("file", "symlink"):
             return
         with Lower(self._root) as lower:
-            state = lower.look(step.item.parts)
+            state = lower.stat(step.item.parts)
             if state is None or kind_of(state.st_mode) != step.item.kind:
                 return
             if step.item.kind == "symlink":
@@ -297,8 +297,8 @@ class Committer:
                 os.close(fd)
 
 
-def naming(item: Detected, paths: Set[str]) -> Set[str]:
-    """Those of the paths that are the change's, or a directory's above it."""
+def matching_paths(item: Detected, paths: Set[str]) -> Set[str]:
+    """Those paths that name the change or a directory above it."""
     own = [item.change.path] + ([item.change.old_path] if item.change.old_path else [])
     above = [path[:at] for path in own for at, char in enumerate(path) if char == "/"]
     return paths & {*own, *above, *(f"{path}/" for path in above)}
@@ -309,5 +309,5 @@ def _all_operations(steps: Iterable[Step]) -> tuple[Operation, ...]:
 
 
 def _permissions(mode: int) -> int:
-    """Without set-id and sticky bits."""
+    """The mode without set-id and sticky bits."""
     return stat.S_IMODE(mode) & 0o777

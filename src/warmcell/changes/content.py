@@ -1,4 +1,4 @@
-"""File content by descriptor, compared and copied without reading or filling holes; and calls that `os` lacks."""
+"""Compares and copies files without reading or filling holes; and system calls that `os` lacks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NO_REPLACE, _EXCHANGE = 1, 2
 _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_BYTES = 0x100, 0x800, 256
 _MASK, _BTIME = struct.Struct("=I"), struct.Struct("=qI")
 _BTIME_AT = 80
-#: What file systems without the flags of renameat2 answer.
+#: Errors of file systems that do not support the flags of renameat2.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def birth_time(dir_fd: int, name: str) -> int:
-    """When the file was made, in nanoseconds; 0 if the file system does not know."""
+    """The file's creation time in nanoseconds; 0 if the file system does not record it."""
     answer = fast_ctypes.create_string_buffer(bytes(_STATX_BYTES))
     try:
         call("statx", dir_fd, os.fsencode(name), _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, answer)
@@ -35,12 +35,12 @@ def birth_time(dir_fd: int, name: str) -> int:
 
 
 def exchange(from_fd: int, name: str, to_fd: int, other: str) -> bool:
-    """Swaps two names atomically. False if the file system cannot."""
+    """Swap two names atomically. False if the file system does not support it."""
     return _rename(from_fd, name, to_fd, other, _EXCHANGE)
 
 
 def rename_to_free_name(from_fd: int, name: str, to_fd: int, other: str) -> None:
-    """Raises `FileExistsError` if the new name is taken."""
+    """Rename without replacing: `FileExistsError` if the new name exists."""
     if not _rename(from_fd, name, to_fd, other, _NO_REPLACE):
         try:
             os.stat(other, dir_fd=to_fd, follow_symlinks=False)
@@ -61,11 +61,11 @@ def _rename(from_fd: int, name: str, to_fd: int, other: str, flags: int) -> bool
 
 
 def sync_filesystem(fd: int) -> None:
-    """Writes everything on the file system of `fd` to the disk: quicker than a sync of each of many files."""
+    """Sync the whole file system of `fd`: faster than syncing each of many files."""
     call("syncfs", fd)
 
 
-#: Larger files have no digest; their size and times must do.
+#: Larger files have no digest; they are compared by size and times.
 MOST_DIGESTED = 64 * MIB
 _NO_LIMIT = 1 << 62
 
@@ -90,14 +90,14 @@ def _is_same_range(one: int, other: int, start: int, end: int) -> bool:
 
 
 def digest(fd: int) -> str:
-    """Of the whole content; "" if the file is too large."""
+    """A hash of the whole content; "" if the file is too large."""
     if os.fstat(fd).st_size > MOST_DIGESTED:
         return ""
-    made, at = hashlib.blake2b(digest_size=32), 0
+    found, at = hashlib.blake2b(digest_size=32), 0
     while chunk := os.pread(fd, MIB, at):
-        made.update(chunk)
+        found.update(chunk)
         at += len(chunk)
-    return made.hexdigest()
+    return found.hexdigest()
 
 
 def digest_of(data: bytes) -> str:
@@ -105,7 +105,7 @@ def digest_of(data: bytes) -> str:
 
 
 def read_all(fd: int, most: int) -> bytes | None:
-    """The whole content; None if it has more than `most` bytes."""
+    """The whole content; None if it is longer than `most` bytes."""
     data = b""
     while chunk := os.pread(fd, MIB, len(data)):
         data += chunk
@@ -115,7 +115,7 @@ def read_all(fd: int, most: int) -> bytes | None:
 
 
 def copy(source: int, target: int) -> None:
-    """Into an empty file, with the same holes. The ranges are taken once, so that it ends while a guest writes."""
+    """Copy into an empty file, keeping holes. Ranges are read once: a guest that keeps writing cannot prolong it."""
     size = os.fstat(source).st_size
     copy_ranges(source, target, data_ranges(source, (), _NO_LIMIT))
     os.ftruncate(target, size)

@@ -1,6 +1,6 @@
-"""Finds the changes: every entry of the upper directory compared with what the host's directory has now.
+"""Finds the changes by comparing every entry of the upper directory with the host's directory.
 
-The table `flags.toml` names those that could make the host execute something later, besides links that lead out.
+Flags changes that could make the host execute something later (`flags.toml`), and links that lead out.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from warmcell.workspace.protected_paths import find_named
 from warmcell.workspace.root import Root
 from warmcell.workspace.walk import Descent, kind_of, open_file_at
 
-#: Files of which one was deleted and one added are compared for renames up to this many.
+#: With more added and deleted files than this, renames are not detected.
 _MOST_RENAMES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """A change with what committing it needs to know."""
+    """A change, and the facts needed to commit it."""
 
     change: Change
     parts: Parts
     kind: FoundKind
     mode: int = 0
     old_parts: Parts | None = None
-    #: The kernel copied it from the host's directory, so it was there.
+    #: Whether the kernel copied it from the host's directory.
     was_below: bool = False
-    #: Of a link, as it was when it was checked: a running guest may replace it before it is committed.
+    #: The target of a link when it was checked: a running guest may replace it before the commit.
     target: str = ""
 
 
 class Lower(Closing):
-    """The host's directory. Looking at neighbouring paths one after the other is cheap."""
+    """The host's directory. Consecutive accesses to neighbouring paths are cheap."""
 
     def __init__(self, root: Root) -> None:
         self._descent = Descent(root)
         self.close = self._descent.close
 
-    def look(self, parts: Parts) -> os.stat_result | None:
-        """None if there is nothing, or if the way there passes through a link or a file."""
+    def stat(self, parts: Parts) -> os.stat_result | None:
+        """None if it does not exist, or if a parent is a link or a file."""
         try:
             return os.stat(parts[-1], dir_fd=self._descent.enter(parts[:-1]), follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError, PathTraversal, WorkspaceError):
             return None
 
     def open(self, parts: Parts) -> int | None:
-        """A regular file, for reading; the caller closes it."""
+        """Open a regular file for reading; the caller closes it."""
         try:
             return open_file_at(self._descent.enter(parts[:-1]), parts[-1])
         except (OSError, PathTraversal, WorkspaceError):
@@ -74,7 +74,7 @@ class Lower(Closing):
 
 
 class Detector:
-    """One look at all changes. It also records the bases of those that are seen for the first time."""
+    """Detects all changes once, and records the bases of new ones."""
 
     def __init__(self, upper: UpperDirectory, lower: Lower, bases: Bases, start_ns: int, path: str) -> None:
         self._upper, self._lower, self._bases = upper, lower, bases
@@ -92,30 +92,30 @@ class Detector:
                 hidden.append(entry.parts)
             try:
                 detected = self._compare(entry)
-            except OSError:  # a guest that runs has removed or replaced it: the next look sees what it is then
+            except OSError:  # a running guest removed or replaced it; the next detection sees the result
                 continue
             if detected is not None and entry.kind == "directory":
                 directories.append((entry, detected))
             elif detected is not None:
                 found.append(detected)
-        # A new directory is a change of its own only if nothing in it is.
-        found += [made for entry, made in directories if made.change.kind != "added" or not children[entry.parts]]
+        # A new directory is reported only if it is empty.
+        found += [item for entry, item in directories if item.change.kind != "added" or not children[entry.parts]]
         for parts in hidden:
             found += self._list_covered(parts, children[parts])
         return sorted(self._pair_renames(found), key=lambda item: (item.parts, item.kind != "deleted"))
 
     def _list_covered(self, parts: Parts, shown: set[str]) -> Iterator[Detected]:
-        """What an opaque directory hides of the host's was deleted."""
-        state = self._lower.look(parts)
+        """The host's entries that an opaque directory hides count as deleted."""
+        state = self._lower.stat(parts)
         if state is None or not stat.S_ISDIR(state.st_mode):
             return
         for name in self._lower.names(parts):
-            below = self._lower.look((*parts, name))
+            below = self._lower.stat((*parts, name))
             if name not in shown and below is not None:
                 yield self._describe_deletion((*parts, name), below)
 
     def _compare(self, entry: Found) -> Detected | None:
-        below = self._lower.look(entry.parts)
+        below = self._lower.stat(entry.parts)
         if entry.kind == "deleted":
             return None if below is None else self._describe_deletion(entry.parts, below)
         if entry.kind in ("other", "closed"):
@@ -137,7 +137,7 @@ class Detector:
         return None if is_same_mode else "mode"
 
     def _is_same_file(self, entry: Found, below: os.stat_result) -> bool:
-        """Also if the guest did not change it since it was committed, and the host did."""
+        """Whether the guest's file equals the host's, or its base: then only the host changed it."""
         theirs = self._lower.open(entry.parts)
         ours = open_file_at(entry.dir_fd, entry.name)
         try:
@@ -153,7 +153,7 @@ class Detector:
             close(theirs, ours)
 
     def _is_base(self, entry: Found, base: Base) -> bool:
-        """Whether the guest's file is the one that was committed, which the host deleted since."""
+        """Whether the guest's file equals its base: it was committed, and then deleted on the host."""
         if entry.kind == "symlink":
             return base.digest == read_link(entry)
         ours = open_file_at(entry.dir_fd, entry.name) if entry.kind == "file" else None
@@ -186,13 +186,13 @@ class Detector:
         return Detected(change, entry.parts, entry.kind, entry.state.st_mode, was_below=was_below, target=target)
 
     def _flag_named(self, parts: Parts) -> str | None:
-        """A directory above what is named counts too: a link may have taken its place."""
+        """Parents of a path that git's configuration names count too: a link may replace them."""
         is_named = any(parts[: len(named)] == named or named[: len(parts)] == parts for named in self._named)
         return _NAMED_BY_GIT if is_named else None
 
     def _has_name(self, parts: Parts) -> bool:
-        """Whether the host or the guest has something there."""
-        if self._lower.look(parts) is not None:
+        """Whether the path exists on the host or in the guest's changes."""
+        if self._lower.stat(parts) is not None:
             return True
         try:
             with self._upper.root.parent(parts) as (dir_fd, name):
@@ -202,7 +202,7 @@ class Detector:
 
     def _leads_out(self, parts: Parts, target: str) -> bool:
         def is_link(parts: Parts) -> bool:
-            state = self._lower.look(parts)
+            state = self._lower.stat(parts)
             return state is not None and stat.S_ISLNK(state.st_mode)
 
         return is_leading_out(parts, target, is_link, self._path)
@@ -216,14 +216,14 @@ class Detector:
             return found
         by_digest: dict[str, Detected] = {}
         for item in gone:
-            if item.change.size in sizes and (made := self._digest(self._lower.open(item.parts))):
-                by_digest.setdefault(made, item)
-        taken: dict[Parts, Detected] = {}
+            if item.change.size in sizes and (digest := self._digest(self._lower.open(item.parts))):
+                by_digest.setdefault(digest, item)
+        renames: dict[Parts, Detected] = {}
         for item in new:
-            made = self._digest(open_upper(self._upper, item.parts)) if item.change.size in sizes else ""
-            if made and (old := by_digest.pop(made, None)) is not None:
-                taken[item.parts] = old
-        return list(_with_renames(found, taken))
+            digest = self._digest(open_upper(self._upper, item.parts)) if item.change.size in sizes else ""
+            if digest and (old := by_digest.pop(digest, None)) is not None:
+                renames[item.parts] = old
+        return list(_with_renames(found, renames))
 
     @staticmethod
     def _digest(fd: int | None) -> str:
@@ -233,10 +233,10 @@ class Detector:
             close(fd)
 
 
-def _with_renames(found: Iterable[Detected], taken: dict[Parts, Detected]) -> Iterator[Detected]:
-    gone = {old.parts for old in taken.values()}
+def _with_renames(found: Iterable[Detected], renames: dict[Parts, Detected]) -> Iterator[Detected]:
+    gone = {old.parts for old in renames.values()}
     for item in found:
-        old = taken.get(item.parts) if item.kind != "deleted" else None
+        old = renames.get(item.parts) if item.kind != "deleted" else None
         if old is not None:
             reason = item.change.flag_reason or old.change.flag_reason
             change = replace(item.change, kind="renamed", old_path=old.change.path)
@@ -255,7 +255,7 @@ def read_link(entry: Found) -> str:
 
 
 def open_upper(upper: UpperDirectory, parts: Parts) -> int | None:
-    """A regular file of the upper directory, for reading."""
+    """Open a regular file of the upper directory for reading."""
     try:
         with upper.root.parent(parts) as (dir_fd, name):
             return open_file_at(dir_fd, name)
@@ -269,21 +269,21 @@ def close(*descriptors: int | None) -> None:
             os.close(descriptor)
 
 
-#: Code points that some file systems ignore in names: git has been deceived by them.
+#: Code points that some file systems ignore in names (CVE-2014-9390 of git).
 _IGNORED = dict.fromkeys((*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF))
 _TABLE = os.path.join(os.path.dirname(__file__), "flags.toml")
 
 _NAMED_BY_GIT = "git on the host runs this, or reads it, because its configuration or a link in its directory names it"
 _GIT_BY_CONTENT = "git on the host treats this directory as a repository, and runs what its configuration names"
 _GIT_CONFIGURATION = ("config", "config.worktree", "commondir")
-LEADS_OUT = "it is a link that leads out of the directory, and tools of the host would follow it"
+LEADS_OUT = "this link leads out of the directory, and tools on the host would follow it"
 
 
 def flag_reason(parts: Parts, *, is_link: bool = False, has_name: Callable[[Parts], bool] | None = None) -> str | None:
-    """Why a change of this path needs a look before it is committed; None if it does not.
+    """Why a change of this path needs approval before it is committed; None if it does not.
 
-    A link must not stand for a directory above a flagged path either. `has_name` says whether there is something at a
-    path: git recognises repositories of any name by their file HEAD, and obeys the configuration beside it.
+    Links that replace a parent of a flagged path are flagged too. `has_name` says whether a path exists: git recognises
+    repositories of any name by their file HEAD, and reads the configuration beside it.
     """
     path = "/".join(_plain(name) for name in parts)
     for pattern, reason in (*_patterns(), *(_prefixes() if is_link else ())):
@@ -295,7 +295,7 @@ def flag_reason(parts: Parts, *, is_link: bool = False, has_name: Callable[[Part
 
 
 def _is_of_repository(parts: Parts, has_name: Callable[[Parts], bool]) -> bool:
-    """Either half of a repository is flagged where the other one is: they may be committed one after the other."""
+    """HEAD and configuration flag each other: they may be committed one after the other."""
     name, directory = _plain(parts[-1]), parts[:-1]
     if name in _GIT_CONFIGURATION:
         return has_name((*directory, "HEAD"))
@@ -305,7 +305,7 @@ def _is_of_repository(parts: Parts, has_name: Callable[[Parts], bool]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """As the most forgiving file system compares names."""
+    """The name in the form in which the most tolerant file system compares names."""
     return name.translate(_IGNORED).casefold().rstrip(". ") or name
 
 
@@ -338,7 +338,8 @@ def _compile(pattern: str) -> re.Pattern[str]:
 def is_leading_out(parts: Parts, target: str, is_link: Callable[[Parts], bool], path: str) -> bool:
     """Whether a link at `parts` may lead out of the directory, whose path on the host is `path`.
 
-    Strict: ".." only at the beginning, and no link on the way, so that nothing needs to be followed to know.
+    Decided without following links: any ".." after the beginning, and any link in the target's path, counts as leading
+    out.
     """
     if target.startswith("/"):
         if not (target + "/").startswith(path + "/"):

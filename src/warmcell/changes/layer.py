@@ -15,7 +15,7 @@ from warmcell.cage.linux.kernel_files import is_root_of_host
 from warmcell.cage.overlay_server import UPPER, WORK
 from warmcell.changes.apply import recover
 from warmcell.changes.base import Bases
-from warmcell.changes.commit import Committer, naming
+from warmcell.changes.commit import Committer, matching_paths
 from warmcell.changes.detect import Detected, Detector, Lower
 from warmcell.changes.model import Change, CommitReport
 from warmcell.changes.overlay import Overlay, OverlayUnavailable
@@ -34,23 +34,23 @@ from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
 
 _PREFIX = "layer-"
-#: Bases are noted after runs, at most this part of the time.
-_SELDOM = 20
+#: Bases are recorded after runs, taking at most 1/20 of the time.
+_RECORD_INTERVAL = 20
 _BASES, _NAMES, _ABOUT, _KEPT = "bases", "names", "about.json", "kept"
 
 
 def state_place() -> str:
-    """Where layers are: the state directory of this user."""
+    """The directory of layers, in this user's state directory."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, "warmcell", "changes")
 
 
 class ChangeLayer:
-    """Thread-safe. `close` removes it with all changes that were not committed, unless `keep` was called.
+    """Thread-safe. `close` removes it with all uncommitted changes, unless `keep` was called.
 
-    `home` is where guests see the directory. `resume` continues the changes that were kept for it, if there are any;
-    `keeps`: `close` keeps changes by itself. `parent` is a layer whose changes this one starts with.
-    `may_mount=False`: a private copy in place of an overlay.
+    `home` is the directory's path in guests. `resume` continues changes that were kept, if there are any; `keeps` makes
+    `close` keep changes. `parent` is a layer whose changes are copied first. `may_mount=False`: a private copy instead
+    of an overlay.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ChangeLayer:
         self._is_kept, self._keeps = False, keeps
         self._noted, self._note_seconds = 0.0, 0.0
         self.lower = Root(directory)
-        #: What guests see in place of the directory; None: they get a copy.
+        #: Guests see it in place of the directory; None: they see a copy.
         self.overlay: Overlay | None = None
         self._start_ns = 0
         self._may_mount = may_mount and not is_root_of_host()
@@ -90,7 +90,7 @@ class ChangeLayer:
         about = _read_about(place)
         is_copy = bool(about.get("is_copy")) or (parent is not None and parent.overlay is None)
         if not is_copy and self._may_mount:
-            with suppress(OverlayUnavailable):  # a copy takes longer and does the same
+            with suppress(OverlayUnavailable):  # a copy takes longer, with the same result
                 self.overlay = Overlay(self.lower.path, place)
         start_ns = self.overlay.started_ns if self.overlay is not None else os.stat(path).st_ctime_ns
         if self.overlay is not None:
@@ -109,7 +109,7 @@ class ChangeLayer:
 
     @property
     def mechanism(self) -> str:
-        """How changes are kept apart: "overlay", or "copy" with its size."""
+        """How changes are kept separate: "overlay", or "copy" with its size."""
         if self.overlay is not None or not isinstance(self._upper, CopiedTree):
             return "overlay"
         report = self._upper.report
@@ -117,7 +117,7 @@ class ChangeLayer:
 
     @property
     def copy_path(self) -> str:
-        """The host directory that guests write to if there is no overlay."""
+        """The private copy that guests write to without an overlay."""
         return self.upper.root.path
 
     @property
@@ -132,7 +132,7 @@ class ChangeLayer:
 
     @property
     def descriptor(self) -> int:
-        """The guests' view of the directory, open."""
+        """A descriptor of the guests' view of the directory."""
         return self.upper.root.fd if self.overlay is None else self.overlay.root
 
     def diff(self) -> list[FsChange]:
@@ -144,14 +144,14 @@ class ChangeLayer:
             return [item.change for item in self._detect()]
 
     def patch(self, paths: Sequence[str] | None = None) -> bytes:
-        """As it must be written to a file: texts need not be UTF-8."""
+        """Bytes, because texts need not be UTF-8."""
         with self._lock, Lower(self.lower) as lower:
             return PatchWriter(self.upper, lower).write(self._select(paths))
 
     def commit(
         self, paths: Sequence[str] | None, allow_flagged: Sequence[str], *, dry_run: bool, merged: Root
     ) -> CommitReport:
-        """`merged` is the guests' view, which gets the texts that were merged with the host's."""
+        """`merged` is the guests' view; texts that were merged with the host's are written there too."""
         with self._lock:
             items = self._select(paths)
             committer = Committer(self.lower, self.upper, self._bases, self._start_ns, self.place)
@@ -169,9 +169,9 @@ class ChangeLayer:
             Restorer(merged, self.lower).restore(self._select(paths))
 
     def note_bases(self) -> None:
-        """Records what changed files were, while the host has not changed them yet. Takes a small part of the time."""
+        """Record the bases of changed files early, before the host may change them too."""
         now = time.monotonic()
-        if now - self._noted < _SELDOM * self._note_seconds:
+        if now - self._noted < _RECORD_INTERVAL * self._note_seconds:
             return
         with self._lock:
             self._detect()
@@ -179,7 +179,7 @@ class ChangeLayer:
         self._note_seconds = self._noted - now
 
     def copy_to(self, place: str) -> None:
-        """The changes so far, as the beginning of another layer."""
+        """Copy the changes into the directory of another layer."""
         with self._lock:
             self._detect()
             copy_upper(self.place, place, (UPPER, _BASES))
@@ -187,7 +187,7 @@ class ChangeLayer:
                 shutil.copy(os.path.join(self.place, _NAMES), place)
 
     def keep(self) -> str:
-        """`close` will not remove it; the next layer with `resume` continues. Returns its place."""
+        """Make `close` keep the layer for the next one with `resume`. Returns its directory."""
         with open(os.path.join(self.place, _KEPT), "w"):
             self._is_kept = True
         return self.place
@@ -201,7 +201,7 @@ class ChangeLayer:
         if paths is None:
             return found
         wanted = frozenset(_relative(path, self._home) for path in paths)
-        named = [(item, naming(item, wanted)) for item in found]
+        named = [(item, matching_paths(item, wanted)) for item in found]
         for path in sorted(wanted.difference(*(names for _, names in named))):
             raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists all changes")
         return [item for item, names in named if names]
@@ -244,7 +244,7 @@ def _create(lower: Root) -> HeldDirectory:
     held = create_held_directory(_PREFIX, parent)
     for name in (UPPER, WORK, _BASES):
         make_directory(os.path.join(held.path, name))
-    # The overlay's top directory has the upper one's mode.
+    # The overlay's top directory takes its mode from here.
     os.chmod(os.path.join(held.path, UPPER), stat.S_IMODE(os.fstat(lower.fd).st_mode) & 0o777 | 0o700)
     return held
 
@@ -269,7 +269,7 @@ def _start_of(about: dict[str, object]) -> int:
 
 
 def resume_layer(lower: Root) -> HeldDirectory | None:
-    """The kept changes of that directory, now held by us."""
+    """Take over the kept changes of that directory, if there are any."""
     for name in _names():
         place = os.path.join(state_place(), name)
         if os.path.exists(os.path.join(place, _KEPT)) and _read_about(place).get("identity") == _identity(lower):
@@ -288,7 +288,7 @@ def _names() -> Iterator[str]:
 
 
 def recover_abandoned() -> None:
-    """Completes or undoes commits of killed programs, and removes their layers, but not those that were kept."""
+    """Complete or undo commits of killed programs, and remove their layers unless they were kept."""
     for place in find_abandoned(state_place(), (_PREFIX,)):
         try:
             recover(place)

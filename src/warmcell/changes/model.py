@@ -1,4 +1,4 @@
-"""Change, Conflict and CommitReport: what callers get. Pure data."""
+"""Change, Conflict and CommitReport: the public results. Pure data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Entry = Literal["file", "symlink", "directory", "other", "closed"]
 class Change:
     """One path that differs from the directory on the host. A deleted directory is one change.
 
-    `path` is relative; bytes that are not UTF-8 are kept as in `os.fsdecode`. A flagged change is one that could make
-    the host execute something later; `commit` leaves it out unless `allow_flagged` names it.
+    `path` is relative; bytes that are not UTF-8 are decoded as by `os.fsdecode`. A flagged change could make the host
+    execute something later; `commit` skips it unless `allow_flagged` names it.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class CommitReport:
-    """Every selected change is in one of the lists. `merged` ones were combined with changes made on the host;
+    """Each selected change is in one of the lists. `merged` ones were combined with changes made on the host;
     `skipped` ones are flagged and were not named in `allow_flagged`.
     """
 
@@ -48,5 +48,5 @@ class CommitReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing was left out."""
+        """Whether every change was committed or merged."""
         return not self.conflicts and not self.skipped

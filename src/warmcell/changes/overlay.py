@@ -1,4 +1,4 @@
-"""Overlays over host directories, mounted by one process of ours for all sandboxes of the program."""
+"""Overlays over host directories, mounted by one server process for all sandboxes of the program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OverlayUnavailable(EnforcerUnavailable):
 
 
 class Overlay:
-    """A mounted overlay. `root` is its top directory, open in this process; `close` ends it for new cells."""
+    """A mounted overlay. `root` is a descriptor of its top directory. After `close`, new cells cannot use it."""
 
     def __init__(self, lower: str, layer: str) -> None:
         """`layer` has the empty directories `upper` and `work`."""
@@ -41,14 +41,14 @@ class Overlay:
         self.root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
         with on_error(self.close):
             probe = _probe(self.root)
-        #: Files of an overlay may seem to be on another device than its directories.
+        #: Files of an overlay may report another device than its directories.
         self.devices = tuple({os.fstat(self.root).st_dev, probe.st_dev})
-        #: By the file system's own clock, before any guest can see it.
+        #: By the file system's own clock, before any guest can write.
         self.started_ns = probe.st_ctime_ns
 
     @contextmanager
     def copy_tree(self) -> Iterator[int]:
-        """A detached copy for one cell, closed after the block."""
+        """A detached copy of the mount for one cell, closed after the block."""
         with closing_fd(_server.copy(self._number)) as tree:
             yield tree
 
@@ -67,11 +67,11 @@ def _pin(path: str, *, writable: bool = False) -> Bind:
 
 
 def _probe(root: int) -> os.stat_result:
-    """A new file in the overlay. Shows that it can be written."""
+    """The status of a temporary file in the overlay, whose creation proves that it is writable."""
     name = temporary_name()
     try:
         file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=root)
-    except PermissionError:  # the directory itself may not be written, nor will the guest be able to
+    except PermissionError:  # the host's directory is not writable, so neither is it for the guest
         return os.fstat(root)
     except OSError as error:
         raise OverlayUnavailable(_NAME, f"cannot be written: {error.strerror}") from None
@@ -83,7 +83,7 @@ def _probe(root: int) -> os.stat_result:
 
 
 class _Server:
-    """Started with the first overlay. A fork of the program starts its own."""
+    """The server process, started with the first overlay. A fork of the program starts its own."""
 
     def __init__(self) -> None:
         self.abandon()
@@ -95,7 +95,7 @@ class _Server:
         self._numbers = count(1)
 
     def mount(self, lower: Bind, layer: Bind) -> tuple[int, int]:
-        """The overlay's number and a detached copy of it."""
+        """Mount an overlay; returns its number and a detached copy of the mount."""
         with self._lock:
             if self._process is None or not self._process.is_running():
                 self._process = _start()

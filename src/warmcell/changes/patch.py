@@ -1,4 +1,4 @@
-"""Changes as a patch that `git apply` takes."""
+"""Writes changes as a patch for `git apply`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warmcell.changes.detect import Detected, Lower, close, open_upper
 from warmcell.changes.upper import UpperDirectory
 from warmcell.core.types import MIB
 
-#: All texts of one patch, before and after. It is built in memory, where holes in a guest's files take space.
+#: The total size of all texts, old and new: a patch is built in memory, where holes of sparse files take space.
 MOST_BYTES = 64 * MIB
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 
@@ -21,11 +21,11 @@ class PatchWriter:
         self._effort, self._left = text.Effort(), MOST_BYTES
 
     def write(self, items: list[Detected]) -> bytes:
-        """Text only, byte for byte, up to a limit; all else is named without its content."""
+        """Diffs of text files, up to a limit. Other changes are named without their content."""
         return b"".join(map(self._format_change, items))
 
     def _format_change(self, item: Detected) -> bytes:
-        state = self._lower.look(item.old_parts or item.parts) if item.change.kind != "added" else None
+        state = self._lower.stat(item.old_parts or item.parts) if item.change.kind != "added" else None
         old = item.change.old_path or item.change.path
         head = [f"diff --git {quote('a/' + old)} {quote('b/' + item.change.path)}"]
         if item.change.entry in ("directory", "other", "closed"):
@@ -83,7 +83,7 @@ def _git_mode(mode: int) -> str:
 
 
 def quote(path: str) -> str:
-    """As git writes names that are not plain: no byte of a guest's choice reaches a terminal."""
+    """Quote unusual names as git does, so that guests cannot write control characters to a terminal."""
     raw = os.fsencode(path)
     if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in raw):
         return path

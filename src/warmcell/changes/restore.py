@@ -1,7 +1,7 @@
-"""Takes changes back: makes paths of the guest's directory again what they are on the host.
+"""Discards changes: restores paths of the guest's directory to the host's version.
 
-Through the overlay, as a guest would: running guests see it at once. The overlay keeps a copy of what was restored,
-which does not count as a change, because it is the same.
+It writes through the overlay, so that running guests see the result at once. The overlay keeps copies of restored
+files, which do not count as changes because they equal the host's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Restorer:
             for item in items:
                 for parts in (item.parts, item.old_parts):
                     if parts is not None:
-                        self._restore(parts, lower.look(parts), is_mode=item.change.kind == "mode")
+                        self._restore(parts, lower.stat(parts), is_mode=item.change.kind == "mode")
             for item in items:
                 self._remove_new_parents(item.parts, lower)
 
@@ -52,7 +52,7 @@ class Restorer:
                 self._copy(entry.parts, entry.state)
 
     def _copy(self, parts: Parts, state: os.stat_result) -> None:
-        """One entry of the host, in place of what the guest has. Special files of the host are left out."""
+        """Replace the guest's entry by the host's. Special files are left out."""
         with self._merged.parent(parts) as (dir_fd, name):
             if stat.S_ISDIR(state.st_mode):
                 os.mkdir(name, stat.S_IMODE(state.st_mode) & 0o777 | 0o700, dir_fd=dir_fd)
@@ -83,7 +83,7 @@ class Restorer:
             os.unlink(name, dir_fd=dir_fd)
 
     def _remove_tree(self, dir_fd: int, name: str) -> None:
-        """If it is a directory."""
+        """Remove a directory; other entries are left alone."""
         with suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
                 remove_trees(dir_fd, [name])
@@ -94,9 +94,9 @@ class Restorer:
                 os.mkdir(name, 0o755, dir_fd=dir_fd)
 
     def _remove_new_parents(self, parts: Parts, lower: Lower) -> None:
-        """Directories that the guest made, as far as they are empty now."""
+        """Remove parents that the guest created and that are now empty."""
         for count in range(len(parts) - 1, 0, -1):
-            if lower.look(parts[:count]) is not None:
+            if lower.stat(parts[:count]) is not None:
                 return
             with suppress(OSError), self._merged.parent(parts[:count]) as (dir_fd, name):
                 os.rmdir(name, dir_fd=dir_fd)

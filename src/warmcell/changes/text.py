@@ -1,7 +1,7 @@
 """Line differences and three-way merges. Pure module.
 
-A guest chooses the texts and their number, so the work is bounded: where two texts differ in too many lines, or all
-texts together in far too many, everything between their common beginning and end counts as one difference.
+Guests choose the texts, so the work is bounded: if two texts differ in too many lines, or the budget for all texts is
+spent, everything between their common beginning and end counts as one difference.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import NamedTuple
 
-#: The most differing lines that are looked for; time and memory grow with its square.
+#: The most differing lines between two texts; time and memory grow with its square.
 _MOST_EDITS = 600
 _MOST_STEPS = 5_000_000
-#: Larger files are not compared by lines.
+#: Larger files do not count as text.
 MOST_TEXT_BYTES = 1 << 20
 _CONTEXT = 3
 
 
 class Effort:
-    """What is left of the steps for all texts of one caller."""
+    """A budget of steps for all texts of one caller."""
 
     def __init__(self) -> None:
         self._left = _MOST_STEPS
 
     def spend(self, steps: int) -> bool:
-        """False if that is too much."""
+        """False if the budget is exceeded."""
         self._left -= steps
         return self._left >= 0
 
 
 class Block(NamedTuple):
-    """Lines `a .. a + size` of one text are lines `b .. b + size` of the other."""
+    """Lines `a .. a + size` of one text equal lines `b .. b + size` of the other."""
 
     a: int
     b: int
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 def is_text(data: bytes) -> bool:
-    """As git decides: no NUL byte near the beginning."""
+    """Git's rule, no NUL byte near the beginning, and not too large."""
     return len(data) <= MOST_TEXT_BYTES and b"\0" not in data[:8000]
 
 
@@ -49,7 +49,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 def common_blocks(a: Sequence[bytes], b: Sequence[bytes], effort: Effort) -> list[Block]:
-    """The lines that two texts have in common, in order; the last block is empty and at both ends."""
+    """The blocks of common lines, in order, followed by an empty block at the end of both texts."""
     start, end = 0, 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
         start += 1
@@ -95,7 +95,7 @@ def _walk_back(history: list[dict[int, int]], x: int, y: int) -> list[Block]:
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
-    """Both sides' changes of `base`, or None where they touch the same or neighbouring lines."""
+    """Merge both sides' changes to `base`; None if they touch the same or adjacent lines."""
     if not all(map(is_text, (base, ours, theirs))):
         return None
     lines, mine, other = split_lines(base), split_lines(ours), split_lines(theirs)
@@ -117,7 +117,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
 
 
 class _Edit(NamedTuple):
-    """Lines `start .. end` of the base become `lines`."""
+    """Replace lines `start .. end` of the base by `lines`."""
 
     start: int
     end: int
@@ -136,7 +136,7 @@ def write_hunks(before: bytes, after: bytes, effort: Effort) -> bytes:
 
 
 class _Gap(NamedTuple):
-    """Lines `a .. a_end` of one text stand in place of `b .. b_end` of the other."""
+    """Lines `a .. a_end` of one text correspond to the different lines `b .. b_end` of the other."""
 
     a: int
     a_end: int

@@ -1,7 +1,7 @@
-"""Reads and copies the upper directory of an overlay: what a guest wrote and removed. Its cost is that of the changes.
+"""Reads and copies the upper directory of an overlay, which has only what the guest wrote and removed.
 
-A whiteout is a character device 0/0, which guests cannot make: a name of the lower directory that was removed. An
-opaque directory hides what the lower one has. Redirects are off, so a renamed directory is a copy and a whiteout.
+A whiteout, a character device 0/0 that guests cannot create, marks a removed name of the lower directory. An opaque
+directory hides the content of the lower one. Redirects are off, so a renamed directory is a copy and a whiteout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMITS = TreeLimits(entries=2_000_000, path_bytes=1 << 28, seconds=600.0)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One entry. `dir_fd` is open until the next one is taken. `copied_ns`: when the kernel copied it from below."""
+    """One entry. `dir_fd` is open until the next one is read. `copied_ns`: when the kernel copied it up, else 0."""
 
     parts: Parts
     kind: FoundKind
@@ -44,7 +44,7 @@ class Found:
 
 
 class UpperDirectory:
-    """The upper directory, open. No guest can replace it: guests see the overlay only."""
+    """The upper directory, kept open. Guests cannot replace it: they see only the overlay."""
 
     def __init__(self, path: str) -> None:
         self.root = Root(path)
@@ -73,7 +73,7 @@ def _describe(entry: TreeEntry) -> Found:
 
 
 def _attribute(entry: TreeEntry, name: str) -> bytes:
-    """By way of the descriptor of the directory: no call takes a directory and a name for attributes."""
+    """Read an attribute through /proc/self/fd: older kernels have no getxattrat."""
     try:
         return os.getxattr(f"/proc/self/fd/{entry.dir_fd}/{entry.name}", name, follow_symlinks=False)
     except OSError:  # it has none, or permissions forbid reading it
@@ -85,7 +85,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy_upper(source: str, target: str, names: Sequence[str]) -> None:
-    """These directories of one layer into those of another, which are empty."""
+    """Copy these directories of one layer into the empty ones of another."""
     for name in names:
         with Root(os.path.join(source, name)) as upper, Root(os.path.join(target, name)) as copied:
             for entry in walk(upper, (), LIMITS):
@@ -108,7 +108,7 @@ def _copy_entry(entry: TreeEntry, dir_fd: int, name: str) -> None:
 
 
 def _copy_file(source: int, state: os.stat_result, dir_fd: int, name: str) -> None:
-    """Without the note of its origin: its time of birth is no longer that of the kernel's copy."""
+    """Copy without the attribute of its origin: the creation time is no longer that of the kernel's copy."""
     with closing_fd(os.open(name, _CREATE, 0o600, dir_fd=dir_fd)) as target:
         content.copy(source, target)
         os.fchmod(target, stat.S_IMODE(state.st_mode) & 0o777)
@@ -124,12 +124,12 @@ def _copy_attributes(entry: TreeEntry, dir_fd: int, name: str) -> None:
 
 
 class CopiedTree(UpperDirectory):
-    """A private copy of the directory for guests. Shows only what changed since it was made, as an upper one would."""
+    """A private copy of the directory for guests. `entries` lists only what changed, like an upper directory."""
 
     def __init__(self, path: str, lower: Root | None, names: str) -> None:
-        """Copies `lower`, within the usual limits on trees, and notes the names in the file `names`.
+        """Copy `lower`, within the usual limits on trees, and write its names to the file `names`.
 
-        None: copy and names are there, and everything may have changed.
+        With `lower=None` the copy and the names exist already, and every file may have changed.
         """
         super().__init__(path)
         self.report = CopyReport(0, 0, ())
@@ -152,13 +152,13 @@ class CopiedTree(UpperDirectory):
                 directories.add(entry.parts)
             if missing.pop(entry.parts, None) != _facts(entry.state):
                 yield Found(entry.parts, entry.kind, entry.state, entry.dir_fd)
-        # What was in a directory that is gone is not named.
+        # Entries of a removed directory are not listed.
         state = os.fstat(self.root.fd)
         yield from (Found(parts, "deleted", state, -1) for parts in missing if parts[:-1] in directories)
 
 
 def _facts(state: os.stat_result) -> tuple[int, ...]:
-    """Guests cannot set the time of change. That of a directory changes with what is in it."""
+    """Guests cannot set a ctime. A directory's changes with its entries, so it does not count."""
     if stat.S_ISDIR(state.st_mode):
         return state.st_ino, state.st_mode
     return state.st_ino, state.st_ctime_ns
