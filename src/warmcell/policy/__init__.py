@@ -1,1 +1,1 @@
-"""What a guest may do: the model, its builder, its resolution on this host, and the plan it becomes."""
+"""What a guest may do: the policy, its builder, its resolution on this host, and its compilation into a plan."""

@@ -1,4 +1,4 @@
-"""SandboxPolicyBuilder: a policy in one sentence. Each call returns a new builder; nothing is shared."""
+"""SandboxPolicyBuilder: builds a policy by chained calls. Each returns a new builder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SandboxPolicyBuilder:
         return self._allow_path(path, AccessMode.READ_WRITE, at)
 
     def allow_network(self) -> SandboxPolicyBuilder:
-        """Everything, through the host's network. Prefer `allow_domain`."""
+        """Allow all network access, through the host's network. Prefer `allow_domain`."""
         return self._with(allow_network=True)
 
     def allow_domain(
@@ -55,11 +55,11 @@ class SandboxPolicyBuilder:
         return self._with(allow_process_spawn=True)
 
     def allow_tracing(self) -> SandboxPolicyBuilder:
-        """Debuggers such as gdb and strace, and so new processes too. It adds `ptrace` to what guests can attack."""
+        """Allow debuggers such as gdb and strace, and new processes. Exposes `ptrace` to guests."""
         return self._with(allow_process_spawn=True, allow_tracing=True)
 
     def allow_gpu(self, devices: Iterable[int] | None = None) -> SandboxPolicyBuilder:
-        """The GPUs with these numbers (0 is `/dev/nvidia0`), or all. It adds a driver to what guests can attack."""
+        """Allow the GPUs with these numbers (0 is `/dev/nvidia0`), or all. Exposes their driver to guests."""
         return self._with(gpus="all" if devices is None else tuple(devices))
 
     def env(self, key: str, value: str) -> SandboxPolicyBuilder:

@@ -15,9 +15,9 @@ MAX_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RecordSchema:
-    """The record that a text describes, and which of its fields are records or lists of records.
+    """The type of a record, and which of its fields are records or lists of records.
 
-    `name` is what errors call the text. `check` is called last, with the finished record.
+    Errors use `name` for the text. `check` is called last, with the finished record.
     """
 
     name: str
@@ -46,7 +46,7 @@ def from_json(schema: RecordSchema, text: str | bytes) -> Any:
 
 
 def from_file(schema: RecordSchema, path: str | os.PathLike[str]) -> Any:
-    """The suffix decides between JSON and TOML."""
+    """Read a JSON or TOML file, by its suffix."""
     name = os.fspath(path)
     parse = {".json": _parse_json, ".toml": _parse_toml}.get(os.path.splitext(name)[1].lower())
     if parse is None:
@@ -76,11 +76,11 @@ def _parse_toml(text: str) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses duplicate keys: parsers differ on which one counts, and a policy must mean the same to all."""
+    """Refuse duplicate keys: parsers differ on which one counts, and a policy must be unambiguous."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key[:40]!r} is a duplicate key")
+            raise ValueError(f"duplicate key {key[:40]!r}")
         found[key] = value
     return found
 
@@ -99,15 +99,15 @@ def _read(schema: RecordSchema, parse: Callable[[str], Any], source: str | bytes
 
 
 def _add_location(misplaced: _Misplaced, name: str, text: str, origin: str) -> SandboxError:
-    """The error with its location: always the field, and the line if its key occurs only once in the text."""
+    """Add the field to the error, and the line if its key occurs only once in the text."""
     error, where = misplaced.error, misplaced.where or name
     line = _line_of(misplaced.where, text)
     place = f"{origin}{f'line {line}: ' if line else ''}{where}: "
     if not isinstance(error, InvalidRequest):
         return PolicyViolation(place + error.message, hint=error.hint)
-    made = InvalidRequest(place + error.message.removeprefix(f"{error.field}: "), hint=error.hint)
-    made.field = where
-    return made
+    located = InvalidRequest(place + error.message.removeprefix(f"{error.field}: "), hint=error.hint)
+    located.field = where
+    return located
 
 
 def _line_of(where: str, text: str) -> int | None:
@@ -125,12 +125,12 @@ def _build(schema: RecordSchema, data: Any) -> Any:
     for name, kind in schema.records.items():
         if fields.get(name) is not None:
             fields[name] = _record(kind, fields[name], _camel(name))
-    made = _construct(schema.kind, fields, "")
+    record = _construct(schema.kind, fields, "")
     try:
-        schema.check(made)
+        schema.check(record)
     except SandboxError as error:
         raise _Misplaced("", error) from None
-    return made
+    return record
 
 
 def _record(kind: Any, data: Any, where: str) -> Any:
@@ -138,14 +138,14 @@ def _record(kind: Any, data: Any, where: str) -> Any:
 
 
 def _construct(kind: Any, fields: Mapping[str, Any], where: str) -> Any:
-    """The object. An error that names one of its fields is reported with the key of that field."""
+    """Create the record. An error that names one of its fields is reported with the key of that field."""
     try:
         return kind(**fields)
     except TypeError as error:
         missing = re.search(r"missing .*'(\w+)'", str(error))
         if missing is None:
             raise
-        raise _Misplaced(f"{where}.{_camel(missing[1])}", InvalidRequest("is needed")) from None
+        raise _Misplaced(f"{where}.{_camel(missing[1])}", InvalidRequest("is required")) from None
     except SandboxError as error:
         named = re.match(r"\w+", error.field or "") if isinstance(error, InvalidRequest) else None
         key = _camel(named[0]) if named else ""

@@ -1,4 +1,4 @@
-"""Effective policy in, LaunchPlan out. Pure module: it decides everything, the cage only applies it."""
+"""Compiles an effective policy into a LaunchPlan. Pure module: it decides everything, the cage only applies it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPORT_NAME = ".warmcell-report"
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
-#: What a guest may write by default, all on one sized tmpfs.
+#: The directories that a guest may write by default, all on one sized tmpfs.
 _SHARED_MEMORY = "/dev/shm"
 _SCRATCH = ((CODE_DIR, 0o755), (WORK_DIR, 0o755), ("/tmp", 0o1777), (_SHARED_MEMORY, 0o1777), (HOME_DIR, 0o700))
 
@@ -46,14 +46,14 @@ _FILES = (
     ("/etc/resolv.conf", ""),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
 )
-#: Those that an image does not bring, or brings from where it was made.
+#: Those that replace the image's own, which are missing or describe the host that built it.
 _FILES_OF_IMAGES = frozenset({"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"})
 
 
 def compile_plan(
     policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], real: Mapping[str, str] | None = None
 ) -> LaunchPlan:
-    """The full cage for one kind of run. `real` maps runtime paths that are links to their targets."""
+    """The plan of a cage in namespaces. `real` maps runtime paths that are links to their targets."""
     if policy.image is not None:
         return _compile_image_plan(replace(policy, image=None), policy.image, layout)
     limits = policy.limits
@@ -65,14 +65,14 @@ def compile_plan(
         listener_port=PROXY_PORT if policy.network == "proxy" else 0,
         hostname="sandbox",
         binds=_binds(policy, layout, runtime_paths, real or {}),
-        # Not inside a path of the policy: writing there would be writing to the host.
+        # Not inside a path of the policy: that would write to the host.
         symlinks=tuple(link for link in (*layout.symlinks, *_LINKS) if not _is_below(link[0], (*named, *scratch))),
         files=tuple(file for file in _FILES if not _is_below(file[0], named)),
         scratch_bytes=limits.disk_mb * MIB,
         scratch_inodes=min(max(limits.disk_mb * 256, 16_384), 1 << 20),
         scratch_dirs=tuple(scratch.items()),
         cwd=policy.work,
-        # Init counts too. A cgroup must refuse first, because it counts its refusals.
+        # Init counts too. A cgroup must reach its limit first, because it counts refusals.
         rlimits=_rlimits(limits, limits.processes + (2 if policy.uses_cgroup else 1)),
         landlock=_landlock(policy, scratch),
         seccomp=True,
@@ -84,7 +84,7 @@ def compile_plan(
 
 
 def replace_sources(plan: LaunchPlan, before: EffectivePolicy, after: EffectivePolicy) -> LaunchPlan | None:
-    """The plan of `before` for a policy that differs in the sources of its paths alone; None for any other policy."""
+    """The plan of `before` with the paths of `after`; None if the policies differ in more than the paths' sources."""
     if before.image is not None or replace(before, paths=()) != replace(after, paths=()):
         return None
     if [_layout_of(path) for path in before.paths] != [_layout_of(path) for path in after.paths]:
@@ -103,12 +103,12 @@ def replace_sources(plan: LaunchPlan, before: EffectivePolicy, after: EffectiveP
 
 
 def _layout_of(path: ResolvedPath) -> tuple[str, bool, bool, tuple[int, ...]]:
-    """What a plan has of a path besides its source. A path may cover others if it is shown elsewhere."""
+    """Everything of a path that a plan depends on, except its source. A path shown elsewhere may cover others."""
     return path.target, path.writable, path.source == path.target, path.overlay_devices
 
 
 def _compile_image_plan(policy: EffectivePolicy, image: ImageRoot, layout: HostLayout) -> LaunchPlan:
-    """The same cage with an image in place of the host's system: nothing of the host but devices and allowed paths."""
+    """The same cage with an image as its root: only devices and allowed paths are the host's."""
     plan = compile_plan(policy, HostLayout((), missing_devices=layout.missing_devices), ())
     named = tuple(path.target for path in policy.paths)
     plan = plan._replace(
@@ -118,16 +118,16 @@ def _compile_image_plan(policy: EffectivePolicy, image: ImageRoot, layout: HostL
         uid=image.uid,
         gid=image.gid,
         scratch_dirs=_scratch_beside(image),
-        # A caller that shows a work directory of its own means that one.
+        # A work directory that the policy shows takes precedence over the image's.
         cwd=plan.cwd if policy.work in named else image.work_dir or plan.cwd,
-        # The root is the guest's own. What it may not write there is mounted read-only.
+        # The root is the guest's own; read-only parts are mounted read-only.
         landlock=(("/", True), *_gpu_landlock(policy)),
     )
     return plan if image.upper is None else _with_kept_root(plan, image.upper, policy.limits)
 
 
 def _with_kept_root(plan: LaunchPlan, upper: ResolvedPath, limits: EffectiveLimits) -> LaunchPlan:
-    """What the guest writes stays in a host directory, so the cage covers nothing but /dev and /proc there."""
+    """The guest's writes are kept in a host directory, so only /dev and /proc are covered by other mounts."""
     watch = plan.watch
     return plan._replace(
         upper=(Bind(upper.source, "/", True, upper.identity, as_owner=True),),
@@ -140,10 +140,10 @@ def _with_kept_root(plan: LaunchPlan, upper: ResolvedPath, limits: EffectiveLimi
 
 
 def _scratch_beside(image: ImageRoot) -> tuple[tuple[str, int], ...]:
-    """An image has homes of its own. What it names and lacks is made."""
-    usual = tuple(place for place in _SCRATCH if place[0] != HOME_DIR or not image.home)
-    taken = tuple(path for path, _ in usual)
-    return (*usual, *((path, 0o755) for path in dict.fromkeys(image.missing) if not _is_below(path, taken)))
+    """The scratch directories of an image, with those that it names but lacks. The user's home is its own."""
+    places = tuple(place for place in _SCRATCH if place[0] != HOME_DIR or not image.home)
+    taken = tuple(path for path, _ in places)
+    return (*places, *((path, 0o755) for path in dict.fromkeys(image.missing) if not _is_below(path, taken)))
 
 
 def _binds(
@@ -168,17 +168,17 @@ def _binds(
 
 
 def _gpu_binds(gpu: GpuGrant, layout: HostLayout, covered: tuple[str, ...]) -> list[Bind]:
-    """Not files that the guest sees anyway: where /lib leads to /usr/lib, what is in it is already there."""
+    """The driver's files and nodes, without files that the guest sees anyway, such as those of /lib in /usr/lib."""
     files = {canonical_target(target, layout.symlinks): source for source, target in gpu.files}
     binds = [Bind(source, target) for target, source in files.items() if not _is_below(target, covered)]
     return binds + [Bind(source, target, device=True) for source, target in gpu.nodes]
 
 
 def _devices(policy: EffectivePolicy, layout: HostLayout) -> list[tuple[str, str]]:
-    """The host's device for each of the guest's names.
+    """Pairs of the host's device and its name in the guest.
 
-    A mapping of /dev/zero is shared memory that only a cgroup counts. Without one, guests get /dev/full in its place,
-    which reads the same and cannot be mapped; if the host has no /dev/full, they have no /dev/zero.
+    A mapping of /dev/zero is shared memory that only a cgroup counts. Without one, guests get /dev/full instead, which
+    reads the same and cannot be mapped; without /dev/full, they get no /dev/zero.
     """
     stand_ins = {} if policy.uses_cgroup else {"zero": "full"}
     sources = ((stand_ins.get(name, name), name) for name in DEVICES)
@@ -186,7 +186,7 @@ def _devices(policy: EffectivePolicy, layout: HostLayout) -> list[tuple[str, str
 
 
 def _refuse_hidden_toolchain(paths: tuple[ResolvedPath, ...], runtime_paths: tuple[str, ...]) -> None:
-    """Refuses paths that cover the interpreter: there may be no mount point for it below them."""
+    """Refuse paths that would cover the interpreter: it might have no mount point below them."""
     for path in paths:
         for needed in runtime_paths:
             if path.source != path.target and is_within(needed, path.target):
@@ -209,7 +209,7 @@ def _is_below(path: str, targets: Iterable[str]) -> bool:
 
 
 def _find_counted_paths(paths: tuple[ResolvedPath, ...]) -> list[ResolvedPath]:
-    """The writable paths, each part of the host once: a path inside another is counted there."""
+    """The writable paths without those inside another one, so that no file is counted twice."""
     writable = [path for path in paths if path.writable]
     return [path for path in writable if not any(_is_part_of(path, other) for other in writable)]
 
@@ -219,7 +219,7 @@ def _is_part_of(path: ResolvedPath, other: ResolvedPath) -> bool:
 
 
 def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[str, int], ...]:
-    # 1, not 0: only 1 also keeps the kernel from piping a core dump to the host's crash handler.
+    # 1, not 0: with 0 the kernel still pipes core dumps to the host's crash handler.
     rlimits = [("core", 1), ("nofile", limits.open_files), ("fsize", limits.disk_mb * MIB), ("memlock", 8 * MIB)]
     rlimits += [("sigpending", 1024), ("msgqueue", 819_200), ("rtprio", 0), ("nice", 0)]
     if most_processes:
@@ -228,20 +228,20 @@ def _rlimits(limits: EffectiveLimits, most_processes: int = 0) -> tuple[tuple[st
 
 
 def _scratch(shown: Iterable[str]) -> dict[str, int]:
-    """By path, the mode of what a guest may write by default. `shown`: paths of the host."""
+    """The mode of each directory that a guest may write by default. `shown`: host paths in the cage."""
     has_paths_there = any(path.startswith(f"{OTHER_TMP}/") for path in shown)
     return {**dict(_SCRATCH), OTHER_TMP: 0o1777} if has_paths_there else dict(_SCRATCH)
 
 
 def _landlock(policy: EffectivePolicy, scratch: Iterable[str]) -> tuple[tuple[str, bool], ...]:
-    """The root contains only what the guest may read, so reading is allowed once; writing is allowed by path."""
+    """The root contains only what the guest may read, so one rule allows reading; writing is allowed by path."""
     writable = [path for path in scratch if not path.startswith("/dev/")]
     writable += [path.target for path in policy.paths if path.writable]
     return (("/", False), ("/dev", True), *((path, True) for path in dict.fromkeys(writable)), *_gpu_landlock(policy))
 
 
 def _gpu_landlock(policy: EffectivePolicy) -> tuple[tuple[str, bool], ...]:
-    """CUDA names its threads, through /proc/self/task/TID/comm, and gives up (error 304) if it cannot."""
+    """CUDA must write /proc/self/task/TID/comm to name its threads; otherwise it fails with error 304."""
     return () if policy.gpu is None else (("/proc", True),)
 
 
@@ -263,7 +263,7 @@ def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
 def compile_open_plan(
     policy: EffectivePolicy, layout: HostLayout, runtime_paths: tuple[str, ...], home: str
 ) -> LaunchPlan:
-    """For the classes that share the host's root: `home` is a private directory for this run."""
+    """The plan for the classes that share the host's root. `home` is a private directory for this run."""
     is_landlock = policy.isolation == "landlock"
     limits = policy.limits
     return LaunchPlan(

@@ -1,4 +1,4 @@
-"""Which policy fields each enforcer supports. Unsupported ones are refused, never dropped. Pure module."""
+"""Which policy fields each enforcer supports. Unsupported ones are refused, never ignored. Pure module."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SUPPORTED_FIELDS: dict[str | None, frozenset[str]] = {
 
 _WHY = {
     "network_rules": "cannot enforce rules by domain, only the whole network or none",
-    "gpus": "cannot give a guest some devices and not others",
-    "allow_tracing": "cannot keep a tracing guest from its supervisor",
+    "gpus": "cannot allow single devices",
+    "allow_tracing": "cannot protect its supervisor from a guest that traces",
     "allowed_paths": "does not confine files, so paths would have no effect",
 }
 
@@ -33,7 +33,7 @@ def find_unsupported_fields(enforcer: str | None, policy: SandboxPolicy) -> list
 
 
 def check_supported(enforcer: str | None, policy: SandboxPolicy, has_egress: bool = False) -> None:
-    """Refuses a policy that this enforcer does not support. A fetch policy counts as domain rules."""
+    """Refuse a policy that this enforcer does not support. A fetch policy counts as domain rules."""
     missing = find_unsupported_fields(enforcer, policy)
     if has_egress and "network_rules" not in SUPPORTED_FIELDS.get(enforcer, _ALL_BUT_DOMAINS):
         missing.append("network_rules")

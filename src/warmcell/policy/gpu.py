@@ -1,4 +1,4 @@
-"""GPUs of a policy: which devices it names, and what a guest needs to use them. Pure module."""
+"""GPUs of a policy: the devices it allows, and the host files that a guest needs for them. Pure module."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Places = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """How the devices of one vendor look to programs. Only NVIDIA's are tried on real hardware."""
+    """The device nodes and variables of one vendor. Only NVIDIA's have been tested on real hardware."""
 
     name: str
-    #: The node of a device, without the number; and what the number of the first one is.
+    #: The path of a device node without its number, and the number of the first node.
     node: str
     first: int
-    #: Nodes that every program needs, whatever devices it uses.
+    #: Nodes that every program needs, whichever devices it uses.
     shared_nodes: tuple[str, ...]
-    #: Programs number the devices that they can open from 0, so these name all that the guest has.
+    #: They list all of the guest's devices: programs number the devices that they can open from 0.
     variables: tuple[str, ...]
-    #: What remedies name.
+    #: The tool that hints name.
     tool: str
 
 
@@ -47,19 +47,19 @@ class GpuDriver:
     #: The nodes of each device, by its number: 0 is the first one.
     devices: tuple[tuple[int, Places], ...]
     shared_nodes: Places
-    #: Libraries and other files that programs need of the driver, apart from those that every guest sees.
+    #: Libraries and other files of the driver that programs need, except those that every guest sees.
     files: Places = ()
-    #: Directories that the dynamic loader does not search by itself.
+    #: Directories for LD_LIBRARY_PATH: the dynamic loader does not search them by default.
     library_dirs: tuple[str, ...] = ()
-    #: Nodes that a guest could not open, because of their permissions.
+    #: Nodes whose permissions do not let a guest open them.
     closed_nodes: tuple[str, ...] = ()
-    #: Whether the memory that a process has on a device can be measured (NVML).
+    #: Whether NVML can measure the device memory of a process.
     counts_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GpuGrant:
-    """What a guest gets of the host to use its devices."""
+    """The host's nodes, files and variables that a guest gets for its devices."""
 
     vendor: str
     numbers: tuple[int, ...]
@@ -80,7 +80,7 @@ class GpuGrant:
 
 
 def check_gpus(gpus: object) -> str | tuple[int, ...] | None:
-    """The devices of a policy in their final form: "all", sorted numbers, or None. An empty list allows none."""
+    """Validate and normalise a policy's devices: "all", sorted numbers, or None, also for an empty list."""
     if gpus is None or gpus == ALL:
         return None if gpus is None else ALL
     if isinstance(gpus, str | bytes) or not isinstance(gpus, Iterable):
@@ -95,7 +95,7 @@ def check_gpus(gpus: object) -> str | tuple[int, ...] | None:
 
 
 def narrow_gpus(asked: object, ceiling: str | tuple[int, ...] | None) -> str | tuple[int, ...] | None:
-    """What was asked for, if the ceiling allows all of it. "all" means all that the ceiling allows."""
+    """Return the requested devices if `ceiling` allows all of them. "all" means all that it allows."""
     wanted = check_gpus(asked)
     if wanted is None:
         return None
@@ -113,12 +113,12 @@ def narrow_gpus(asked: object, ceiling: str | tuple[int, ...] | None) -> str | t
 def grant_gpus(
     gpus: str | tuple[int, ...], driver: GpuDriver | None, enforcer: str, memory_mb: int | None = None
 ) -> GpuGrant:
-    """What the guest gets, or the refusal that names the device and the remedy."""
+    """Grant the devices, or raise an error that names the device and the remedy."""
     if driver is None or not driver.devices:
         missing = " nor ".join(vendor.shared_nodes[0] for vendor in VENDORS)
         raise EnforcerUnavailable(
             enforcer,
-            f"this host has no GPU: neither {missing} exists with a device",
+            f"this host has no GPU: neither {missing} was found with a device",
             hint="install the driver (`nvidia-smi` shows devices), give the container its GPUs, or leave GPUs out",
         )
     devices = dict(driver.devices)
@@ -168,5 +168,5 @@ def _environment(driver: GpuDriver, count: int) -> dict[str, str]:
 
 
 def is_gpu_node(path: str) -> bool:
-    """Whether a path that a guest was refused is a GPU's."""
+    """Whether a path belongs to a GPU."""
     return path.startswith(_NODES)

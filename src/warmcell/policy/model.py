@@ -103,7 +103,7 @@ def as_tuple(name: str, value: object) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SandboxPolicy:
-    """Denies everything that it does not name. Contradictions are refused, so that no addition widens silently."""
+    """Denies everything that it does not allow. Contradictory fields are refused, so that none widens it silently."""
 
     allowed_paths: tuple[AllowedPath, ...] = ()
     allow_network: bool = False
@@ -144,28 +144,26 @@ class SandboxPolicy:
         object.__setattr__(self, "allowed_paths", _merge(self.allowed_paths))
 
     def to_json(self) -> str:
-        """The whole policy as JSON with camelCase keys; `from_json` gives back an equal object."""
+        """The whole policy as JSON with camelCase keys, for `from_json`."""
         from warmcell.policy.codec import to_json
 
         return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SandboxPolicy:
-        """Parses the output of `to_json`. A missing key denies; an unknown key is refused, since it might have denied
-        more.
-        """
+        """Parse the output of `to_json`. A missing key denies; an unknown key is refused: it might have denied more."""
         from warmcell.policy.codec import from_json
 
-        made: SandboxPolicy = from_json(_schema(), text)
-        return made
+        policy: SandboxPolicy = from_json(_schema(), text)
+        return policy
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> SandboxPolicy:
-        """The policy in a `.toml` or `.json` file, with the same keys. Errors name the field and the line."""
+        """Read a `.toml` or `.json` file, with the same keys. Errors name the field and the line."""
         from warmcell.policy.codec import from_file
 
-        made: SandboxPolicy = from_file(_schema(), path)
-        return made
+        policy: SandboxPolicy = from_file(_schema(), path)
+        return policy
 
 
 def _schema() -> RecordSchema:
@@ -176,19 +174,19 @@ def _schema() -> RecordSchema:
 
 
 def check_places(policy: SandboxPolicy) -> None:
-    """Refuses a policy that uses a path which is reserved for the cage."""
+    """Refuse a policy that uses a path reserved for the cage."""
     for allowed in policy.allowed_paths:
         check_place(allowed.target)
 
 
 def _merge(paths: tuple[AllowedPath, ...]) -> tuple[AllowedPath, ...]:
-    """One entry per target: the wider of two rules for one path wins; two paths at one target are refused."""
+    """Merge to one entry per target: read-write wins over read-only; two paths at one target are refused."""
     merged: dict[str, AllowedPath] = {}
     for allowed in paths:
         known = merged.setdefault(allowed.target, allowed)
         if known.path != allowed.path:
             raise PolicyViolation(
-                f"{allowed.target!r} is taken twice, by {known.path!r} and by {allowed.path!r}",
+                f"both {known.path!r} and {allowed.path!r} are to be shown at {allowed.target!r}",
                 hint="keep one of the two, or show one of them elsewhere",
             )
         if allowed.mode is AccessMode.READ_WRITE:

@@ -22,39 +22,39 @@ COMMON_PLACES = frozenset({"/", WORK_DIR, OUT_DIR, USER_HOME, WORKSPACE_DIR})
 KERNEL_PLACES = ("/proc", "/dev", "/sys")
 #: Reserved with everything below: the program's files, build output, and the kernel's file systems.
 _CLOSED = (*KERNEL_PLACES, CODE_DIR, OUT_DIR)
-#: Scratch space of a run. Host paths may be shown inside, never in its place: what a guest takes for its own, and the
-#: cage takes for the guest's (such as sockets), would be the host's.
+#: Scratch space of a run. Host paths may be shown inside it, but not replace it: what the guest and the cage treat as
+#: the guest's own, such as sockets, would be the host's.
 _PRIVATE = ("/tmp", HOME_DIR)
 
 
 def check_place(target: str) -> None:
-    """Refuses paths that are reserved for the cage. `/work` may be used."""
+    """Refuse paths that are reserved for the cage. `/work` may be used."""
     for place in _CLOSED:
         if is_within(target, place):
-            raise PolicyViolation(f"{target!r} lies in {place}, which the cage makes itself", hint=_ELSEWHERE)
+            raise PolicyViolation(f"{target!r} lies in {place}, which is reserved for the cage", hint=_ELSEWHERE)
     for place in (*_CLOSED, *_PRIVATE):
         if is_within(place, target):
-            raise PolicyViolation(f"{target!r} would cover {place}, which is the guest's own", hint=_ELSEWHERE)
+            raise PolicyViolation(f"{target!r} would cover {place}, which is reserved for the guest", hint=_ELSEWHERE)
 
 
 _ELSEWHERE = "name the directories below it that are needed, or show it at another place (at=...)"
 
 
 def find_narrowing(paths: Iterable[tuple[str, bool]]) -> tuple[str, str] | None:
-    """The first writable path with a read-only one inside it (or equal) among (path, writable) pairs."""
+    """Among (path, writable) pairs, the first writable path and a read-only one inside it (or equal)."""
     known = tuple(paths)
     pairs = ((wide, narrow) for wide, is_wide in known if is_wide for narrow, may_write in known if not may_write)
     return next(((wide, narrow) for wide, narrow in pairs if is_within(narrow, wide)), None)
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Whether `path` is the directory or lies below it, by name."""
+    """Whether `path` is the directory or below it, judged by name."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def canonical_target(target: str, links: Sequence[tuple[str, str]]) -> str:
-    """The target with a leading top-level link followed: `/bin/x` is `/usr/bin/x` if `/bin` leads there."""
-    for link, leads_to in links:
+    """Resolve a link at the start of the target: `/bin/x` becomes `/usr/bin/x` if `/bin` links to `/usr/bin`."""
+    for link, destination in links:
         if is_within(target, link):
-            return posixpath.normpath(posixpath.join("/", leads_to) + target[len(link) :])
+            return posixpath.normpath(posixpath.join("/", destination) + target[len(link) :])
     return target

@@ -1,6 +1,6 @@
-"""Policy and host capabilities in, effective policy out, or a refusal with the remedy. Pure module.
+"""Resolves a policy against the host's capabilities into an effective policy, or refuses it. Pure module.
 
-Nothing is weakened here: what cannot be enforced on this host is an error, never a smaller promise.
+Nothing is weakened: what cannot be enforced on this host is an error with the remedy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.policy.gpu import GpuDriver, GpuGrant
 
-#: What `policy=None` means: nothing of the host, and processes allowed.
+#: The meaning of `policy=None`: nothing of the host, processes allowed.
 DEFAULT_POLICY = SandboxPolicy(allow_process_spawn=True)
 
-#: Alone, without a mount namespace behind it, Landlock must know about truncation.
+#: Without a mount namespace, Landlock must be able to restrict truncation (ABI 3).
 _OLDEST_LANDLOCK = 3
 
 #: The system calls that every class needs, the bare one included.
@@ -39,13 +39,13 @@ def check_policy(policy: object) -> SandboxPolicy:
 
 @dataclass(frozen=True, slots=True)
 class HostCapabilities:
-    """Each is set only if it was tried and worked; `reasons` says why the others are missing."""
+    """Each capability is set only if it was tried and worked; `reasons` says why others are missing."""
 
     user_namespaces: bool = False
     landlock_abi: int = 0
     seccomp: bool = False
     cgroup: str | None = None
-    #: Whether that cgroup can limit the share of the processors.
+    #: Whether that cgroup has the cpu controller, for `Limits(cpus=...)`.
     cpu_share: bool = False
     #: RLIMIT_NPROC counts per user namespace, not per user of the whole host (Linux 5.14).
     process_limit_per_namespace: bool = False
@@ -63,51 +63,50 @@ class HostCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """The system directories of the host and the links between them, which the guest sees the same way."""
+    """The host's system directories and the links between them, which the guest sees unchanged."""
 
     directories: tuple[str, ...] = ("/usr",)
     symlinks: tuple[tuple[str, str], ...] = ()
-    #: What TLS, locale and the dynamic loader need of /etc: (host path, guest path).
+    #: Files of /etc for TLS, locale and the dynamic loader: (host path, guest path).
     etc: tuple[tuple[str, str], ...] = ()
-    #: Devices that guests usually see and that this host lacks.
+    #: Devices of `DEVICES` that this host lacks.
     missing_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """An allowed path with its links resolved, once, when the policy was made."""
+    """An allowed path whose links were resolved when the policy was created."""
 
     source: str
     target: str
     writable: bool
     identity: str
-    #: Not empty: what the guest sees there is an overlay, whose files seem to be on these devices; the source is the
-    #: directory that its writes go to.
+    #: Not empty: the guest sees an overlay whose files report these devices; its writes go to the source.
     overlay_devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRoot:
-    """An image as a root: its layers, lowest first, the user inside, and what its configuration says."""
+    """An image as the root: its layers, lowest first, the user inside, and its configuration."""
 
     layers: tuple[ResolvedPath, ...]
     uid: int
     gid: int
-    #: The user's home directory; "": the image names none.
+    #: The user's home directory, or "" if the image has none.
     home: str
     env: Mapping[str, str]
-    #: Where programs start; "": in the work directory.
+    #: The initial directory of programs; "": the work directory.
     work_dir: str = ""
-    #: Directories that the image names and does not have.
+    #: Directories that the image's configuration names but the image lacks.
     missing: tuple[str, ...] = ()
-    #: A host directory with "upper" and "work", for a root that is kept: all that the guest writes is there, except
-    #: below /dev. None: what it writes is gone after the run.
+    #: A host directory with "upper" and "work" that keeps the guest's writes, except below /dev. None: they are
+    #: discarded after the run.
     upper: ResolvedPath | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """What will be enforced, and by which mechanism."""
+    """The policy as it will be enforced, with the mechanisms."""
 
     isolation: str
     network: str
@@ -118,7 +117,7 @@ class EffectivePolicy:
     limits: EffectiveLimits
     uses_cgroup: bool
     enforced: Enforced
-    #: The guest's path of the work directory, where programs start.
+    #: The guest's path of the work directory, in which programs start.
     work: str = WORK_DIR
     #: The image that is the guest's root; None: the host's system, read-only.
     image: ImageRoot | None = None
@@ -130,17 +129,13 @@ class EffectivePolicy:
 def effective_limits(
     policy: SandboxPolicy, requested: Limits | None = None, memory_mb: int | None = None
 ) -> EffectiveLimits:
-    """Each limit: what was requested, at most what the policy allows; the default if neither sets it.
-
-    `memory_mb` is the request's `memory_limit_mb`; of two values the smaller applies.
-    """
+    """Each limit is the smallest of the given values, or the default. `memory_mb`: the request's `memory_limit_mb`."""
     if requested is None and memory_mb is None and policy.limits is None:  # the usual case
         return _DEFAULT_LIMITS
     by_memory = None if memory_mb is None else Limits(memory_mb=memory_mb)
     given = [limits for limits in (requested, by_memory, policy.limits) if limits is not None]
     asked = reduce(Limits.cap_with, given)
-    said = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name) is not None}
-    return EffectiveLimits(**said)
+    return EffectiveLimits(**{name: value for name in asked.__slots__ if (value := getattr(asked, name)) is not None})
 
 
 _DEFAULT_LIMITS = EffectiveLimits()
@@ -171,7 +166,7 @@ def resolve(
     has_egress: bool = False,
     gpu_driver: GpuDriver | None = None,
 ) -> EffectivePolicy:
-    """The one place that decides which mechanism enforces what. `gpu_driver`: needed if the policy has GPUs."""
+    """Decide which mechanism enforces what, or refuse. `gpu_driver` is required if the policy has GPUs."""
     check_supported(enforcer, policy, has_egress)
     if enforcer == NATIVE:
         _require_native(host)
@@ -214,7 +209,7 @@ def resolve(
 
 
 def _with_gpu(enforced: Enforced, gpu: GpuGrant, limits: EffectiveLimits) -> Enforced:
-    """The class has a name of its own: the guest reaches a driver in the kernel that other guests do not."""
+    """The isolation class gets its own name, because the guest can attack a driver in the kernel."""
     return replace(
         enforced,
         isolation_class=f"{enforced.isolation_class}+gpu",
@@ -238,13 +233,13 @@ def _require_landlock(host: HostCapabilities) -> None:
     if host.landlock_abi < _OLDEST_LANDLOCK:
         raise EnforcerUnavailable(
             LANDLOCK,
-            f"Landlock here is version {host.landlock_abi}, which cannot stop a file from being truncated",
+            f"this kernel has version {host.landlock_abi} of Landlock, which cannot restrict truncation",
             hint="use the native enforcer, or Linux 6.2 or newer",
         )
 
 
 def _refuse_narrowed(paths: tuple[ResolvedPath, ...]) -> None:
-    """Landlock rules add up along a path: nothing below a directory can take away what the directory allows."""
+    """Landlock rules add up along a path: a rule below a directory cannot revoke what the directory allows."""
     pair = find_narrowing((path.source, path.writable) for path in paths)
     if pair is not None:
         raise EnforcerUnavailable(

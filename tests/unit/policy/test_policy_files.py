@@ -66,7 +66,7 @@ def test_an_empty_file_denies_everything(tmp_path: Path, name: str) -> None:
             "allowedPaths[0].mode",
             "line 3: allowedPaths[0].mode",
         ),
-        ("p.toml", '[[allowedPaths]]\nmode = "readOnly"', "allowedPaths[0].path", "allowedPaths[0].path: is needed"),
+        ("p.toml", '[[allowedPaths]]\nmode = "readOnly"', "allowedPaths[0].path", "allowedPaths[0].path: is required"),
         ("p.toml", "[limits]\nmemoryMb = 0", "limits.memoryMb", "line 2: limits.memoryMb: must be between"),
         ("p.toml", '[[networkRules]]\ndomain = "x.org"\nports = 80', "networkRules[0].ports", "must be a list"),
         ("p.toml", "[env]\nA = 1", "env", "line 1: env: must be text"),
@@ -97,7 +97,7 @@ def test_a_key_that_stands_in_several_places_has_no_line(tmp_path: Path) -> None
     [
         ('[[allowedPaths]]\npath = "data"', "line 1: allowedPaths[0]: path must be absolute"),
         ('[[networkRules]]\ndomain = "http://x"', "line 1: networkRules[0]: 'http://x' is not a domain"),
-        ('[[allowedPaths]]\npath = "/a"\nguestPath = "/code"', "which the cage makes itself"),
+        ('[[allowedPaths]]\npath = "/a"\nguestPath = "/code"', "which is reserved for the cage"),
         ('allowNetwork = true\nnetworkRules = [{ domain = "x.org" }]', "not both"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_share_of_the_processors_needs_the_controller(enforcer: str | None) ->
         ("bubblewrap", {"missing_calls": ("pidfd_open",)}, "bubblewrap: not available"),
         ("landlock", {"landlock_abi": 0}, "landlock: old"),
         ("landlock", {"seccomp": False}, "landlock: no "),
-        ("landlock", {"landlock_abi": 2}, "landlock.*Landlock here is version 2, which cannot stop"),
+        ("landlock", {"landlock_abi": 2}, "landlock.*version 2 of Landlock, which cannot restrict"),
     ],
 )
 def test_what_a_host_cannot_do_is_refused(enforcer: str, missing: dict[str, bool | int], message: str) -> None:

@@ -105,7 +105,7 @@ def test_a_policy_file_means_what_it_says_and_options_add_to_it(tmp_path: Path) 
     ("text", "words"),
     [
         ("allowNetworks = true", "line 1: allowNetworks: unknown key"),
-        ('[[allowedPaths]]\npath = "/a"\nguestPath = "/code"', "which the cage makes itself"),
+        ('[[allowedPaths]]\npath = "/a"\nguestPath = "/code"', "which is reserved for the cage"),
         ("x", "not TOML"),
     ],
 )
