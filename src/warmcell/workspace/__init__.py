@@ -1,1 +1,1 @@
-"""The files that an agent works on, seen from the host: every access goes through `paths.Root`."""
+"""The files that an agent works on, accessed from the host: always through `root.Root`."""

@@ -70,7 +70,7 @@ def _copy_entry(found: TreeEntry, target: Root, descent: Descent, parts: Parts, 
 
 
 def _link_file(found: TreeEntry, descent: Descent) -> bool:
-    """False on another file system, or where the number of links is limited."""
+    """Create a hard link. False on another file system, or if the file has too many links."""
     above = descent.enter(found.parts[:-1])
     try:
         os.link(found.name, found.name, src_dir_fd=found.dir_fd, dst_dir_fd=above, follow_symlinks=False)
@@ -82,10 +82,10 @@ def _link_file(found: TreeEntry, descent: Descent) -> bool:
 def _copy_link(found: TreeEntry, descent: Descent, parts: Parts) -> int | None:
     """Create the same link. The host never follows links, so any target is safe."""
     try:
-        points_at = os.readlink(found.name, dir_fd=found.dir_fd)
+        destination = os.readlink(found.name, dir_fd=found.dir_fd)
     except OSError:
         return None
-    os.symlink(points_at, parts[-1], dir_fd=descent.enter(parts[:-1]))
+    os.symlink(destination, parts[-1], dir_fd=descent.enter(parts[:-1]))
     return 0
 
 
@@ -94,7 +94,7 @@ def _copy_file(found: TreeEntry, target: Root, descent: Descent, parts: Parts, r
     if source_fd is None:
         return None
     with closing_fd(source_fd):
-        # Taken once: a guest that keeps writing to the file cannot make the copy larger than what is charged.
+        # Read once: a guest that keeps writing to the file cannot make the copy larger than what is charged.
         ranges = data_ranges(source_fd, found.parts, room)
         size = sum(end - start for start, end in ranges)
         with target.charge(found.parts, space_for(size)):

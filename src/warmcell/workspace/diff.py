@@ -78,9 +78,8 @@ def record(root: Root, limits: TreeLimits | None = None) -> State:
         total += found.state.st_size if found.kind == "file" else 0
         if total > limits.total_bytes:
             raise _too_large(found, limits.total_bytes)
-        made = _fingerprint(found, limits.total_bytes, min(room, MOST_KEPT_OF_FILE))
-        room -= len(made.data or b"")
-        state[found.parts] = made
+        fingerprint = state[found.parts] = _fingerprint(found, limits.total_bytes, min(room, MOST_KEPT_OF_FILE))
+        room -= len(fingerprint.data or b"")
     return state
 
 

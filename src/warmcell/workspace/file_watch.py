@@ -137,8 +137,9 @@ class FileWatch:
         self._text = 0
         #: Records that were read and not processed, each with the stream position of its end.
         self._records: deque[tuple[Record, int]] = deque()
-        #: The stream position, and for each new directory the position up to which creations repeat its listing.
+        #: The position in the stream of records.
         self._read = 0
+        #: For each new directory: its listed names, and the position up to which records of their creation are repeats.
         self._listed: dict[int, tuple[int, set[str]]] = {}
         #: Whether the watched directory was removed, so that there will be no more events.
         self.is_over = False
@@ -193,10 +194,10 @@ class FileWatch:
                 self._records.extend((record, self._read + record.end) for record in _parse_records(data))
                 self._read += len(data)
         while self._records and not self.is_full:
-            self._take(*self._records.popleft())
+            self._process(*self._records.popleft())
         self._listed = {watch: item for watch, item in self._listed.items() if item[0] > self._read or self._records}
 
-    def _take(self, record: Record, position: int) -> None:
+    def _process(self, record: Record, position: int) -> None:
         if record.mask & OVERFLOW:
             self._emit(self._base, "overflow")
             self._rescan()
@@ -208,17 +209,17 @@ class FileWatch:
             del self._directories[record.watch]
             self.is_over = self.is_over or record.watch == self._base_watch
         elif record.name and not is_temporary_name(record.name) and not self._was_listed(record, position):
-            self._take_named(record, (*directory, record.name))
+            self._process_named(record, (*directory, record.name))
 
     def _was_listed(self, record: Record, position: int) -> bool:
-        """Whether the creation was already reported: made after its directory was watched but before it was listed."""
+        """Whether the creation was reported already, because the directory was listed after it."""
         until, names = self._listed.get(record.watch, (0, set()))
         if position > until or record.name not in names or record.mask & (MODIFY | ATTRIB):
             return False
         names.discard(record.name)  # later events for that name are reported
         return bool(record.mask & (CREATE | MOVED_TO))
 
-    def _take_named(self, record: Record, parts: Parts) -> None:
+    def _process_named(self, record: Record, parts: Parts) -> None:
         is_directory = bool(record.mask & IS_DIRECTORY)
         if is_directory and record.mask & MOVED_FROM:
             self._forget_below(parts)
@@ -253,13 +254,13 @@ class FileWatch:
                     names.add(entry.name)
                     self._emit(below, "created")
                 is_directory = entry.is_dir(follow_symlinks=False)
-                if is_directory and not self._descend(directory, entry.name, below, tells=new is not None):
+                if is_directory and not self._descend(directory, entry.name, below, is_new=new is not None):
                     break
         if new is not None and (waiting := unread_bytes(self.descriptor)):
             self._listed[new] = (self._read + waiting, names)
 
-    def _descend(self, directory: int, name: str, below: Parts, *, tells: bool) -> bool:
-        """Watch one subdirectory; False if no more can be watched."""
+    def _descend(self, directory: int, name: str, below: Parts, *, is_new: bool) -> bool:
+        """Watch one subdirectory, and report its entries if it is new. False if no more can be watched."""
         try:
             child = open_one(directory, name, OPEN_DIRECTORY)
         except OSError as error:
@@ -267,7 +268,7 @@ class FileWatch:
         with closing_fd(child):
             watch = self._try_add(child, below)
             if watch is not None:
-                self._enter(child, below, watch if tells else None)
+                self._enter(child, below, watch if is_new else None)
             return watch is not None
 
     def _try_add(self, directory: int, parts: Parts) -> int | None:

@@ -53,7 +53,7 @@ def _check_guest_path(path: str) -> str:
 
 
 def host_path(field: str, path: str | os.PathLike[str]) -> str:
-    """Resolve a host path given by the caller. Raises `InvalidRequest` if a guest may have made a link on the way."""
+    """Resolve a host path given by the caller. `InvalidRequest` if a guest may have created a link in it."""
     text = check_text(field, os.fspath(path))
     found = follow(text)
     if found.foreign_link is not None:

@@ -27,7 +27,7 @@ _HOW = struct.Struct("=QQQ")
 
 @lru_cache(maxsize=1)
 def _libc() -> fast_ctypes.CDLL:
-    from warmcell.cage.linux import fast_ctypes  # what it needs of ctypes, by its half in C
+    from warmcell.cage.linux import fast_ctypes  # faster to import than ctypes
 
     libc = fast_ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = fast_ctypes.c_long

@@ -1,4 +1,4 @@
-"""Private directories for guest files, also with the input files of one run, and the sweep after killed programs."""
+"""Private directories for guests, with the input files of a run, and the removal of those that killed programs left."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class RunDirectory:
                 *above, name = split_relative(path)
                 put_file(descent.enter(tuple(above)), name, files[path], 0o644)
 
-    def around(self, run: Callable[[], ExecResult], fetched: Sequence[str]) -> ExecResult:
-        """Run, and add the files to the result, or to the partial result of a run that a limit ended."""
+    def run_and_fetch(self, run: Callable[[], ExecResult], fetched: Sequence[str]) -> ExecResult:
+        """Call `run`, and add the files to its result, or to the partial result of an error."""
         try:
             return self._with_files(run(), fetched)
         except SandboxError as error:

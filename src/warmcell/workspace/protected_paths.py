@@ -1,6 +1,6 @@
-"""Paths in a host directory whose content tools of the host execute: git's configuration and hooks, editor settings.
+"""Paths in a host directory that tools of the host execute: git's configuration and hooks, editor settings.
 
-A guest that could write them would have its code run outside of the cage, by the next `git status` or by an editor.
+A guest that could write them could run code outside of the cage, by the next `git status` or by an editor.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from warmcell.workspace.untrusted_files import open_regular
 _GIT = ("config", "config.worktree", "hooks", "commondir")
 _WORKTREE = ("config.worktree", "commondir")
 _MAX_SUBMODULES, _MAX_DEPTH = 32, 8
-#: Repositories below the directory: how many are protected, how deep they may lie, and how many directories are listed.
+#: Of repositories below the directory: how many are protected, how deep, and how many directories are searched.
 _MAX_REPOSITORIES, _MAX_LEVELS, _MAX_LISTED = 32, 4, 2000
-#: Large, and full of other people's files.
+#: Not searched for repositories: large, with third-party files.
 _NOT_ENTERED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TOP = (".husky", ".githooks", ".vscode", ".idea")
-#: Relative to the directory. The host's own file methods refuse to change them.
+#: Relative to the directory. The file methods of a sandbox refuse to change them.
 PROTECTED: tuple[tuple[str, ...], ...] = (
     *((".git", name) for name in (*_GIT, "modules", "worktrees")),
     *((name,) for name in _TOP),
@@ -33,9 +33,9 @@ _GIT_FLAGS = frozenset({*_GIT, "modules", "worktrees", "rebase-merge"})
 
 
 def flag_reason(path: str) -> str | None:
-    """Why a changed file needs a look before tools of the host are used in that directory; None if it does not.
+    """Why a changed file may make tools of the host run code; None if it cannot.
 
-    Also for what cannot be protected: a repository that a guest created, at the top or deeper.
+    Includes what cannot be protected: a repository that a guest created, at any depth.
     """
     names = path.split("/")
     for name, following in zip(names, [*names[1:], ""], strict=True):
@@ -68,19 +68,19 @@ def _list_directories(directory: str) -> list[str]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:  # what we cannot list, a guest with our rights cannot list either
+    except OSError:  # a guest, with our rights at most, cannot list it either
         return []
 
 
 def _find_in_repository(directory: str, top: str) -> Iterator[str]:
     git = os.path.join(directory, ".git")
     real, inside = os.path.realpath(git), os.path.realpath(top)
-    if _kind(git) == stat.S_IFLNK:  # as the tool `repo` makes them
+    if _kind(git) == stat.S_IFLNK:  # as created by the tool `repo`
         yield git
         if real.startswith(f"{inside}/") and _kind(os.path.join(real, "HEAD")):
             git = top + real[len(inside) :]
-    # In a worktree or a submodule it is a file that names the real directory, which is elsewhere. The cage cannot make
-    # parts of another owner's directory read-only, so that is read-only as a whole.
+    # In a worktree or a submodule, .git is a file with the path of the real directory. The cage cannot make parts of
+    # another owner's directory read-only, so all of it is protected.
     if _kind(git) == stat.S_IFREG or (_kind(git) == stat.S_IFDIR and _owner(git) != _owner(top)):
         yield git
     elif _kind(git) == stat.S_IFDIR:
@@ -91,7 +91,7 @@ def _find_in_repository(directory: str, top: str) -> Iterator[str]:
 
 
 def _git_directory(git: str) -> Iterator[str]:
-    """A repository, its worktrees and its submodules."""
+    """The protected paths of a repository, its worktrees and its submodules."""
     modules = os.path.join(git, "modules")
     if any(_kind(os.path.join(git, name)) == stat.S_IFLNK for name in (*_GIT, "modules", "worktrees")):
         yield git  # nothing can be mounted over a link
@@ -115,22 +115,22 @@ def _git_directory(git: str) -> Iterator[str]:
 
 
 def _create_missing(git: str, worktrees: list[str]) -> None:
-    """Only what exists can be made read-only, so what a guest could create is created before it.
+    """Create the files that a guest could create: only existing files can be made read-only.
 
-    `commondir` says where git finds the configuration; "." is the repository itself, as without the file.
-    `config.worktree` is read where `extensions.worktreeConfig` is set, and need not exist.
+    `commondir` is the directory of the configuration; "." means the same as no file. Git reads `config.worktree` if
+    `extensions.worktreeConfig` is set; it may be empty.
     """
     for place in (git, *worktrees):
         with suppress(OSError), open(os.path.join(place, "config.worktree"), "x"):
             pass
-    with suppress(OSError):  # nor can a guest, which has our rights at most
+    with suppress(OSError):  # if it fails, a guest, with our rights at most, cannot create it either
         os.mkdir(os.path.join(git, "hooks"))
     with suppress(OSError), open(os.path.join(git, "commondir"), "x") as file:
         file.write(".\n")
 
 
 def _find_submodules(directory: str, depth: int) -> Iterator[str]:
-    """Submodules are stored by their paths, such as `modules/libs/zlib`."""
+    """Find submodules, which are stored by their paths, such as `modules/libs/zlib`."""
     for name in sorted(os.listdir(directory)) if depth and _kind(directory) == stat.S_IFDIR else ():
         path = os.path.join(directory, name)
         if _kind(os.path.join(path, "HEAD")) or _kind(os.path.join(path, "config")):
@@ -145,7 +145,7 @@ _MAX_CONFIG_BYTES, _MAX_PATH_BYTES, _MAX_FILES, _MAX_HOOKS = 1 << 20, 4096, 10, 
 def find_named(directory: str, top: str) -> list[str]:
     """Paths in `top` that the configuration of the repository in `directory` names, whether they exist or not.
 
-    Hooks (`core.hooksPath`), included configuration, and what links in place of hooks and configuration lead to.
+    These are hooks (`core.hooksPath`), included configuration, and the targets of links to either.
     """
     git = os.path.join(directory, ".git")
     if (pointer := _read_text(git)).startswith("gitdir:"):
@@ -153,7 +153,7 @@ def find_named(directory: str, top: str) -> list[str]:
     common = os.path.join(git, _read_text(os.path.join(git, "commondir")).strip() or ".")
     hooks = [os.path.join(common, "hooks")]
     files = [os.path.join(common, "config"), os.path.join(git, "config.worktree")]
-    for file in files:  # grows by what is included
+    for file in files:  # includes are appended meanwhile
         for section, key, value in _read_settings(os.path.realpath(file)):
             if section == "core" and key == "hookspath" and len(hooks) < _MAX_FILES:
                 hooks.append(os.path.join(directory, value))
@@ -165,13 +165,13 @@ def find_named(directory: str, top: str) -> list[str]:
             named += [entry.path for entry in islice(entries, _MAX_HOOKS) if entry.is_symlink()]
     inside = os.path.realpath(top)
     real = dict.fromkeys(os.path.realpath(path) for path in named)
-    own = os.path.realpath(os.path.join(directory, ".git"))  # has paths of its own above
+    own = os.path.realpath(os.path.join(directory, ".git"))  # covered by `_git_directory`
     below = [path for path in real if path.startswith(f"{inside}/") and not path.startswith(f"{own}/")]
     return [top + path[len(inside) :] for path in below]
 
 
 def _read_settings(path: str) -> Iterator[tuple[str, str, str]]:
-    """Section, key and value of each line, section and key in lower case."""
+    """Yield section, key and value of each line, section and key in lower case."""
     section = ""
     for line in _read_text(path, _MAX_CONFIG_BYTES).splitlines():
         if line.lstrip().startswith("["):
@@ -185,7 +185,7 @@ def _read_settings(path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_text(path: str, size: int = _MAX_PATH_BYTES) -> str:
-    """Of a regular file; "" if there is none that can be read."""
+    """The beginning of a regular file; "" if it cannot be read."""
     try:
         with open(open_regular(path, "path"), "rb") as file:
             return os.fsdecode(file.read(size)).replace("\0", "")

@@ -1,4 +1,4 @@
-"""Removes trees that a guest made: of any depth, without following links, and whatever the permissions.
+"""Removes trees that a guest created, of any depth and with any permissions, without following links.
 
 Imported by every run without its own root file system, so it imports little.
 """
@@ -49,10 +49,10 @@ def clear(root: Root) -> None:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory that we created, with whatever a guest put into it. A missing one is not an error.
+    """Remove a directory of ours with its content. A missing one is not an error.
 
-    The guest cannot replace the directory itself by a link. There is no second attempt, so a temporary shortage of
-    descriptors or memory is waited out.
+    The guest cannot replace the directory itself by a link. Callers do not retry, so this waits for a temporary
+    shortage of descriptors or memory to end.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -88,7 +88,7 @@ def _clear(fd: int, path: str) -> int:
 
 
 def remove_trees(dir_fd: int, waiting: list[str], max_entries: int | None = None) -> int:
-    """Remove directories top down: each subdirectory is first moved up beside its parent. Return the space freed.
+    """Remove directories top down, moving each subdirectory up into `dir_fd` first. Return the space freed.
 
     This needs two descriptors at any depth and never uses "..", which a guest could move.
     """

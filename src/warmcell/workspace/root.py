@@ -50,9 +50,9 @@ def space_for(size: int) -> int:
 
 
 class Quota:
-    """Space that host-side writes may take in one sandbox, in all of its writable directories together.
+    """Limits the space that host-side writes take in all writable directories of a sandbox together.
 
-    What the host writes for a sandbox counts against the same disk limit as what its guests write.
+    They count against the same disk limit as the guests' writes.
 
     Replaced and removed files are refunded by allocated blocks, not by size: removing a guest's sparse file must not
     free space that was never taken.
@@ -67,7 +67,7 @@ class Quota:
     ) -> None:
         self._limit, self._what, self._hint = disk_mb * MIB, what, hint
         self._used = used
-        #: Guests that add files without a charge could have them removed or replaced, and be refunded without end.
+        #: False if guests can add files without a charge: removing those would refund space without end.
         self.has_refunds = True
         self._lock = threading.Lock()
 
@@ -128,7 +128,7 @@ def is_temporary_name(name: str) -> bool:
 
 
 class Root(Closing):
-    """The host's only access to a workspace. Methods take names, not text: see `names.py`.
+    """The host's only access to a workspace. Methods take split paths: see `names.py`.
 
     Writes are charged to `quota`, if there is one. The caller owns descriptors that a method returns. `close` is
     idempotent; after it every method raises `SandboxDestroyed`, so that a reused descriptor number is never mistaken
@@ -146,7 +146,7 @@ class Root(Closing):
         """`descriptor`: an open directory to use in place of the one at `path`, such as an overlay over it."""
         self._fd = -1
         self._quota = quota
-        #: Relative paths that are never changed: tools of the host execute their content.
+        #: Relative paths that are read-only: tools of the host execute their content.
         self.protected: tuple[Parts, ...] = ()
         if not all(call in os.supports_dir_fd for call in _NEEDED):
             raise BackendUnavailable("workspaces need openat(), which this system does not support")
@@ -235,7 +235,7 @@ class Root(Closing):
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
 
     def exists(self, parts: Parts) -> bool:
-        """Whether something is there; a final link is not followed."""
+        """Whether the path exists; a final link is not followed."""
         try:
             self.lstat(parts)
         except FileMissing:

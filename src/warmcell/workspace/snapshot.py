@@ -26,9 +26,9 @@ class SnapshotId(str):
     skipped: tuple[str, ...]
 
     def __new__(cls, value: str, skipped: tuple[str, ...] = ()) -> SnapshotId:
-        made = super().__new__(cls, value)
-        made.skipped = skipped
-        return made
+        snapshot = super().__new__(cls, value)
+        snapshot.skipped = skipped
+        return snapshot
 
 
 class SnapshotStore:

@@ -84,7 +84,7 @@ def _read(stream: IO[bytes], size: int, limits: ArchiveLimits) -> Archive:
 
 
 def _xz_decompressor() -> lzma.LZMADecompressor:
-    """With a limit on memory: an xz header may ask for gigabytes."""
+    """Limits memory: an xz header may require gigabytes."""
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 

@@ -1,4 +1,4 @@
-"""Files that another person may have made: regular files only, and JSON of bounded depth."""
+"""Opens untrusted files, which must be regular, and parses untrusted JSON of limited depth."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _SNAPSHOT_FACTOR = 16
 
 
 class Layer(Protocol):
-    """Changes to a host directory that are kept apart from it."""
+    """Changes to a host directory that are kept separate from it."""
 
     @property
     def descriptor(self) -> int:
@@ -56,9 +56,9 @@ class Workspace:
 
     Without `work_dir` the directory is private (mode 0700) and removed by `close` or at interpreter exit. A mount at
     "/work" replaces the work directory. `disk_mb` bounds what these methods add to all writable directories together.
-    `work_path` is "/work", or "host": guests see the directory at its host path. With `layer`, changes
-    are kept apart from it. `protected`
-    gives the relative paths in a host directory that these methods must not change.
+    `work_path` is "/work", or "host": guests see the directory at its host path. With `layer`, changes are kept
+    separate from the directory. `protected` returns the relative paths in a host directory that these methods must not
+    change.
     """
 
     def __init__(
@@ -72,29 +72,29 @@ class Workspace:
         layer: Layer | None = None,
         protected: Callable[[str], Iterable[Parts]] = lambda directory: (),
     ) -> None:
-        stand_in = next((mount for mount in mounts if mount.guest_path == WORK), None)
-        if stand_in is not None and work_dir is not None:
+        work_mount = next((mount for mount in mounts if mount.guest_path == WORK), None)
+        if work_mount is not None and work_dir is not None:
             raise InvalidRequest("cannot mount at /work and pass work_dir", field="mounts")
         self._cleanup: weakref.finalize[[], Workspace] | None = None
-        if stand_in is None and work_dir is None:
+        if work_mount is None and work_dir is None:
             private = PrivateDirectory("work", is_named=True)
             work_dir = private.path
             self._cleanup = weakref.finalize(self, private.close)
         elif work_dir is not None:
             work_dir = host_path("work_dir", work_dir)
-        host = stand_in.host if stand_in is not None else work_dir
+        host = work_mount.host if work_mount is not None else work_dir
         assert host is not None
         self._disk_mb = disk_mb
         quota = None if disk_mb is None else Quota(disk_mb)
-        is_writable = stand_in is None or stand_in.writable
+        is_writable = work_mount is None or work_mount.writable
         root = Root(host, quota=quota, descriptor=None if layer is None else layer.descriptor)
         with on_error(self.discard), on_error(root.close):
             self.guest_path = guest_work_path(work_path, root.path)
         work = MountedRoot(split_guest_absolute(self.guest_path), root, is_writable)
-        self._mounts = MountTable(work, [_place(mount, quota) for mount in mounts if mount is not stand_in])
+        self._mounts = MountTable(work, [_open_mount(mount, quota) for mount in mounts if mount is not work_mount])
         for place in self._mounts.all if self._cleanup is None else self._mounts.all[1:]:
             place.root.protected = tuple(protected(place.root.path)) if place.is_writable else ()
-        if is_writable and self._cleanup is None:  # a private directory is never passed on as a host path
+        if is_writable and self._cleanup is None:  # private directories are never used as host paths
             note_writable(work.root.path)
         self._begin_lock = threading.Lock()
         self._layer = layer
@@ -148,7 +148,7 @@ class Workspace:
             self._cleanup()
 
     def guest_cwd(self, path: AnyPath | None = None) -> str:
-        """The absolute guest path of a working directory, which must exist and not be behind a link."""
+        """The absolute guest path of a working directory. It must exist, and its path contain no link."""
         place, parts = self._mounts.find("." if path is None else path)
         with place.root.directory(parts):
             return place.guest_path(parts)
@@ -213,10 +213,10 @@ class Workspace:
     ) -> Uploaded:
         """Copy bytes, or a file or directory of the host, into the workspace. Never let a model choose a host path.
 
-        Bytes become the file `path`, with `executable` a program. A host file becomes `path`, or is copied into it if
-        it is a directory; the content of a host directory is copied beneath `path`. With `extract`, the source is a tar
-        or zip archive, unpacked beneath `path`; if it contains anything but plain files and directories, nothing is
-        written (`ArchiveRejected`).
+        Bytes are written to the file `path`, which `executable` makes a program. A host file is copied to `path`, or
+        into it if that is a directory; the content of a host directory is copied beneath `path`. With `extract`, the
+        source is a tar or zip archive, unpacked beneath `path`; if it contains anything but plain files and
+        directories, nothing is written (`ArchiveRejected`).
         """
         from warmcell.workspace import transfer  # imported late: most sandboxes never use archives
 
@@ -264,7 +264,7 @@ class Workspace:
         return diff.content_before(before, parts)
 
     def mark(self) -> None:
-        """Make the present state the one that `diff` compares with."""
+        """Record the current state for `diff` to compare with."""
         if self._layer is not None:
             hint = "use commit() or discard()"
             raise InvalidRequest("changes are compared with the host's directory", field="changes", hint=hint)
@@ -306,7 +306,7 @@ class Workspace:
             return self._snapshots
 
 
-def _place(mount: MountPoint, quota: Quota | None) -> MountedRoot:
+def _open_mount(mount: MountPoint, quota: Quota | None) -> MountedRoot:
     if mount.writable:
         note_writable(mount.host)
     return MountedRoot(split_guest_absolute(mount.guest_path), Root(mount.host, quota=quota), mount.writable)

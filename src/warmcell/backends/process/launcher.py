@@ -227,7 +227,7 @@ class Launcher:
             directory = RunDirectory(launch.files, cleanup)
             work = pin(directory.path, WORK_DIR, writable=True)
             launch = replace(launch, files={}, extra_paths=(*launch.extra_paths, work))
-            return directory.around(lambda: self._run_with_retry(launch), launch.fetch_files)
+            return directory.run_and_fetch(lambda: self._run_with_retry(launch), launch.fetch_files)
 
     def _refuse_taken_work_directory(self) -> None:
         if any(is_within(path.target, self._work_path) for path in self.resolver.policy.allowed_paths):

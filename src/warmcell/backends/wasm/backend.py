@@ -145,7 +145,7 @@ class WasmBackend(BackendBase):
             # By both names: how a relative path is resolved depends on the language's library.
             preopens = tuple(Preopen(directory.path, path, writable=True) for path in (".", WORK_DIR))
             prepared = self._run_request(request, limits, listener, preopens)
-            return directory.around(lambda: self._supervisor.run(source, prepared, run), request.fetch_files)
+            return directory.run_and_fetch(lambda: self._supervisor.run(source, prepared, run), request.fetch_files)
 
     def _check_language(self, request: ExecRequest) -> None:
         if request.language is not Language.WASM:

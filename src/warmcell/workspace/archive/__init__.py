@@ -1,1 +1,1 @@
-"""Archives that somebody else made: strict readers, and an unpacker that writes all or nothing."""
+"""Untrusted archives: strict readers of tar and zip."""

@@ -51,7 +51,7 @@ class _Parser:
     def parse(self) -> list[FilePatch]:
         patches: list[FilePatch] = []
         if self._lines and re.match(r"From [0-9a-f]{40} ", self._lines[0]):
-            self._skip_letter()
+            self._skip_mail()
         while self._at < len(self._lines) and self._lines[self._at].rstrip("\n") != "-- ":
             if self._peek() == "":
                 self._at += 1
@@ -59,7 +59,7 @@ class _Parser:
                 patches.append(self._file())
         return patches
 
-    def _skip_letter(self) -> None:
+    def _skip_mail(self) -> None:
         """Skip the mail that `git format-patch` writes before the diff."""
         while self._at < len(self._lines) and not self._peek().startswith(("diff --git ", "--- a/")):
             self._at += 1

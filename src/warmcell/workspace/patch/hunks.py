@@ -180,10 +180,8 @@ class _File:
                 most, place = length, at
         if not most:
             return f"the line {display_path(wanted[0])!r} was not found{self._since()}"
-        there = place + most
-        found = (
-            f"line {there + 1} is {display_path(self._bare[there])!r}" if there < len(self._bare) else "the file ends"
-        )
+        end = place + most
+        found = f"line {end + 1} is {display_path(self._bare[end])!r}" if end < len(self._bare) else "the file ends"
         return f"it matches from line {place + 1}, but then {found}, not {display_path(wanted[most])!r}"
 
     def _count_matching_lines(self, at: int, wanted: list[str]) -> int:
@@ -212,11 +210,11 @@ def _has_lost_returns(old: list[str], found: list[str]) -> bool:
 
 def _merge_lines(hunk: Hunk, found: list[str], has_lost_returns: bool) -> Iterator[str]:
     """The hunk's new lines; context lines are taken from the file."""
-    standing = iter(found)
+    old = iter(found)
     for sign, content in hunk.lines:
         if sign == " ":
-            yield next(standing)
+            yield next(old)
         elif sign == "-":
-            next(standing)
+            next(old)
         else:
             yield content.removesuffix("\n") + "\r\n" if has_lost_returns else content
