@@ -219,9 +219,9 @@ def install_in_manager(path: str, is_plain: bool) -> None:
         setattr(module, name, in_its_role)
 
     becomes(zygote_loop, "serve", "zygote")
-    becomes(watcher, "_be_watcher", "watcher")
-    becomes(zygote_loop, "_be_guest", "guest")
-    becomes(zygote_loop, "_be_keeper", "keeper")
+    becomes(watcher, "_run_watcher", "watcher")
+    becomes(zygote_loop, "_run_guest", "guest")
+    becomes(zygote_loop, "_run_keeper", "keeper")
     becomes(recipe, "lock_in", "guest")  # in a keeper's child too
     syscalls._libc = _Libc(syscalls._libc, injector)
     if is_plain:

@@ -1,5 +1,5 @@
-"""The trusted code: the processes that make cages, fork guests into them, check, watch and reap them.
+"""The trusted code: the processes that build cages, fork guests into them, check, watch and reap them.
 
 Standard library only. It runs under any Python 3.9+ as `python -I -S <this directory>` and imports nothing else of
-Warmcell, so that a reviewer can read all of it, and only it.
+Warmcell, so that reviewing the trusted code means reading this directory.
 """

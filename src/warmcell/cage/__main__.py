@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def load_package(directory: str) -> None:
-    """Makes `cage` importable as a package without putting our directory on the guest's sys.path."""
+    """Make `cage` importable as a package without putting our directory on the guest's sys.path."""
     package = ModuleType("cage")
     package.__path__ = [directory]
     sys.modules["cage"] = package

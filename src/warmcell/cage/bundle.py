@@ -1,8 +1,8 @@
 """Loads our modules from one file, which takes half as long as loading a hundred files.
 
 Wheels contain the file, written by the interpreter that built them. An entry is used only if its source has the
-recorded size and was installed with it, so that edits of sources count. Without a file for this interpreter, modules
-come from `__pycache__`, without the search for other kinds of modules.
+recorded size and was installed at the same time, so that edits of sources take effect. Without a file for this
+interpreter, modules are loaded from `__pycache__`, without the search for other kinds of modules.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NAME = f"modules.{sys.implementation.cache_tag}.bin"
 _INSTALLED_WITHIN = 60.0
 _PACKAGE = "/__init__.py"
 _INDEX_AT = len(MAGIC_NUMBER) + 8
-#: What a .pyc begins with: the magic number, flags, and the time and size of its source.
+#: The header of a .pyc: the magic number, flags, and the time and size of its source.
 _HEAD = 16
 _AT_ONCE = 1 << 15
 
 
 def write(path: str, directory: str, excluded: Tuple[str, ...] = ()) -> None:
-    """Compiles all modules below `directory` into the file `path`, except relative paths that begin with `excluded`."""
+    """Compile all modules below `directory` into the file `path`, except relative paths that begin with `excluded`."""
     entries: Dict[str, Entry] = {}
     codes: List[bytes] = []
     at = 0
@@ -53,7 +53,7 @@ def write(path: str, directory: str, excluded: Tuple[str, ...] = ()) -> None:
 
 
 def _compile_without_docstrings(source: bytes, place: str) -> CodeType:
-    """Commands have no use for them, and they are a tenth of the file."""
+    """Docstrings are a tenth of the file, and commands do not need them."""
     import ast
 
     tree = ast.parse(source, place)
@@ -67,7 +67,7 @@ def _compile_without_docstrings(source: bytes, place: str) -> CodeType:
 
 
 def _modules_below(directory: str) -> List[str]:
-    """Relative paths, without the directory's own __init__.py, which is loaded before this can be used."""
+    """Relative paths, except the directory's own __init__.py, which is loaded before this module."""
     found = []
     for base, _, names in os.walk(directory):
         inside = os.path.relpath(base, directory).replace(os.sep, "/")
@@ -76,7 +76,7 @@ def _modules_below(directory: str) -> List[str]:
 
 
 def use(directory: str, package: str, known_as: str) -> None:
-    """From now on loads modules of the package from the file in `directory`, if there is one for this interpreter.
+    """Load modules of the package from the file in `directory`, if there is one for this interpreter.
 
     `known_as` is the prefix of their names in the file, where names are relative to its directory.
     """
@@ -90,21 +90,21 @@ def use(directory: str, package: str, known_as: str) -> None:
 
 
 def stop_using() -> None:
-    """For guests, which must not find our finder in sys.meta_path."""
+    """Remove our finders from sys.meta_path: guests must not see them."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, (Bundle, PycFinder))]:
         sys.meta_path.remove(finder)
         finder.close()
 
 
 def descriptors() -> List[int]:
-    """Descriptors that must stay open while modules are loaded."""
+    """The descriptors that loading modules requires."""
     return [finder.descriptor for finder in sys.meta_path if isinstance(finder, Bundle)]
 
 
 class Bundle:
-    """Finds modules in the file, which stays open: replacing it does not change what is loaded.
+    """Finds modules in the file, which stays open, so that replacing it has no effect.
 
-    Not mapped: guests would inherit the mapping, and see its path.
+    It is not mapped: guests would inherit the mapping, and see its path.
     """
 
     def __init__(self, directory: str, package: str, known_as: str) -> None:
@@ -151,7 +151,7 @@ class Bundle:
 
 
 class _OwnLoader(SourceFileLoader):
-    """An ordinary loader, except for where the code comes from."""
+    """Like its base class, but subclasses provide the code."""
 
     def exec_module(self, module: ModuleType) -> None:
         code = self.get_code(module.__name__)
@@ -170,7 +170,7 @@ class _BundleLoader(_OwnLoader):
 
 
 class PycFinder:
-    """Finds modules by their names alone, as files in `__pycache__` that are up to date. Others are left to Python."""
+    """Finds modules as up-to-date files in `__pycache__`, by name alone. Others are left to Python."""
 
     def __init__(self, directory: str, package: str, known_as: str) -> None:
         self._directory, self._prefix, self._known_as = directory, f"{package}.", known_as
@@ -199,7 +199,7 @@ class PycFinder:
 
 
 class _ReadLoader(_OwnLoader):
-    """Its code was read when the module was found."""
+    """A loader whose code was read when the module was found."""
 
     def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
@@ -211,7 +211,7 @@ class _ReadLoader(_OwnLoader):
 
 
 def _read_pyc(path: str, modified: int, size: int) -> Optional[CodeType]:
-    """The code of a source with this time and size; None if the file is of another one or is checked by a hash."""
+    """The code if it was compiled from a source with this time and size, else None."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = part = os.read(descriptor, _AT_ONCE)
@@ -230,7 +230,7 @@ def _read_pyc(path: str, modified: int, size: int) -> Optional[CodeType]:
 def _make_spec(name: str, place: str, cached: str, loader: SourceFileLoader, is_package: bool) -> ModuleSpec:
     spec = ModuleSpec(name, loader, origin=place)
     spec.has_location = True
-    spec.cached = cached  # otherwise it is computed, which takes as long as all the rest
+    spec.cached = cached  # computing it would take as long as everything else
     if is_package:
         spec.submodule_search_locations = [place[: -len(_PACKAGE)]]
     return spec

@@ -1,7 +1,7 @@
-"""A cell's shape and its init, and the message by which its guest reports that it is locked in.
+"""A cell's shape, its init, and the message by which its guest reports that its cage is complete.
 
-The message comes before any guest code runs, with descriptors for the process that looks after the guest: the manager,
-or the keeper where there are no namespaces.
+The guest's process sends the message before it runs guest code, with descriptors for the process that supervises the
+guest: the manager, or the keeper where there are no namespaces.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class CellShape(NamedTuple):
-    """Everything that a guest's list of calls depends on."""
+    """Everything that the call list of a guest depends on."""
 
     plan: LaunchPlan
     cgroups: int
-    #: What is attached to the shared root: mount point, and whether it is a directory.
+    #: Mounts on top of the shared root: mount point, and whether it is a directory.
     attached: Tuple[Tuple[str, bool], ...] = ()
     #: Paths of the plan's Landlock rules that are files.
     files: Tuple[str, ...] = ()
@@ -36,38 +36,38 @@ class CellShape(NamedTuple):
 class SleepingInit(NamedTuple):
     """A set of namespaces, kept alive by their init, which only sleeps."""
 
-    #: As the manager sees it.
+    #: In the manager's pid namespace.
     pid: int
     pidfd: int
-    #: A pipe that is closed when it has gone to sleep; an earlier failure is written to it.
+    #: A pipe that init closes when it goes to sleep; a failure before that is written to it.
     asleep: int
-    #: When this end is closed, it wakes up and exits.
+    #: Init exits when this end is closed.
     lifeline: int
-    #: The calls that it makes before it sleeps, in memory that it shares with us until then.
+    #: The calls that init makes before it sleeps, in memory that it shares with us until then.
     steps: PreparedCalls
-    #: The id of its guest on the host.
+    #: The guest's user and group id on the host.
     host_id: int
 
     def end(self) -> None:
-        """Kills init, and with it everything in its namespaces."""
+        """Kill init, and with it everything in its namespaces."""
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
     def close(self) -> None:
-        """Closes the descriptors, including the lifeline."""
+        """Close the descriptors, including the lifeline."""
         for descriptor in (self.pidfd, self.asleep, self.lifeline):
             os.close(descriptor)
 
 
-#: Names of handed-over descriptors: notifications of refused calls; the listener of the egress proxy; the directory of
-#: the worker's note, on the scratch tmpfs; the guest's /proc.
+#: Names of the descriptors in the message: notifications of refused calls; the listener of the egress proxy; the
+#: directory of the worker's report, on the scratch tmpfs; the guest's /proc.
 NOTIFICATIONS, PROXY_LISTENER, CODE_DIRECTORY, PROCESSES = "notifications", "listener", "code", "processes"
 
 
 def receive_locked(channel: socket.socket) -> Dict[str, int]:
-    """Receives the descriptors, by name. Raises the failure that the guest's process sent instead, or its death."""
+    """Receive the descriptors, by name. Raises `CageError` if the guest's process failed or died."""
     message, descriptors = receive_packet(channel, SHORT_PACKET)
     if "locked" not in message:
         step, number, what = message.get("failed", ("lock guest", 0, "the guest's process died"))
@@ -79,10 +79,10 @@ _MOST_NAMES, _MOST_BYTES = 8, 8192
 
 
 def read_note(path: str, directory: Optional[int] = None) -> List[List[str]]:
-    """Denials for the report, from the worker's note about its program's last error: the refused paths, NUL between.
+    """Read the worker's report of the paths that its program was refused, separated by NUL, as denials.
 
-    The guest can write this file too, so it is read as names only. Anything but a regular file is ignored. Path ""
-    means that there is no note.
+    The guest can write this file too, so the content is used as names only, and anything but a regular file is ignored.
+    Path "" means that there is no report.
     """
     if not path:
         return []

@@ -9,9 +9,9 @@ CAGED_ENV = {
     "HOME": HOME_DIR,
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
-    "EMAIL": "sandbox@localhost",  # with it and the name in /etc/passwd, git needs no identity for a first commit
+    "EMAIL": "sandbox@localhost",  # lets git commit without a configured identity
 }
 
-#: Set for every interpreter that we start. A program that finds it when it imports `warmcell` was started in place of
-#: an interpreter, and exits (see `warmcell/__init__.py`).
+#: Set for every interpreter that we start. A program that imports `warmcell` with it set was mistaken for an
+#: interpreter, and exits (see `warmcell/__init__.py`).
 CHILD_MARK = "WARMCELL_CHILD"

@@ -1,7 +1,7 @@
-"""Parts of the standard library from their C halves, without the Python halves and what those import.
+"""Parts of the standard library, taken from its C modules to avoid the imports of the Python ones.
 
 Every command starts a manager, and `socket`, `signal`, `functools` and `json` take longer to load than the whole cage.
-Zygotes with time to prepare load them for their guests.
+Zygotes of a pool load them for their guests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
 __all__ = ["lru_cache", "partial", "read_json", "read_json_at", "signal", "socket", "write_json"]
 
 
-class _Reading:
+class _DecoderSettings:
     """The attributes of `json.JSONDecoder` that the scanner uses."""
 
     strict = True
@@ -40,26 +40,26 @@ def _refuse(thing: object) -> NoReturn:
     raise TypeError(f"{type(thing).__name__} is not JSON serializable")
 
 
-_scan = _json.make_scanner(_Reading)  # type: ignore[arg-type]
+_scan = _json.make_scanner(_DecoderSettings)  # type: ignore[arg-type]
 _encoding = (None, _refuse, _json.encode_basestring_ascii, None, ":", ",")
 _chunks, _sorted_chunks = (_json.make_encoder(*_encoding, is_sorted, False, True) for is_sorted in (False, True))
 
 
 def write_json(value: Any, *, is_sorted: bool = False) -> str:
-    """Without spaces. `is_sorted` sorts keys, so that equal values are equal texts."""
+    """Encode without spaces. `is_sorted`: equal values have equal texts."""
     return "".join((_sorted_chunks if is_sorted else _chunks)(value, 0))
 
 
 def read_json_at(text: str, start: int) -> Tuple[Any, int]:
-    """The value that starts there, and its end. Raises ValueError if there is none."""
+    """The value that starts there, and its end; ValueError if it is not JSON."""
     try:
         return _scan(text, start)
-    except (StopIteration, SystemError):  # before Python 3.12 it needs `json` for its own errors
+    except (StopIteration, SystemError):  # SystemError: before Python 3.12 its errors require `json`
         raise ValueError("not JSON") from None
 
 
 def read_json(text: Union[str, bytes]) -> Any:
-    """A whole text as `write_json` writes it, without surrounding space."""
+    """Parse the output of `write_json`; surrounding spaces are not allowed."""
     text = text if isinstance(text, str) else text.decode()
     value, end = read_json_at(text, 0)
     if end != len(text):

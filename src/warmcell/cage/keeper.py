@@ -1,7 +1,7 @@
-"""The keeper: it forks the guest, gives up all privileges, reports when the cage is locked, and looks after the guest.
+"""The keeper: forks the guest, drops all privileges, reports when the cage is locked, and supervises the guest.
 
-For the classes without namespaces, where a process must be the parent of everything that the guest leaves running, and
-kill it at the end.
+For the classes without namespaces, where a process must inherit everything that the guest leaves running, and kill it
+at the end.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class KeeperDescriptors(NamedTuple):
 
 
 def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
-    """Starts the guest, which builds its cage. Returns only in the guest's process, locked in."""
+    """Start the guest and supervise it. Returns only in the guest's process, when its cage is complete."""
     status = from_descriptor(given.status)
     plan = steps.plan
     try:
         with step("shield keeper"):
-            # Before the fork: the guest has the same user, and must never see its keeper dumpable.
+            # Before the fork: the guest has the same user, and the keeper must not be dumpable while it exists.
             prctl(PR_SET_DUMPABLE, 0)
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         guest, handoff = _start_guest(steps, given)
@@ -80,7 +80,7 @@ def run(steps: recipe.Recipe, may_exec: bool, given: KeeperDescriptors) -> None:
 
 
 def _start_guest(steps: recipe.Recipe, given: KeeperDescriptors) -> Tuple[int, socket.socket]:
-    """Forks. The child builds and locks the cage, and reports on the other end of the returned socket."""
+    """Fork. The child builds and locks the cage, and reports on the other end of the returned socket."""
     ours, theirs = make_pair(socket.SOCK_SEQPACKET)
     handoff = theirs.fileno()
     descriptors = recipe.GuestDescriptors(
@@ -105,7 +105,7 @@ def _drop_privileges(plan: LaunchPlan) -> None:
 
 
 class Keeper:
-    """Looks after one cell, from the moment that its cage is locked: waits for the guest to exit, or kills it."""
+    """Supervises one locked cell: waits for the guest to exit, or kills it."""
 
     def __init__(
         self, plan: LaunchPlan, status: socket.socket, begun: int, guest: int, notifications: int, may_exec: bool
@@ -121,7 +121,7 @@ class Keeper:
             self._listener = Listener(notifications, guest, note_shared_memory=self._note_shared_memory, is_own=is_own)
             self._listener.may_exec_once = may_exec
         self._exit: Optional[int] = None
-        #: Whether the cell is empty: what the guest started and did not wait for became our children when it exited.
+        #: Whether the cell is empty. Processes that the guest left running became our children.
         self._is_alone = False
         self._leftovers: Optional[Leftovers] = None
         self._is_stopped = False
@@ -134,7 +134,7 @@ class Keeper:
         return True
 
     def watch(self) -> None:
-        """Handles exits of children, messages from outside and refused calls, and checks the ceilings."""
+        """Handle exits of children, messages and refused calls, and check the ceilings."""
         wake, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -166,7 +166,7 @@ class Keeper:
         self._end()
 
     def _is_over(self) -> bool:
-        """Whether it must stop, or the guest has exited and nothing that it left running may go on."""
+        """Whether it must stop, or the guest has exited and the processes that it left running may not continue."""
         if self._is_stopped or self._ceilings.verdict or (self._exit is not None and self._is_alone):
             return True
         if self._exit is None:
@@ -176,13 +176,13 @@ class Keeper:
         return is_due and not self._leftovers.may_continue(_below(os.getpid()))
 
     def _pause_ms(self) -> Optional[float]:
-        """Until the next look at the ceilings, or at what the guest left running."""
+        """The time until the next check of the ceilings, or of processes that the guest left running."""
         due = [] if self._next_look is None else [self._next_look]
         due += [self._leftovers.next_look] if self._leftovers else []
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
     def _receive(self) -> None:
-        """A request to measure, whose answer the job waits for; any other message or a closed channel means stop."""
+        """Answer a request to measure the disk; any other message or a closed channel means stop."""
         try:
             message, _ = receive_packet(self._status)
             if "measure" in message:
@@ -231,9 +231,9 @@ class Keeper:
         os._exit(0)
 
     def _kill_all(self) -> None:
-        """Kills every descendant until none is left. `kill_tree` stops them first, in case they fork quickly.
+        """Kill every descendant until none is left. `kill_tree` stops them first, in case they fork quickly.
 
-        All that have died are reaped before the next look: there may be hundreds, each the child of the last.
+        All dead ones are reaped before the next attempt: there may be a chain of hundreds.
         """
         while not self._is_alone:
             kill_tree(os.getpid(), itself=False)

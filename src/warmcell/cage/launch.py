@@ -1,7 +1,7 @@
 """One command in one cage, in the foreground: `python -I -S <cage directory> launch <plan> <program> [argument ...]`.
 
 The guest gets our descriptors 0, 1 and 2 and our environment, and we exit with its status. For callers that start
-processes themselves; Warmcell's own runs use a zygote that stays. This one makes a single cell.
+processes themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAILED = 125
 
 
 def launch(plan_text: str, command: Sequence[str]) -> GuestMain:
-    """Returns only in the guest's process, with the function that makes it the program."""
+    """Run the command. Returns only in the guest's process, with the function that makes it the program."""
     control, their_control = make_pair(socket.SOCK_SEQPACKET)
     zygote = os.fork()
     if zygote == 0:
@@ -35,7 +35,8 @@ def launch(plan_text: str, command: Sequence[str]) -> GuestMain:
     their_control.close()
     send_packet(control, {"isolation": "namespaces"})
     while "ready" not in (answer := _receive(control)[0]):
-        os.waitpid(zygote, 0) if "pid" in answer else None
+        if "pid" in answer:  # the first process clones the manager and exits
+            os.waitpid(zygote, 0)
     _exit_like(_supervise(control, plan_text, command))
 
 

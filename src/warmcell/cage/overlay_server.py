@@ -1,7 +1,7 @@
-"""The overlay server: mounts overlays for sandboxes whose directory is not to be written, and gives out copies of them.
+"""The overlay server: mounts overlays for sandboxes whose directory must not be written, and hands out copies.
 
-One process in a user and a mount namespace of its own, in which no guest ever runs. All cells of a sandbox get copies
-of one mount. Two overlays over the same upper directory would not see each other's changes, and could undo them.
+One process in its own user and mount namespace, in which no guest runs. All cells of a sandbox get copies of one mount:
+two overlays over the same upper directory would not see each other's changes, and could undo them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from .plan import Bind
 
-#: Names in a directory of the overlay's own on our tmpfs. The upper and the work directory must be on one mount.
+#: Names in the overlay's directory on our tmpfs. The upper and the work directory must be on one mount.
 _LAYER, _MERGED = "layer", "merged"
 UPPER, WORK = "upper", "work"
 
 
 class OverlayServer:
-    """Mounts in a second mount namespace, with a tmpfs: in its first one, paths mean what they do outside."""
+    """Mounts in a second mount namespace, with a tmpfs; in the first one, paths are those of the host."""
 
     def __init__(self) -> None:
         with step("make workshop"):
@@ -48,7 +48,7 @@ class OverlayServer:
         self._mounted: Dict[int, int] = {}
 
     def mount(self, number: int, lowers: Sequence[Bind], layer: Bind) -> int:
-        """Mounts an overlay; `layer` has the directories `upper` and `work`. Returns a detached copy."""
+        """Mount an overlay; `layer` has the directories `upper` and `work`. Returns a detached copy."""
         with OwnedDescriptors() as owned:
             trees = [owned.take(mounts.detached_tree(bind, lambda _: None)) for bind in (*lowers, layer)]
             self._enter()
@@ -64,7 +64,7 @@ class OverlayServer:
                 self._home.return_home()
 
     def copy(self, number: int) -> int:
-        """A detached copy for one more cell."""
+        """Make a detached copy for another cell."""
         root = self._mounted.get(number)
         if root is None:
             raise CageError("copy overlay", errno.ENOENT, str(number))
@@ -76,7 +76,7 @@ class OverlayServer:
             self._home.return_home()
 
     def forget(self, number: int) -> None:
-        """Cells and the supervisor keep their copies."""
+        """Remove an overlay; cells and the supervisor keep their copies."""
         self._enter()
         try:
             self._remove(number)
@@ -97,7 +97,7 @@ class OverlayServer:
             try:
                 call("umount2", f"{place}/{name}".encode(), mounts.MNT_DETACH)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOENT):  # not mounted, or not made
+                if error.errno not in (errno.EINVAL, errno.ENOENT):  # not mounted, or missing
                     raise
             if os.path.isdir(f"{place}/{name}"):
                 os.rmdir(f"{place}/{name}")
@@ -105,7 +105,7 @@ class OverlayServer:
 
 
 def _mount_here(trees: Sequence[int]) -> int:
-    """With names relative to the working directory: the options of a mount have one page."""
+    """Mount the overlay, with relative names: mount options are limited to one page."""
     *lowers, layer = trees
     names = [f"l{number}" for number in range(len(lowers))]
     with step("mount overlay"):
@@ -119,7 +119,7 @@ def _mount_here(trees: Sequence[int]) -> int:
 
 
 def serve(control: socket.socket, supervisor: int) -> NoReturn:
-    """Answers until the supervisor closes the channel or dies."""
+    """Answer requests until the supervisor closes the channel or dies."""
     try:
         server = OverlayServer()
     except CageError as failure:

@@ -1,6 +1,6 @@
 """LaunchPlan: how to build one cage, as plain data with a strict codec. Pure module.
 
-The policy decides and is compiled into a plan; the cage carries it out and decides nothing.
+The policy decides and is compiled into a plan; the cage applies it and decides nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Bind(NamedTuple):
     source: str
     target: str
     writable: bool = False
-    #: "device:inode" when the policy was made; it must still be the same when the path is opened.
+    #: "device:inode" when the policy was created; it must still be the same when the path is opened.
     identity: str = ""
     #: A device node, mounted without nodev.
     device: bool = False
-    #: The caller named it: the guest has its owner's access, also when the caller is root.
+    #: A path of the caller: the guest has its owner's access, even if the caller is root.
     as_owner: bool = False
-    #: Its tree comes with the order, as a descriptor: an overlay, whose upper directory is the source.
+    #: The order includes its tree as a descriptor: an overlay, whose upper directory is the source.
     given: bool = False
 
 
 class Watch(NamedTuple):
-    """Ceilings for the whole process tree that a watcher enforces where no cgroup does. 0: not watched."""
+    """Limits on the whole process tree that a watcher enforces where no cgroup does. 0: not watched."""
 
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
@@ -42,15 +42,15 @@ class Watch(NamedTuple):
     disk_paths: Tuple[str, ...] = ()
     #: Guest paths of overlays whose upper directories are among these: unlinked files on them count as well.
     overlays: Tuple[str, ...] = ()
-    #: Those of them of which everything counts, also what earlier guests wrote; and the devices that files of overlays
-    #: seem to be on.
+    #: Those of `disk_paths` whose whole content counts, including what earlier guests wrote; and the devices that files
+    #: of overlays report.
     disk_totals: Tuple[str, ...] = ()
     disk_devices: Tuple[int, ...] = ()
     #: Whether the guest shares a host user's limits on pipes and descriptors in flight with others.
     descriptors: bool = False
-    #: NVIDIA devices, by the number in the name of their node, whose use by the guest is measured.
+    #: NVIDIA devices whose use is measured, by the number of their node.
     gpus: Tuple[int, ...] = ()
-    #: The ceiling on the memory of each of these devices.
+    #: The limit on the memory of each of these devices.
     gpu_memory_bytes: int = 0
 
     @property
@@ -59,25 +59,25 @@ class Watch(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """What the cage builds, in the order in which it builds it."""
+    """The cage, in the order in which it is built."""
 
     #: "namespaces": the full cage; "landlock": the weaker named class; "none": only supervised.
     isolation: str = "namespaces"
-    #: "loopback": own network with nothing but itself; "host": the host's network.
+    #: "loopback": its own network with only a loopback; "host": the host's network.
     network: str = "loopback"
-    #: A port on the guest's loopback whose listener goes to the supervisor's egress proxy; 0: none.
+    #: A port on the guest's loopback whose listener is passed to the supervisor's egress proxy; 0: none.
     listener_port: int = 0
     hostname: str = "sandbox"
     binds: Tuple[Bind, ...] = ()
     symlinks: Tuple[Tuple[str, str], ...] = ()
     files: Tuple[Tuple[str, str], ...] = ()
-    #: The layers of an image, lowest first, which are the guest's root below a writable layer of its own. Their targets
-    #: are not used. Empty: the root is made of `binds`.
+    #: The layers of an image, lowest first, which form the guest's root below a writable layer. Their targets are not
+    #: used. Empty: the root consists of `binds`.
     layers: Tuple[Bind, ...] = ()
-    #: A host directory with the directories "upper" and "work": the writable layer is there, and outlives the cage.
-    #: Empty: it is on the scratch tmpfs. At most one, and only with layers.
+    #: A host directory with "upper" and "work", for a writable layer that outlives the cage. Empty: it is on the
+    #: scratch tmpfs. At most one, and only with layers.
     upper: Tuple[Bind, ...] = ()
-    #: The guest's ids in its user namespace. As 0, changes of owner and user seem to succeed.
+    #: The guest's ids in its user namespace. With 0, changes of owner and user succeed without effect.
     uid: int = 1000
     gid: int = 1000
     scratch_bytes: int = 0
@@ -95,36 +95,36 @@ class LaunchPlan(NamedTuple):
     #: Allows ptrace among the guest's own processes.
     allow_tracing: bool = False
     watch: Watch = Watch()
-    #: Whether the cage has terminals: a devpts of its own.
+    #: Whether the cage has terminals, in its own devpts.
     terminals: bool = False
-    #: The file in which a worker notes the paths that its program was refused; "": none.
+    #: The file in which a worker reports the paths that its program was refused; "": none.
     report_path: str = ""
 
 
 def is_shared(bind: Bind, plan: LaunchPlan) -> bool:
-    """Whether it is the same for every guest of the plan: not the caller's, and not inside what is one guest's own."""
+    """Whether it is the same for every guest of the plan: not a caller's path, nor inside a guest's own one."""
     own = [path for path, _ in plan.scratch_dirs]
     own += [other.target for other in plan.binds if other.as_owner or other.writable]
     return not (bind.as_owner or bind.writable or any(is_below(bind.target, path) for path in own))
 
 
 def is_below(path: str, place: str) -> bool:
-    """Also true for the place itself."""
+    """Whether `path` is `place` or below it."""
     return (path + "/").startswith(place.rstrip("/") + "/")
 
 
 def take_sources(plan: LaunchPlan) -> Tuple[LaunchPlan, Sources]:
-    """The plan without the sources of the caller's paths, which all cells with such paths share; and the sources."""
+    """Split a plan into one without the sources of the caller's paths, which many cells share, and the sources."""
     sources = tuple((bind.source, bind.identity) for bind in plan.binds if bind.as_owner)
     binds = tuple(bind._replace(source="", identity="") if bind.as_owner else bind for bind in plan.binds)
     return plan._replace(binds=binds), sources
 
 
 def put_sources(binds: Sequence[Bind], data: Any) -> Tuple[Bind, ...]:
-    """The inverse, for the binds of a plan, given parsed JSON."""
+    """The inverse of `take_sources`, for the binds of a plan, given parsed JSON."""
     sources = _sequence(data)
     if len(sources) != len([bind for bind in binds if bind.as_owner]):
-        raise PlanError("as many sources as paths of the caller expected")
+        raise PlanError("expected one source for each path of the caller")
     left = iter(sources)
     return tuple(_put_source(bind, next(left)) if bind.as_owner else bind for bind in binds)
 
@@ -190,7 +190,7 @@ def _record(kind: Any, data: Any) -> dict[str, Any]:
 
 
 def _json_types(example: Any) -> Tuple[type, ...]:
-    """The JSON types of a value like this one. Fields without a default are text."""
+    """The JSON types for values of the example's type. Fields without a default are text."""
     if hasattr(example, "_fields"):
         return (dict,)
     if isinstance(example, tuple):

@@ -1,7 +1,6 @@
-"""A job that becomes a program, as a list of system calls: what `guest/job.py` does for other jobs, written in advance.
+"""A job that becomes a program, as a list of the system calls that `guest/job.py` makes for other jobs.
 
-The supervisor writes the list. A cell that asks for one runs it with machine code that knows nothing of jobs
-(`linux/list_program.py`). Pure module.
+The supervisor writes the list, and the cell runs it by machine code (`linux/list_program.py`). Pure module.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 #: The address of a job in its process.
 PLACE = 0x20_0000_0000
-#: Bytes to map, bytes that follow, the address of the calls, how many they are, the address of the values.
+#: The number of bytes to map, the number that follow, the address and number of calls, the address of the values.
 _HEADER = struct.Struct("=5Q")
-#: The first values: the descriptors of the job channel and of the pipe that is closed when guest code starts. The
-#: results of the calls follow.
+#: Indexes of the first values: the job channel, and the pipe that is closed when guest code starts. The results of the
+#: calls follow.
 _JOB, _GO, _GIVEN = 0, 1, 2
 _FAILURE = struct.Struct("=qq")
 _AT_FDCWD = -100
@@ -33,32 +32,32 @@ _F_DUPFD_CLOEXEC = 1030
 
 
 class ProgramJob(NamedTuple):
-    """What is sent, and what each of its calls is about."""
+    """The message, and a description of each of its calls."""
 
     content: bytes
     #: Whether the call is the exec, and the path that it names.
     about: Tuple[Tuple[bool, str], ...]
 
     def explain(self, answer: bytes) -> str:
-        """The call that failed, in the format of `guest/job.py`: exec's errno or 0, and the reason."""
+        """Describe the call that failed, in the format of `guest/job.py`: exec's errno or 0, and the reason."""
         if len(answer) != _FAILURE.size:
             return "0 the job: unexpected answer"
         done, result = _FAILURE.unpack(answer)
         is_exec, what = self.about[done] if 0 <= done < len(self.about) else (False, "the job")
-        # A result that is not an error is that of a write that found no more room.
+        # A result that is not an error is that of a short write: the disk is full.
         number = -result if result < 0 else _ENOSPC
         return f"{number if is_exec else 0} {what}: {os.strerror(number)}"
 
 
 def encode_program_job(job: GuestJob) -> ProgramJob:
-    """For jobs of mode "exec" or "prelude" whose program is named by its path."""
+    """Encode a job of mode "exec" or "prelude" whose program is a path."""
     if job.mode not in ("exec", "prelude") or "/" not in job.argv[0]:
         raise ValueError(f"not the path of a program: {job.mode} {job.argv[0]}")
     writer = _Writer()
     for name, content in job.files.items():
         _write_file(writer, job, name, content)
     nothing = writer.put(bytes(32))
-    for number in (_SIGPIPE, _SIGXFSZ):  # which our own code ignores
+    for number in (_SIGPIPE, _SIGXFSZ):  # ignored in our own processes
         writer.call("the program", "rt_sigaction", number, nothing, 0, 8)
     writer.call("the program", "rt_sigprocmask", _SIG_SETMASK, nothing, 0, 8)  # all were blocked from the start
     if job.mode == "prelude":
@@ -84,7 +83,7 @@ def _write_file(writer: _Writer, job: GuestJob, name: str, content: bytes) -> No
 
 
 def _pass_channels(writer: _Writer) -> None:
-    """For a program that reads its job itself: the channels as descriptors 3 and 4. Exec closes all other copies."""
+    """Pass the channels as descriptors 3 and 4 to a program that reads its job itself. Exec closes other copies."""
     copies = [
         writer.call("the program", "fcntl", channel, _F_DUPFD_CLOEXEC, 5, is_opened=True) for channel in (_JOB, _GO)
     ]
@@ -98,7 +97,7 @@ def _parents(path: str) -> List[str]:
 
 
 class _Writer:
-    """Collects what the calls refer to, and then the calls."""
+    """Collects the data of the calls, and then the calls."""
 
     def __init__(self) -> None:
         self._content: List[bytes] = []
@@ -107,7 +106,7 @@ class _Writer:
         self._about: List[Tuple[bool, str]] = []
 
     def put(self, content: bytes) -> int:
-        """Returns the address that it will have."""
+        """Add data; returns its address."""
         place = PLACE + self._size
         padding = -len(content) % 8
         self._content += [content, bytes(padding)]
@@ -130,7 +129,7 @@ class _Writer:
         allowed_errno: int = 0,
         is_opened: bool = False,
     ) -> int:
-        """Returns the place of its result. `is_opened`: the first word is the place of a descriptor."""
+        """Add a call; returns the index of its result. `is_opened`: the first word is the index of a descriptor."""
         six = [*words, *[0] * (6 - len(words))]
         self._calls.append(CALL.pack(NUMBERS[name], *six, int(is_opened), expected, -allowed_errno, 0))
         self._about.append((name == "execve", about))

@@ -1,7 +1,7 @@
-"""Named tuples that are cheap to define: like those of `typing.NamedTuple`, without loading `typing`.
+"""Named tuples that are cheap to define, like `typing.NamedTuple` but without loading `typing`.
 
-Type checkers see the real class. No constructor is compiled, except to report wrong arguments: a manager defines two
-dozen kinds, and makes most of them only a few times.
+Type checkers see the real class. A constructor is compiled only to report wrong arguments: a manager defines two dozen
+classes, and instantiates most of them only a few times.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ else:
         return complete
 
     def _refuse(kind, values, named):
-        """Raises the error of any function with wrong arguments, by compiling one and calling it."""
+        """Raise Python's own error for wrong arguments, by compiling a function and calling it."""
         names = ", ".join(kind._fields)
         written = eval(f"lambda _cls, {names}: None")  # noqa: S307  # our own
         written.__name__, written.__qualname__ = "__new__", f"{kind.__qualname__}.__new__"

@@ -1,6 +1,6 @@
-"""Checks a finished cage before guest code runs in it, and lists everything that is not as planned.
+"""Checks a finished cage before guest code runs in it, and lists all deviations from the plan.
 
-The check is made from outside, by the process that looks after the guest, so that a broken cage cannot affect it.
+The check is made from outside, by the process that supervises the guest, so that a broken cage cannot affect it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     descriptors: List[Identity]
     #: Mount point: whether it is writable.
     mounts: Dict[str, bool]
-    #: Points with more than one mount, of which the last covers the others.
+    #: Mount points with several mounts, of which the last covers the others.
     covered: Tuple[str, ...]
     namespaces: Dict[str, int]
     uid_map: str
@@ -49,18 +49,18 @@ class Facts(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The state that it must have."""
+    """The state that the process must have."""
 
     plan: LaunchPlan
     descriptors: List[Identity]
-    #: The namespaces of the manager: its own must all differ.
+    #: The manager's namespaces, from which all of its own must differ.
     outer_namespaces: Dict[str, int]
-    #: Its uid and gid as the checking process sees them.
+    #: Its uid and gid in the user namespace of the checking process.
     host_id: int
 
 
 def check(pid: int, init: int, expected: Expected) -> None:
-    """Raises unless the cage around that process is exactly as planned."""
+    """Raise `CageError` unless the cage around that process is exactly as planned."""
     if expected.plan.isolation == "none":
         return
     try:
@@ -91,9 +91,9 @@ def _words(path: str) -> str:
 
 
 def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...]]:
-    """The mounts of a process, and which points have several.
+    """The mounts of a process, and the points that have several.
 
-    The first cell of a plan shows where mounts are; the next are looked at in these places. Not with a caller's paths:
+    The mount points of a plan are read from its first cell and looked up in the next ones. Not with paths of a caller:
     their file systems may never answer.
     """
     is_own = plan.isolation == "namespaces" and not any(bind.as_owner for bind in (*plan.binds, *plan.upper))
@@ -117,20 +117,20 @@ def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...
 
 _tables: Dict[LaunchPlan, MountTable] = {}
 _MOST_TABLES = 16
-#: With fewer, reading mountinfo is quicker and hardly any other process waits.
+#: With fewer, reading mountinfo is faster and hardly blocks other processes.
 _FEWEST_PROCESSORS = 8
 
 
 @lru_cache(maxsize=512)
 def _parse(rest: str) -> Tuple[str, bool]:
-    """A mount point, and whether it is writable, from a line without its numbers: the same for all cells of a plan."""
+    """Mount point, and whether it is writable, from a line without its numbers, which is the same for all cells."""
     fields = rest.split(" ")  # spaces in paths are escaped
     # The options of the mount, and, last, those of its file system.
     return _unescape(fields[1]), ",ro," not in f",{fields[2]},{fields[-1]},"
 
 
 def _unescape(text: str) -> str:
-    """Decodes octal escapes, by hand: a codec would be imported from files that may be missing here."""
+    """Decode octal escapes without a codec, which would be imported from files that may be hidden here."""
     if "\\" not in text:
         return text
     head, *rest = text.split("\\")
@@ -169,7 +169,7 @@ def _namespace_problems(facts: Facts, expected: Expected) -> List[str]:
         for name in ("Uid", "Gid")
         if set(facts.status.get(name, "").split()) != {str(expected.host_id)}
     ]
-    # An undumpable process belongs to the namespace's root. Where that is the guest, the owner proves nothing.
+    # The /proc files of an undumpable process belong to the namespace's root. Proves nothing if that is the guest.
     if facts.init_owner == expected.host_id and expected.plan.uid != 0:
         found.append("init is dumpable")
     for name, text, inside in (

@@ -1,7 +1,7 @@
 """Messages between supervisor, manager, zygote and guest.
 
 Control and status channels carry one JSON object per packet. A job is a length, JSON and then bytes. Nothing is ever
-unpickled, and what a guest could have written is only ever read as its output.
+unpickled, and data that a guest could have written is only treated as its output.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 MAX_PACKET = 512 * 1024
-#: For messages about a cell, which are short: a buffer that needs no mapping of its own.
+#: The limit for messages about a cell: such a small buffer needs no mapping of its own.
 SHORT_PACKET = 96 * 1024
-_MAX_DESCRIPTORS = 250  # the kernel takes 253; a cell in an image has one for each layer
-#: Plain numbers: in a zygote, arithmetic with enums of `socket` touches a dozen pages, copied again for every guest.
+_MAX_DESCRIPTORS = 250  # the kernel accepts 253; a cell in an image has one for each layer
+#: Integers: in a zygote, arithmetic with enums of `socket` touches a dozen pages, which are copied for every guest.
 _SOCKET, _RIGHTS, _CLOEXEC = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.MSG_CMSG_CLOEXEC)
 _CONTROL_CUT, _PAYLOAD_CUT = int(socket.MSG_CTRUNC), int(socket.MSG_TRUNC)
 _CUT = _CONTROL_CUT | _PAYLOAD_CUT
@@ -34,7 +34,7 @@ _ROOM = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
 def send_packet(
     channel: socket.socket, message: Dict[str, Any], descriptors: Sequence[int] = (), flags: int = 0
 ) -> None:
-    """The kernel limits a user's descriptors in flight by the sender's RLIMIT_NOFILE: raised if that is reached."""
+    """Send a message. If a user has too many descriptors in flight, retry with a raised RLIMIT_NOFILE, their limit."""
     payload = write_json(message).encode()
     rights = descriptor_rights(descriptors) if descriptors else []
     try:
@@ -46,7 +46,7 @@ def send_packet(
 
 
 def packet_socket(descriptor: int) -> socket.socket:
-    """A packet socket from its descriptor. The type is given, or Python would ask the kernel."""
+    """A packet socket from its descriptor. Giving the type saves Python from querying it."""
     return blocking(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, descriptor))
 
 
@@ -56,7 +56,7 @@ def descriptor_rights(descriptors: Sequence[int]) -> List[Tuple[int, int, bytes]
 
 
 def _with_most_descriptors(send: Callable[[], int]) -> None:
-    """Sends with the soft limit raised to the hard one: other processes of this user have many in flight."""
+    """Send with the soft limit raised to the hard one: other processes of this user have many in flight."""
     import resource  # rarely needed
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -68,13 +68,13 @@ def _with_most_descriptors(send: Callable[[], int]) -> None:
 
 
 class PacketTruncated(OSError):
-    """A packet was lost in part or whole, most often because too many descriptors are open here."""
+    """A packet was truncated or lost, usually because too many descriptors are open here."""
 
 
 def receive_packet(
     channel: socket.socket, most: int = MAX_PACKET, inbox: Optional[mmap.mmap] = None
 ) -> Tuple[Dict[str, Any], List[int]]:
-    """One message and its descriptors. An empty message means that the channel was closed."""
+    """Receive a message and its descriptors. An empty message means that the channel was closed."""
     payload, descriptors = receive_bytes(channel, most, inbox)
     try:
         message = read_json(payload) if payload else {}
@@ -87,9 +87,9 @@ def receive_packet(
 
 
 def new_receive_buffer() -> mmap.mmap:
-    """A buffer to receive into, for processes with one thread: allocating one per packet would map memory each time.
+    """A buffer to receive into, for single-threaded processes: allocating one per packet would map memory each time.
 
-    Pages that were never written take no memory, and a zygote's forks need not copy them.
+    Untouched pages take no memory, and a zygote's forks need not copy them.
     """
     import mmap  # commands do not need it
 
@@ -99,7 +99,7 @@ def new_receive_buffer() -> mmap.mmap:
 def receive_bytes(
     channel: socket.socket, most: int = MAX_PACKET, inbox: Optional[mmap.mmap] = None
 ) -> Tuple[bytes, List[int]]:
-    """The same without decoding, received into `inbox` if given."""
+    """Like `receive_packet` without decoding; received into `inbox` if given."""
     if inbox is None:
         payload, rights, flags, _ = channel.recvmsg(most, _ROOM, _CLOEXEC)
     else:
@@ -109,7 +109,7 @@ def receive_bytes(
     for level, kind, data in rights:
         if level == _SOCKET and kind == _RIGHTS:
             descriptors += struct.unpack_from(f"{len(data) // 4}i", data)
-    # The kernel drops the descriptors that there is no room for, and does not say which.
+    # The kernel drops descriptors that do not fit, and does not report which.
     if flags & _CONTROL_CUT:
         close_all(descriptors)
         raise PacketTruncated(errno.EMFILE, "no room for the descriptors of a packet")
@@ -123,7 +123,7 @@ def receive_bytes(
 
 
 def receive_order(channel: socket.socket, inbox: Tuple[mmap.mmap]) -> Tuple[bytes, bytes]:
-    """For a zygote, which touches little memory: a message and its descriptors, both as bytes."""
+    """For a zygote, which must touch little memory: receive a message and its descriptors, both as bytes."""
     size, rights, flags, _ = channel.recvmsg_into(inbox, _ROOM, _CLOEXEC)
     if flags & _CUT:
         raise PacketTruncated(errno.EMFILE, "a packet was truncated")
@@ -131,7 +131,7 @@ def receive_order(channel: socket.socket, inbox: Tuple[mmap.mmap]) -> Tuple[byte
 
 
 class GuestJob(NamedTuple):
-    """What a waiting cell is to run: command, environment, and files."""
+    """The command, environment and files that a waiting cell runs."""
 
     #: "python": run `main` in the warm interpreter; "exec": become `argv`; "prelude": become `argv`, which reads
     #: another job from descriptor 3.
@@ -139,12 +139,12 @@ class GuestJob(NamedTuple):
     argv: Tuple[str, ...]
     env: Mapping[str, str]
     code_dir: str
-    #: By name in the code directory, or absolute path.
+    #: Content by name in the code directory, or by absolute path.
     files: Mapping[str, bytes]
     main: str = ""
-    #: The working directory; "" is that of the plan.
+    #: The working directory; "": that of the plan.
     cwd: str = ""
-    #: Output is read while the program runs: Python then flushes line by line.
+    #: Output is read while the program runs, so Python flushes every line.
     is_streamed: bool = False
 
 
@@ -152,21 +152,21 @@ NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def file_mode(job: GuestJob, name: str) -> int:
-    """A program that is to be exec'd may be the file itself, when it was compiled."""
+    """The mode of a job's file. The main file is executable if it may be the program itself."""
     return 0o755 if job.mode == "exec" and name == job.main else 0o644
 
 
-#: From the manager to its zygote: the number of a recipe; whether the job may be a program, whether it comes later,
-#: and whether it may be a list of calls.
+#: From the manager to its zygote: the number of a recipe; whether the job may be a program, whether it will be sent
+#: later, and whether it may be a call list.
 FORK_ORDER = struct.Struct("=H???")
-#: The answer: the pid, or a negative errno; whether the job must be a list of calls; and whether the guest has the
-#: modules of live cages.
+#: The answer: the pid or a negative errno; whether the job must be a call list; whether the guest has the modules of
+#: live cages.
 FORK_ANSWER = struct.Struct("=q??")
 
 _MOST_AT_ONCE = 1 << 20
 
 
-#: Headers of common jobs, up to the size of their only file. They contain nothing of a caller.
+#: Headers of common jobs, up to the size of their only file. They contain no data of a caller.
 _usual_headers: Dict[Tuple[str, str, str, bool], bytes] = {}
 
 
@@ -197,9 +197,9 @@ def _header(job: GuestJob) -> bytes:
 
 
 def receive_job(read: Callable[[int], bytes]) -> GuestJob:
-    """Reads one job and no more, since another may follow; raises EOFError when the supervisor closed the channel.
+    """Read exactly one job, since another may follow; EOFError if the supervisor closed the channel.
 
-    In few operations: each one costs the guest's process a copied page.
+    Uses few operations: each costs the guest's process a copied page.
     """
     size = int.from_bytes(_read_exactly(read, 4), "big")
     header, _ = read_json_at(_read_exactly(read, size).decode(), 0)
@@ -209,7 +209,7 @@ def receive_job(read: Callable[[int], bytes]) -> GuestJob:
 
 
 def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
-    """Nearly always one read is enough."""
+    """Usually one read is enough."""
     whole = read(size) if 0 < size < _MOST_AT_ONCE else b""
     return whole if len(whole) == size else whole + _read_rest(read, size - len(whole))
 

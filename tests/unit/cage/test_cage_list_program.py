@@ -218,8 +218,8 @@ def test_guests_are_forked_where_the_executable_is_refused(monkeypatch: pytest.M
     program = Refused()
     programs = ProgramStarter(is_caging=True)
     monkeypatch.setattr(programs, "_send_children_to", CallList(1).prepare([0]))
-    room = programs.room()
-    assert room is not None
-    room.close()
+    arena = programs.reserve_arena()
+    assert arena is not None
+    arena.close()
     assert programs.start(1, GuestSteps(), list(range(8))) is None  # type: ignore[arg-type]
-    assert programs.room() is None and programs.start(1, GuestSteps(), list(range(8))) is None  # type: ignore[arg-type]
+    assert programs.reserve_arena() is None and programs.start(1, GuestSteps(), list(range(8))) is None  # type: ignore[arg-type]

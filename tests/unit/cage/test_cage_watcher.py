@@ -63,18 +63,18 @@ def test_messages_that_pile_up_during_looks_are_read_together() -> None:
 @pytest.mark.attack("S2-10")
 def test_no_guest_begins_before_the_watcher_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had written by then would be taken for what was there already."""
-    became = watcher._be_watcher
+    became = watcher._run_watcher
 
     def late(channel: socket.socket, is_sure: bool) -> NoReturn:
         time.sleep(0.5)
         became(channel, is_sure)
 
-    monkeypatch.setattr(watcher, "_be_watcher", late)
+    monkeypatch.setattr(watcher, "_run_watcher", late)
     assert _seconds_to_watch(watcher.Watcher()) >= 0.5
 
 
 def test_a_watcher_that_dies_at_once_watches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "_be_watcher", lambda channel, is_sure: os._exit(1))
+    monkeypatch.setattr(watcher, "_run_watcher", lambda channel, is_sure: os._exit(1))
     with pytest.raises(OSError, match="did not start"):
         _seconds_to_watch(watcher.Watcher())
 

@@ -1,1 +1,1 @@
-"""The guest's own process, from the fork to the first line of guest code: the recipe, the root, the job."""
+"""The guest's process, from the fork to the first line of guest code: the recipe, the root, the job."""

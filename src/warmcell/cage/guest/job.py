@@ -1,4 +1,4 @@
-"""The guest's process and its job: rehearsing one, receiving it, writing its files, starting its program."""
+"""The job of a guest's process: rehearses one, receives the real one, writes its files, starts its program."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def await_job(
     job_descriptor: int, go: int, worker: Optional[ModuleType], droppable: Optional[List[Tuple[int, int]]] = None
 ) -> Callable[[], None]:
-    """In a locked cage: waits for the job and returns the function that runs it. Closes `go` when guest code starts.
+    """In a locked cage: wait for the job and return the function that runs it. `go` is closed when guest code starts.
 
-    With `droppable`, the cell will wait: it has time to rehearse, and pages that it can drop and load again later.
+    `droppable` is for cells that wait in a pool: pages to drop before rehearsing.
     """
     if worker is not None:
         if droppable is not None:
-            drop_pages(droppable)  # first: the pages that the rehearsal loads are those that the job needs
+            drop_pages(droppable)  # first: the rehearsal loads those pages again that the job needs
             rehearse()
             worker.warm_up()
         worker.reset_state()
@@ -47,9 +47,9 @@ def await_job(
 
 
 def rehearse() -> None:
-    """Receives a job from memory, so that the pages that this touches are copied before the real one comes."""
+    """Receive a job from memory, so that the pages that this touches are copied before the real job arrives."""
     job = GuestJob("python", (), dict(os.environ, PATH="/usr/bin"), "/code", {"main.py": b"print(1)"}, "main.py")
-    # From memory: the manager counts our descriptors at this time.
+    # Without a pipe: the manager may be checking our descriptors.
     receive_job(io.BytesIO(encode_job(job)).read)
 
 
@@ -67,7 +67,7 @@ def _write_files(job: GuestJob) -> None:
 
 
 def _become_program(job: GuestJob, job_descriptor: int, go: int) -> None:
-    """Writes the program's files and execs it. A failure is sent on the job channel; exec closes that and `go`."""
+    """Write the program's files and exec it. A failure is sent on the job channel; exec closes that and `go`."""
     try:
         _write_files(job)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -84,7 +84,7 @@ def _become_program(job: GuestJob, job_descriptor: int, go: int) -> None:
 
 
 def _exec(job: GuestJob) -> Tuple[int, str, OSError]:
-    """Returns only if it fails: the errno, the path and the error."""
+    """Exec the program. Returns only on failure: the errno, the path and the error."""
     try:
         os.execve(_find_program(job.argv[0], job.env), list(job.argv), job.env)
     except OSError as error:
@@ -92,15 +92,15 @@ def _exec(job: GuestJob) -> Tuple[int, str, OSError]:
 
 
 def _find_program(name: str, env: Mapping[str, str]) -> str:
-    """Searches a bare name in the guest's PATH. A file that is not executable is preferred to one that is missing.
+    """Search the guest's PATH for a bare name. A file that is not executable is preferred to a missing one.
 
-    Not by trying, as `execvp` does: where processes are forbidden, the filter allows a single exec.
+    `execvp` would call exec for each directory, but where processes are forbidden the filter allows a single exec.
     """
     if "/" in name:
         return name
     places = [os.path.join(place, name) for place in env.get("PATH", os.defpath).split(":")]
-    there = [place for place in places if os.path.isfile(place)]
-    return next((place for place in there if os.access(place, os.X_OK)), (there or places)[0])
+    files = [place for place in places if os.path.isfile(place)]
+    return next((place for place in files if os.access(place, os.X_OK)), (files or places)[0])
 
 
 def _report_failure(job_descriptor: int, number: int, what: str, error: OSError) -> NoReturn:
@@ -110,17 +110,17 @@ def _report_failure(job_descriptor: int, number: int, what: str, error: OSError)
 
 
 def _pass_to_program(job: int, go: int) -> None:
-    """For a program that reads its job itself, from descriptor 3, and closes 4 when it has it."""
+    """Pass both channels to a program that reads its job itself, from descriptor 3, and then closes 4."""
     safe_job, safe_go = (fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 5) for descriptor in (job, go))
     os.dup2(safe_job, 3, inheritable=True)
     os.dup2(safe_go, 4, inheritable=True)
     if go not in (3, 4):
-        os.close(go)  # under any number, it must not stay open
+        os.close(go)  # no other copy may stay open
     if job not in (3, 4):
         os.set_inheritable(job, False)
 
 
-# Drops pages of programs and libraries from a waiting process; the kernel loads them again on use.
+# Dropping pages of programs and libraries saves memory in waiting processes; the kernel loads them again on use.
 
 _MADV_DONTNEED = 4
 
@@ -129,7 +129,7 @@ _madvise.argtypes = [fast_ctypes.c_void_p, fast_ctypes.c_size_t, fast_ctypes.c_i
 
 
 def find_file_pages() -> List[Tuple[int, int]]:
-    """Read-only file mappings of this process without changed pages: (address, length)."""
+    """The unmodified read-only file mappings of this process: (address, length)."""
     found: List[Tuple[int, int]] = []
     place = (0, 0)
     with open("/proc/self/smaps") as file:

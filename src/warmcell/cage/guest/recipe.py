@@ -1,7 +1,7 @@
 """The recipe: the order in which the cage is built. Any failure ends the run before a line of guest code.
 
-The zygote writes it once per plan, as a list of system calls; the guest's process runs the list. So the whole order is
-in one place, and cells differ only in the descriptors that the list is given.
+The zygote compiles it once per plan into a list of system calls, which the guest's process runs. Cells of a plan differ
+only in the descriptors that are passed to the list.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..linux.native_code import Arena
 
 _STDIN, _STDOUT, _STDERR, _HANDOFF, _INIT, _ASLEEP = (Value(place) for place in range(6))
-#: Bounds of the descriptors to close: between three that stay there are four gaps.
+#: Bounds of the descriptors to close: four gaps around the three that stay open.
 _GAPS = tuple((Value(6 + 2 * gap), Value(7 + 2 * gap)) for gap in range(4))
-_GIVEN = 14  # and then the cgroups, and then the trees
+_GIVEN = 14  # followed by the cgroups and the trees
 
 _TROUBLE_BYTES = 4096
 
@@ -53,7 +53,7 @@ class GuestDescriptors(NamedTuple):
 
 
 def from_order(descriptors: Sequence[int]) -> GuestDescriptors:
-    """In the order in which the manager sends them for a guest in namespaces."""
+    """From the order in which the manager sends them for a guest in namespaces."""
     return GuestDescriptors._make([*descriptors[:8], tuple(descriptors[8:])])
 
 
@@ -65,7 +65,7 @@ class GuestSteps(NamedTuple):
 
 
 class Recipe:
-    """The list for one shape, and the buffer for the error of its init. With an arena it can become an executable."""
+    """The call list for one shape, and the buffer for the error of its init. An arena lets it become an executable."""
 
     def __init__(self, shape: CellShape, arena: Optional[Arena] = None) -> None:
         self.plan = plan = shape.plan
@@ -108,12 +108,12 @@ class Recipe:
         if plan.seccomp:
             opened.append(seccomp.install(calls, _filter(plan), handover.place_for(NOTIFICATIONS)))
         handover.send()
-        # Last: sending descriptors fails once its user has more of them in flight than this limit.
+        # Last: sending descriptors fails if the user has more of them in flight than this limit.
         _set_limits(calls, [limit for limit in plan.rlimits if limit[0] == "nofile"])
         fds.close_in_list(calls, (*opened, _HANDOFF))
 
     def prepare(self, given: GuestDescriptors) -> GuestSteps:
-        """With the descriptors of one guest."""
+        """Bind the list to the descriptors of one guest."""
         return GuestSteps(self.calls.prepare(self.words(given)), self.trouble)
 
     def words(self, given: GuestDescriptors) -> List[int]:
@@ -122,14 +122,14 @@ class Recipe:
         return [*first, *gaps, *given.rest]
 
     def program(self, given: GuestDescriptors, kept: Sequence[int]) -> Optional[ListProgram]:
-        """The list as an executable, for guests with exactly these descriptors. None: it does not fit its arena."""
+        """The list as an executable, for guests with exactly these descriptors; None if it does not fit its arena."""
         if self.calls.arena is None:
             return None
         return ListProgram(self.calls, self.words(given), Channels(given.job, given.go, given.handoff), kept)
 
 
 def lock_in(steps: GuestSteps, handoff: int) -> None:
-    """In the guest's process: builds the cage around it, and hands over descriptors for the manager."""
+    """In the guest's process: build the cage around it, and send the manager its descriptors."""
     try:
         steps.calls.run()
     except CageError as failure:
@@ -173,14 +173,14 @@ def _new_session(calls: CallList) -> None:
 
 
 def _await_sleep(calls: CallList, trouble: Buffer) -> None:
-    """Init must be shielded before guest code runs: its pipe closes when it has gone to sleep."""
+    """Init must be undumpable before guest code runs: it closes the pipe when it is asleep."""
     calls.begin_step("start init")
     calls.call("read", _ASLEEP, trouble, _TROUBLE_BYTES - 1, expected=0)
 
 
 def _unshield(calls: CallList) -> None:
     calls.begin_step("unshield guest")
-    # Changing its user made it undumpable, and the watcher could not read what it uses.
+    # Changing the user made it undumpable, which would keep the watcher from measuring it.
     calls.call("prctl", PR_SET_DUMPABLE, 1)
 
 
@@ -190,7 +190,7 @@ def _enter_directory(calls: CallList, path: str) -> None:
 
 
 def _open_for_manager(calls: CallList, plan: LaunchPlan, handover: _Handover) -> List[Value]:
-    """Opens the descriptors that the manager cannot open from outside."""
+    """Open the descriptors that the manager cannot open from outside."""
     opened = []
     calls.begin_step("open for manager")
     if plan.listener_port:
@@ -212,7 +212,7 @@ def _proxy_listener(calls: CallList, port: int, place: Field) -> Value:
 
 
 class _Handover:
-    """The message "cage is locked" with descriptors: the last send of the list."""
+    """The message that the cage is complete, with descriptors."""
 
     def __init__(self, calls: CallList) -> None:
         self._calls = calls
@@ -220,7 +220,7 @@ class _Handover:
         self._control = calls.buffer(bytes(_RIGHTS.size + 4 * _MOST_HANDED))
 
     def place_for(self, name: str) -> Field:
-        """Where the call that opens the descriptor of this name stores it."""
+        """Add a name; returns the field in which the call that opens the descriptor stores it."""
         self._names.append(name)
         return Field(self._control, _RIGHTS.size + 4 * (len(self._names) - 1))
 
@@ -242,9 +242,9 @@ _MOST_HANDED = 8
 
 
 def _join_cgroups(calls: CallList, groups: Iterable[Value], must_hide: bool) -> None:
-    """Moves the process into groups whose `cgroup.procs` were opened outside, and hides their ancestors.
+    """Move the process into groups whose `cgroup.procs` were opened outside, and hide their ancestors.
 
-    The classes without namespaces may not make a cgroup namespace either.
+    Without namespaces, creating a cgroup namespace may be refused too.
     """
     calls.begin_step("join cgroup")
     for group in groups:
@@ -254,15 +254,15 @@ def _join_cgroups(calls: CallList, groups: Iterable[Value], must_hide: bool) -> 
 
 _LIMITS = {
     **{name: getattr(resource, f"RLIMIT_{name.upper()}") for name in "core cpu fsize nofile nproc memlock".split()},
-    **{"msgqueue": 12, "sigpending": 11, "nice": 13, "rtprio": 14},  # which not every Python names
+    **{"msgqueue": 12, "sigpending": 11, "nice": 13, "rtprio": 14},  # not defined in every Python
 }
-#: Counted per user over all namespaces: each guest gets a share.
+#: Counted per user across all namespaces: each guest gets a share.
 _OF_THE_USER = ("sigpending", "msgqueue")
 _SHARES = 16
 
 
 def _set_limits(calls: CallList, limits: Iterable[Tuple[str, int]]) -> None:
-    """Sets each as soft and hard limit, but not above the hard limit of the zygote."""
+    """Set each as soft and hard limit, but not above the hard limit of the zygote."""
     calls.begin_step("set limits")
     for name, value in limits:
         number = _LIMITS[name]
@@ -276,7 +276,7 @@ _GET_KEYRING_ID, _JOIN_SESSION_KEYRING, _OF_SESSION = 0, 1, -3
 
 
 def has_keyrings() -> bool:
-    """Whether the kernel has keyrings, and no filter around us refuses them: guests are under that filter too."""
+    """Whether the kernel has keyrings, and no outer seccomp filter refuses them to us and our guests."""
     try:
         call("keyctl", _GET_KEYRING_ID, _OF_SESSION, 0)
     except OSError as error:
@@ -285,10 +285,10 @@ def has_keyrings() -> bool:
 
 
 def _leave_session_keyring(calls: CallList) -> None:
-    """A new keyring for this guest alone, which ends with its last process.
+    """Join a new keyring for this guest alone, which ends with its last process.
 
-    No namespace covers the session keyring: a guest would inherit the keys of the login that started us. Every system
-    call filter of ours refuses keyrings; this is for the class without one.
+    No namespace covers the session keyring: a guest would inherit the keys of the login session that started us. Our
+    seccomp filters refuse keyrings; this is for the class without one.
     """
     calls.begin_step("leave session keyring")
     calls.call("keyctl", _JOIN_SESSION_KEYRING, 0)

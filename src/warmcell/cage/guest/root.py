@@ -1,7 +1,7 @@
-"""The guest's root: a sealed copy of what all guests of a plan share, with mounts of the guest's own on top.
+"""The guest's root: a sealed copy of a root that all guests of a plan share, with the guest's own mounts on top.
 
-`lay_out` makes the original, in the manager's workshop; `build` is the guest's part of the recipe. With an image, the
-same is built and then carried over to the image's own root (`_move_into_image`).
+`lay_out` builds the original, in the manager's workshop; `build` is the guest's part of the recipe. With an image, the
+same is built and then moved into the image's root (`_move_into_image`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterator, Sequence, Tuple
 
-#: Parts of /proc that describe the host rather than the guest. Locks: those of files and processes that it cannot see.
+#: Parts of /proc that describe the host rather than the guest. `locks` lists files and processes that it cannot see.
 MASKED_PROC = tuple(
     """
     cmdline keys key-users kcore timer_list sched_debug sysrq-trigger modules latency_stats locks
@@ -49,7 +49,7 @@ def enter_new_tmpfs(place: str) -> None:
 
 
 def lay_out(plan: LaunchPlan, trees: Sequence[int], attached: Sequence[Tuple[str, bool]]) -> None:
-    """Builds what guests share, in the working directory, with mount points for what each adds to its copy."""
+    """Build the shared root in the working directory, with mount points for what each guest mounts on its copy."""
     with step("make places"):
         terminals = (_inside(TERMINALS),) if plan.terminals else ()
         for path in ("run", "proc", *terminals, *(_inside(path) for path, _ in plan.scratch_dirs)):
@@ -104,7 +104,7 @@ def _write_file(path: str, content: str) -> None:
 
 
 def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: Sequence[Tuple[str, bool]]) -> None:
-    """Pivots into the copy, the first of the trees; afterwards host files have no name here."""
+    """Mount everything on the copy, which is the first of the trees, and pivot into it."""
     calls.begin_step("make mounts private", "/")
     mounts.make_private(calls)
     _mount_scratch(calls, plan)
@@ -126,14 +126,14 @@ def build(calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: S
 
 
 def _mount_scratch(calls: CallList, plan: LaunchPlan) -> None:
-    """One sized tmpfs holds everything that the guest may write, so that one number limits it.
+    """Mount the one sized tmpfs that holds everything the guest may write, so that one number limits it.
 
-    It is mounted below the old root and loses its name with that; binds of its parts keep it alive. Unmounting it
-    separately would wait once more for every processor.
+    It is mounted below the old root and disappears with it; bind mounts of its directories keep it alive. Unmounting it
+    separately would wait for every processor once more.
     """
     calls.begin_step("mount scratch")
     calls.call("umask", 0)
-    # And a page and an inode for the file that hides the host's boot id.
+    # Plus a page and an inode for the file that hides the host's boot id.
     options = f"size={plan.scratch_bytes + mmap.PAGESIZE},nr_inodes={plan.scratch_inodes + 1},mode=0755"
     mounts.add(calls, "tmpfs", _SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
@@ -148,7 +148,7 @@ def _show_scratch(calls: CallList, plan: LaunchPlan) -> None:
 
 
 def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_directory: bool) -> None:
-    """Follows no link: what a guest left in a host directory must not redirect the mounts of the next."""
+    """Mount a tree without following links, which an earlier guest may have left in a host directory."""
     calls.begin_step("attach paths", target)
     for place in _missing(plan, target):
         parent = mounts.open_parent(calls, place)
@@ -160,9 +160,9 @@ def _attach(calls: CallList, plan: LaunchPlan, tree: Value, target: str, is_dire
 
 
 def _missing(plan: LaunchPlan, target: str) -> Iterator[str]:
-    """Directories that may have to be made first: all below the scratch directory or host path that it is in."""
+    """The directories that may be missing: those below the scratch directory or host path that contains the target."""
     others = [path for path, _ in plan.scratch_dirs] + [bind.target for bind in plan.binds]
-    # A path that replaces a scratch directory itself (usually /work) finds it there.
+    # A path that replaces a scratch directory itself, usually /work, is not missing.
     covering = max((path for path in others if is_below(target, path) and path != target), key=len, default=None)
     if covering is None:
         return
@@ -183,14 +183,14 @@ def _make_in_list(calls: CallList, parent: Value, path: str, is_directory: bool)
 
 
 def _mount_terminals(calls: CallList) -> None:
-    """An instance of the cage's own: no other terminal has a name in it."""
+    """Mount a new devpts instance, in which no terminal of the host is visible."""
     calls.begin_step("mount terminals")
     options = f"newinstance,ptmxmode=0666,mode=0620,max={_MOST_TERMINALS}"
     mounts.add(calls, "devpts", _inside(TERMINALS), "devpts", MS_NOSUID | MS_NOEXEC, options)
 
 
 def _mount_proc(calls: CallList) -> None:
-    """A /proc of its pid namespace, with what describes the host masked."""
+    """Mount the /proc of the guest's pid namespace, and mask the parts that describe the host."""
     calls.begin_step("mount proc")
     mounts.add(calls, "proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name in MASKED_PROC:
@@ -199,9 +199,9 @@ def _mount_proc(calls: CallList) -> None:
 
 
 def seal_proc(calls: CallList, keep_tasks: bool, keepers: Sequence[int]) -> None:
-    """Makes /proc read-only where the Landlock rules do not: that of an image's root allows writing everywhere.
+    """Make /proc read-only for images, whose Landlock rule allows writing everywhere.
 
-    With `keep_tasks` only /proc/sys and the entries of the keepers: a guest with a GPU must be able to name threads.
+    With `keep_tasks`, only /proc/sys and the entries of the keepers: guests with a GPU must be able to name threads.
     """
     calls.begin_step("seal proc")
     if not keep_tasks:
@@ -217,7 +217,7 @@ def _make_read_only(calls: CallList, place: str) -> None:
 
 
 def _hide_boot_id(calls: CallList) -> None:
-    """A random value of the cage's own, the same at every read: programs take a new one for a reboot."""
+    """Show a random boot id that stays the same: programs interpret a new one as a reboot."""
     uuid = calls.buffer(bytes(_UUID_BYTES))
     source = calls.call("openat", AT_FDCWD, b"proc/sys/kernel/random/uuid", os.O_RDONLY | os.O_CLOEXEC, 0)
     calls.call("read", source, uuid, _UUID_BYTES, expected=_UUID_BYTES)
@@ -231,23 +231,22 @@ def _hide_boot_id(calls: CallList) -> None:
     mounts.add(calls, None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-# ---- the root of an image: its layers below a writable one, with the cage's places moved on top ----
+# ---- the root of an image: its layers below a writable one, with the cage's own mounts moved on top ----
 #
-# The image is not trusted. Its links are never followed here, and nothing is mounted before the place for it was opened
-# below the image's own root.
+# The image is not trusted: its links are never followed, and mount points are opened below the image's root.
 
 #: The directories of the overlay, on the scratch.
 _UPPER, _WORK, _IMAGE = "upper", "work", "image"
-#: Where an upper layer of the host is mounted, beside the others: it has the two directories already.
+#: The mount point of an upper layer on the host, which contains the directories "upper" and "work".
 _DISK = "disk"
 
 
 def _move_into_image(
     calls: CallList, plan: LaunchPlan, trees: Sequence[Value], attached: Sequence[Tuple[str, bool]]
 ) -> None:
-    """Mounts the image and moves the cage's places into it. The image is the working directory afterwards.
+    """Mount the image, make it the working directory, and move the cage's own mounts into it.
 
-    The trees are the layers, and then the upper layer if the host has it.
+    The trees are the layers, and then the upper layer if it is on the host.
     """
     _mount_image(calls, trees[: len(plan.layers)], trees[len(plan.layers) :])
     for path, content in plan.files:
@@ -257,7 +256,7 @@ def _move_into_image(
 
 
 def _mount_image(calls: CallList, layers: Sequence[Value], upper: Sequence[Value]) -> None:
-    """With names relative to the scratch: the options of a mount have one page."""
+    """Mount the overlay, with names relative to the scratch: mount options are limited to one page."""
     calls.begin_step("mount image")
     calls.call("chdir", _SCRATCH.encode())
     names = [f"l{number}" for number in range(len(layers))]
@@ -275,7 +274,7 @@ def _mount_image(calls: CallList, layers: Sequence[Value], upper: Sequence[Value
 
 
 def _outermost(plan: LaunchPlan, attached: Sequence[Tuple[str, bool]]) -> Dict[str, bool]:
-    """The places that are not inside another, which move with it, and whether each is a directory."""
+    """The outermost places, and whether each is a directory. Places inside them move with them."""
     places = {"/dev": True, "/proc": True, **{path: True for path, _ in plan.scratch_dirs}, **dict(attached)}
     inner = {path for path in places for other in places if path != other and is_below(path, other)}
     return {path: is_directory for path, is_directory in places.items() if path not in inner}
@@ -294,7 +293,7 @@ def _move_place(calls: CallList, place: str, is_directory: bool) -> None:
 
 
 def _write_into_image(calls: CallList, path: str, content: str) -> None:
-    """In place of what the image has there."""
+    """Write a file, replacing the image's."""
     calls.begin_step("write files", path)
     data, name = content.encode(), os.fsencode(posixpath.basename(path))
     _make_directories(calls, posixpath.dirname(path))
@@ -308,7 +307,7 @@ def _write_into_image(calls: CallList, path: str, content: str) -> None:
 
 
 def _make_directories(calls: CallList, path: str) -> None:
-    """The directory and those above it, as far as the image lacks them."""
+    """Create the directory and its parents if the image lacks them."""
     if path == "/":
         return
     _make_directories(calls, posixpath.dirname(path))

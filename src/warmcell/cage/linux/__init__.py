@@ -1,1 +1,1 @@
-"""One file per kernel facility: data and one verb each."""
+"""One module per kernel facility."""

@@ -1,8 +1,8 @@
-"""Lists of system calls, written before a fork and carried out after it.
+"""Lists of system calls, prepared before a fork and executed after it.
 
-What a new child does until its cage stands is known beforehand. Carried out by Python, every step would touch, and so
-copy, pages that the child shares with its zygote. As a list, all of it takes a few hundred bytes of machine code that
-makes no decisions (machine_code/call_list-*.S). Where memory may not be executed, Python goes through the same list.
+The calls that build a cage are known in advance. If Python made them, each would touch, and so copy, pages that the
+child shares with its zygote. A list is executed by a few hundred bytes of machine code that makes no decisions
+(machine_code/call_list-*.S). Where memory may not be executed, Python executes the same list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     _Function = Callable[[int, int, int, int], int]
     _Bound = Tuple[Callable[..., int], Tuple[Any, ...]]
 
-#: Where `spawn` is in the code; `run` is at its beginning.
+#: The offset of `spawn` in the code; `run` is at its beginning.
 SPAWN_OFFSETS = {"x86_64": 0xA0, "aarch64": 0xE0}
 
 _STACK = 4096
@@ -41,20 +41,20 @@ _libc.syscall.restype = fast_ctypes.c_long
 
 
 class Value(NamedTuple):
-    """A word that is known only when the list runs: one given to it, or the result of an earlier call."""
+    """A word that is known only when the list runs: an argument of the list, or the result of an earlier call."""
 
     place: int
 
 
 class Field(NamedTuple):
-    """Four bytes of a buffer that a result is stored in, for a later call to find."""
+    """Four bytes of a buffer in which a call stores its result, for a later call."""
 
     buffer: Buffer
     offset: int
 
 
 class ListStep(NamedTuple):
-    """The step of the cage that the calls from `first` on belong to, for error messages."""
+    """The step of the cage that calls from index `first` on belong to, for error messages."""
 
     first: int
     step: str
@@ -62,10 +62,10 @@ class ListStep(NamedTuple):
 
 
 class CallList:
-    """Grows by `call`; prepared with the words of one run, it can run any number of times.
+    """Built by `call`; `prepare` binds it to the arguments of one run. It can be used any number of times.
 
-    `given` is how many words each run brings. With an arena, all that the list refers to is in there, unless the arena
-    is full: then `arena` becomes None.
+    `given` is the number of arguments. With an arena, all data of the list is allocated there; if the arena is full,
+    `arena` becomes None.
     """
 
     def __init__(self, given: int = 0, arena: Optional[Arena] = None) -> None:
@@ -77,7 +77,7 @@ class CallList:
         self._memory: Optional[Buffer] = None
 
     def begin_step(self, step: str, what: str = "") -> None:
-        """Names the step of the cage that the following calls belong to."""
+        """Name the step of the cage that the following calls belong to."""
         self._steps.append(ListStep(self._count, step, what))
 
     def call(
@@ -88,9 +88,9 @@ class CallList:
         allowed_errno: int = 0,
         into: Optional[Field] = None,
     ) -> Value:
-        """Adds a system call and returns its result, as a value for later calls.
+        """Add a system call; returns its result, as a value for later calls.
 
-        The list stops unless the result is `expected`, where that is given, or the error is `allowed_errno`.
+        The list stops if the call fails with another error than `allowed_errno`, or its result is not `expected`.
         """
         number = NUMBERS.get(name)
         if number is None:
@@ -112,7 +112,7 @@ class CallList:
         return Value(self._given + self._count - 1)
 
     def buffer(self, content: bytes) -> Buffer:
-        """A copy of the content, with a zero after it, that lives as long as the list."""
+        """A NUL-terminated copy of the content that lives as long as the list."""
         buffer = self.arena.take(content) if self.arena is not None else None
         if buffer is None:
             self.arena = None
@@ -122,7 +122,7 @@ class CallList:
 
     @staticmethod
     def address(buffer: Buffer) -> int:
-        """For another buffer that refers to it."""
+        """The address of a buffer, for use in another buffer."""
         return fast_ctypes.addressof(buffer)
 
     def _word(self, argument: Union[int, bytes, Buffer, None]) -> int:
@@ -139,20 +139,20 @@ class CallList:
         return self._count
 
     def encode(self) -> bytes:
-        """The list as the machine code reads it."""
+        """The list in the format of the machine code."""
         return b"".join(self._encoded)
 
     def steps(self) -> List[ListStep]:
-        """The step that each call belongs to."""
+        """The step of each call."""
         return [self._step_of(index) for index in range(self._count)]
 
     def _step_of(self, index: int) -> ListStep:
         return max((step for step in self._steps if step.first <= index), key=lambda step: step.first)
 
     def prepare(self, given: Sequence[int]) -> PreparedCalls:
-        """Lays out everything that a run needs, so that running it touches next to nothing."""
+        """Allocate everything that a run needs, so that running it touches as little memory as possible."""
         if len(given) != self._given:
-            raise ValueError(f"{len(given)} words given instead of {self._given}")
+            raise ValueError(f"expected {self._given} words, not {len(given)}")
         if self._memory is None:
             self._memory = fast_ctypes.create_string_buffer(self.encode())
         values = (fast_ctypes.c_int64 * (self._given + self._count))(*given)
@@ -172,7 +172,7 @@ class CallList:
 
 
 class PreparedCalls(NamedTuple):
-    """A list with the words of one run."""
+    """A list bound to the arguments of one run."""
 
     calls: CallList
     steps: Buffer
@@ -183,14 +183,14 @@ class PreparedCalls(NamedTuple):
     bound: _Bound
 
     def run(self) -> None:
-        """Runs the list in this process; raises the step that failed."""
+        """Run the list in this process; raises the `CageError` of the step that failed."""
         function, arguments = self.bound
         done = function(*arguments)
         if done != self.length:
             raise self.calls.failure(done, self.values[self.given + done])
 
     def failure(self) -> Optional[CageError]:
-        """The call that failed in a child that shares this memory and has exited, if one did."""
+        """The error of a child that shared this memory and has exited; None if no call failed."""
         for index in range(self.length):
             result = self.values[self.given + index]
             if result < 0 and result != self._error_allowed_at(index):
@@ -205,7 +205,7 @@ class PreparedCalls(NamedTuple):
 
 
 def _run_in_python(steps: Buffer, length: int, values: Words, given: int) -> int:
-    """The same as the machine code."""
+    """Do what the machine code does."""
     for index in range(length):
         number, *words, references, expected, allowed_error, place = CALL.unpack_from(steps, index * CALL.size)
         words = [values[word] if references >> bit & 1 else word for bit, word in enumerate(words)]
@@ -221,7 +221,7 @@ def _run_in_python(steps: Buffer, length: int, values: Words, given: int) -> int
 
 
 def load_machine_code() -> None:
-    """Maps the machine code now, for all forks of this process to have."""
+    """Map the machine code now, so that all forks of this process have it."""
     _machine_code()
 
 
@@ -230,7 +230,7 @@ def can_spawn() -> bool:
 
 
 class SpawnedChild(NamedTuple):
-    """A child that shares this process's memory until its last call, an exec. `keeps` must outlive that."""
+    """A child that shares this process's memory until it execs or exits; until then `keeps` must stay alive."""
 
     pid: int
     pidfd: int
@@ -240,9 +240,9 @@ class SpawnedChild(NamedTuple):
 def spawn(
     flags: int, prepared: PreparedCalls, with_pidfd: bool = True, exit_signal: int = signal.SIGCHLD
 ) -> SpawnedChild:
-    """Starts a child that runs the list without a copy of this process's memory. `flags` are namespaces.
+    """Start a child that runs the list, sharing this process's memory. `flags` are namespaces.
 
-    It starts with all signals blocked: a handler of ours must never run on its small stack.
+    All signals are blocked in it: a handler of ours must never run on its small stack.
     """
     start = _machine_code().spawn
     assert start is not None
@@ -263,7 +263,7 @@ def spawn(
 
 
 class _MachineCode(NamedTuple):
-    """The functions; None where this machine has none, or memory may not be executed."""
+    """The functions; None on other architectures, or where memory may not be executed."""
 
     run: Optional[_Function]
     spawn: Optional[_Function]
@@ -275,7 +275,7 @@ def _machine_code() -> _MachineCode:
     if not code or struct.calcsize("P") != 8:
         return _MachineCode(None, None)
     try:
-        # Private: guests are forks, and could otherwise write to a page that we execute.
+        # Private: guests are forks, and could write to a shared page that we execute.
         memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return _MachineCode(None, None)
@@ -284,8 +284,8 @@ def _machine_code() -> _MachineCode:
     place = fast_ctypes.addressof(fast_ctypes.c_char.from_buffer(memory))
     size = fast_ctypes.c_size_t(mmap.PAGESIZE)
     if _libc.mprotect(fast_ctypes.c_void_p(place), size, mmap.PROT_READ | mmap.PROT_EXEC):
-        return _MachineCode(None, None)  # SELinux and others forbid it
-    # PYFUNCTYPE keeps the interpreter's lock: a zygote and its children have one thread.
+        return _MachineCode(None, None)  # forbidden, for example by SELinux
+    # PYFUNCTYPE keeps the GIL: a zygote and its children have one thread.
     function = fast_ctypes.PYFUNCTYPE(fast_ctypes.c_long, *[fast_ctypes.c_long] * 4)
     return _MachineCode(function(place), function(place + SPAWN_OFFSETS[MACHINE]))
 

@@ -1,4 +1,4 @@
-"""No capability survives: not effective, permitted, inheritable, ambient nor in the bounding set."""
+"""Drops all capabilities: effective, permitted, inheritable, ambient and bounding."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _EPERM = 1
 
 
 def drop_all(calls: CallList) -> None:
-    """Order matters: dropping from the bounding set needs a capability that `capset` then takes away.
+    """Drop the bounding set first: that requires a capability, which `clear` drops.
 
-    An ordinary user without namespaces has none to begin with and cannot shrink the bounding set, which has no
-    effect with no_new_privs.
+    An ordinary user without namespaces has no capabilities and cannot shrink the bounding set, which has no effect with
+    no_new_privs.
     """
     calls.begin_step("drop capabilities")
     for capability in range(_LAST + 1):
@@ -26,7 +26,7 @@ def drop_all(calls: CallList) -> None:
 
 
 def clear(calls: CallList) -> None:
-    """All but the bounding set, which has no effect with no_new_privs."""
+    """Drop all but the bounding set, which has no effect with no_new_privs."""
     calls.call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     calls.call("capset", struct.pack("=Ii", _VERSION_3, 0), bytes(24))
     calls.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

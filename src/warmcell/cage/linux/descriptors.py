@@ -1,4 +1,4 @@
-"""Open descriptors and their owner, and sockets."""
+"""Ownership of open descriptors, and blocking sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Closes the descriptors, without those that are closed already or -1."""
+    """Close the descriptors; closed ones and -1 are ignored."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)
@@ -25,9 +25,9 @@ def close_all(descriptors: Iterable[int]) -> None:
 
 
 class OwnedDescriptors:
-    """Descriptors that are closed when the block ends, except those that were given away.
+    """Descriptors that are closed when the block ends, except those passed to `give`.
 
-    A fork in the block copies it: the child gives away what it keeps, or does not leave the block.
+    A fork in the block has a copy: the child must `give` what it keeps, or not leave the block.
     """
 
     def __init__(self, *descriptors: int) -> None:
@@ -38,7 +38,7 @@ class OwnedDescriptors:
         return ends
 
     def socketpair(self) -> Tuple[int, int]:
-        """Of packet sockets."""
+        """A pair of packet sockets."""
         ours, theirs = make_pair(socket.SOCK_SEQPACKET)
         self._held += (ends := (ours.detach(), theirs.detach()))
         return ends
@@ -61,16 +61,16 @@ class OwnedDescriptors:
         self.close()
 
 
-def blocking(made: S) -> S:
-    """Makes a socket block, whatever `socket.setdefaulttimeout` says in this process.
+def blocking(channel: S) -> S:
+    """Make a socket blocking in spite of `socket.setdefaulttimeout`.
 
     With a default timeout, Python makes the descriptor of every new socket object non-blocking. The flag belongs to the
-    open file, so a process that the descriptor is handed to would get EAGAIN where it expects to wait. Every socket
-    that we create or wrap comes from here, or its event loop makes it non-blocking.
+    open file, so a process that receives the descriptor would get EAGAIN instead of blocking. Every socket that we
+    create or wrap must pass through here, unless its event loop makes it non-blocking.
     """
-    if made.gettimeout() is not None:
-        made.setblocking(True)
-    return made
+    if channel.gettimeout() is not None:
+        channel.setblocking(True)
+    return channel
 
 
 def make_pair(kind: int) -> Tuple[socket.socket, socket.socket]:
@@ -80,5 +80,5 @@ def make_pair(kind: int) -> Tuple[socket.socket, socket.socket]:
 
 
 def from_descriptor(descriptor: int) -> socket.socket:
-    """The socket that an open descriptor is. It then belongs to the returned object."""
+    """A socket object for an open descriptor, which it then owns."""
     return blocking(socket.socket(fileno=descriptor))

@@ -1,6 +1,6 @@
-"""The parts of `ctypes` that the cage uses, from its C half. Loading the Python half takes a third as long as the cage.
+"""The parts of `ctypes` that the cage uses, from its C module: loading `ctypes` itself would take noticeably longer.
 
-Type checkers see the real module. A program that also loads that has both, and they share the C half.
+Type checkers see the real module. A program can load both; they share the C module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ else:
         return buffer
 
     def PYFUNCTYPE(result, *arguments):  # noqa: N802  # the name in ctypes
-        """The type of functions that keep the interpreter's lock."""
+        """The type of functions that keep the GIL."""
         flags = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI
         return type(CFuncPtr)("", (CFuncPtr,), {"_flags_": flags, "_restype_": result, "_argtypes_": arguments})
 

@@ -1,4 +1,4 @@
-"""Descriptors in lists of calls: guests inherit 0, 1 and 2 and nothing else."""
+"""Descriptors in call lists: guests inherit only 0, 1 and 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EINVAL = 22
 
 
 def use_as_stdio(calls: CallList, descriptors: Sequence[Value]) -> None:
-    """Puts three descriptors at 0, 1 and 2. They must all be above 2."""
+    """Duplicate three descriptors, all above 2, to 0, 1 and 2."""
     calls.begin_step("use as stdio")
     for target, source in enumerate(descriptors):
         calls.call("dup3", source, target, 0)
@@ -34,7 +34,7 @@ def close_in_list(calls: CallList, descriptors: Sequence[Value]) -> None:
 
 
 def ranges_of(descriptors: Sequence[int]) -> List[Tuple[int, int]]:
-    """First and last of each run of adjacent numbers. The kernel gives the lowest free ones, so most are. Pure."""
+    """First and last of each run of adjacent numbers, which most are: the kernel uses the lowest free ones. Pure."""
     ranges: List[Tuple[int, int]] = []
     for descriptor in sorted(descriptors):
         if ranges and descriptor == ranges[-1][1] + 1:
@@ -51,7 +51,7 @@ def close_numbers(calls: CallList, descriptors: Sequence[int]) -> None:
 
 
 def close_gaps(calls: CallList, gaps: Sequence[Tuple[Value, Value]]) -> None:
-    """Closes what `gaps_between` found. Between adjacent numbers there is no gap, and EINVAL is allowed."""
+    """Close the gaps from `gaps_between`. EINVAL is allowed: adjacent numbers have an empty gap."""
     calls.begin_step("close descriptors")
     for first, last in gaps:
         calls.call("close_range", first, last, 0, allowed_errno=_EINVAL)
@@ -67,7 +67,7 @@ def gaps_between(*kept: int) -> List[int]:
 
 
 def close_all_but(*kept: int) -> None:
-    """Closes everything above 2 but these, in this process."""
+    """Close all descriptors above 2 except these, in this process."""
     bounds = iter(gaps_between(*kept))
     for first in bounds:
         last = next(bounds)
@@ -76,5 +76,5 @@ def close_all_but(*kept: int) -> None:
 
 
 def end_on_exec(calls: CallList) -> None:
-    """Closes everything above 2 at the next exec."""
+    """Close all descriptors above 2 at the next exec."""
     calls.call("close_range", 3, _LARGEST, _CLOSE_RANGE_CLOEXEC)

@@ -1,7 +1,7 @@
-"""Files as a guest names them, by path or descriptor, resolved from outside, and calls made on them for the guest.
+"""Resolves a guest's paths and descriptors from outside, and makes calls on its files on its behalf.
 
-Events and locks belong to inodes, and read-only inodes are shared: a watch on one shows what the host and other runs
-open, and a lock on one makes them wait. So a guest gets them only on files that it may write, which are its own. The
+Events and locks belong to inodes, and read-only inodes are shared: a watch on one reveals what the host and other runs
+open, and a lock on one blocks them. So guests get them only on files that they may write, which are their own. The
 check and the call are both made here, so that nothing can change in between.
 """
 
@@ -25,7 +25,7 @@ _LOCK_UN = 8
 
 
 def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
-    """Opens what the path names for the guest: links are resolved in its root and cannot lead out of it."""
+    """Open a path as the guest would: links are resolved in its root and cannot lead out of it."""
     base = os.readlink(b"/proc/%d/cwd" % thread)
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
     how = (fast_ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
@@ -37,7 +37,7 @@ def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
 
 
 def copy_of(thread: int, descriptor: int) -> int:
-    """A duplicate of a guest's descriptor: the same open file."""
+    """Duplicate a guest's descriptor."""
     pidfd = call("pidfd_open", _process_of(thread), 0)
     try:
         return call("pidfd_getfd", pidfd, descriptor, 0)
@@ -51,7 +51,7 @@ def _process_of(thread: int) -> int:
 
 
 def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int) -> int:
-    """Makes the guest's inotify_add_watch() call with the guest's rights. Returns its result, or a negative errno."""
+    """Call inotify_add_watch() for the guest, with its rights. Returns the result, or a negative errno."""
     try:
         notifier = copy_of(thread, descriptor)
         try:
@@ -74,14 +74,14 @@ def _add_watch(thread: int, notifier: int, path: bytes, mask: int) -> int:
 
 
 def is_on_writable_mount(file: int) -> bool:
-    """False for devices, which are shared wherever their node is."""
+    """Whether the mount is writable. False for devices, which are shared between all their nodes."""
     mode = os.fstat(file).st_mode
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     return not is_device and not os.fstatvfs(file).f_flag & os.ST_RDONLY
 
 
 def is_writable_by_rule(places: Sequence[str], file: int) -> bool:
-    """For guests without mounts of their own: it is open for writing, or is where the guest may write."""
+    """For guests without a mount namespace: whether it is open for writing, or in a writable directory."""
     if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
         return True
     path = os.readlink(f"/proc/self/fd/{file}")
@@ -89,9 +89,9 @@ def is_writable_by_rule(places: Sequence[str], file: int) -> bool:
 
 
 def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int], bool]) -> int:
-    """0 if the guest's flock() may go on, else the errno for it: that of a file system without locks.
+    """0 if the guest's flock() may continue, else its errno, as from a file system without locks.
 
-    The call itself goes on in the guest, because it may wait and be interrupted. A guest that changes the descriptor in
+    The guest makes the call itself, because it may block and be interrupted. A guest that changes the descriptor in
     between can lock a file that is not its own.
     """
     if operation & _LOCK_UN:
@@ -107,7 +107,7 @@ def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int
 
 
 class _AsUser:
-    """In the block, our rights to files are those of another user. An ordinary user only has its own."""
+    """In the block, we have another user's rights to files. Only for root; `host_id` is 0 for ordinary users."""
 
     def __init__(self, host_id: int) -> None:
         self._host_id = host_id

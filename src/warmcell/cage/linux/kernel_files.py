@@ -1,4 +1,4 @@
-"""Reads and writes files in /proc and /sys. Not with `open`, whose buffers and encodings cost more than the rest."""
+"""Reads and writes files in /proc and /sys, without the costly buffers and encodings of `open`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(path: str) -> str:
 
 
 def read_short(path: str) -> str:
-    """For a file below 4 KiB: the kernel returns it whole."""
+    """Read a file of less than 4 KiB, which the kernel returns at once."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096).decode()
@@ -41,7 +41,7 @@ _ENOENT, _EBADF = 2, 9
 
 
 def write_in_list(calls: CallList, path: str, text: str, may_be_missing: bool = False) -> None:
-    """Adds the write to a list. With `may_be_missing`, a missing file is skipped."""
+    """Add the write to a call list. With `may_be_missing`, a missing file is skipped."""
     encoded = text.encode()
     file = calls.call(
         "openat", -100, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0, allowed_errno=_ENOENT * may_be_missing
@@ -50,16 +50,16 @@ def write_in_list(calls: CallList, path: str, text: str, may_be_missing: bool = 
     calls.call("close", file, allowed_errno=_EBADF * may_be_missing)
 
 
-#: The first id for root's guests: above every range that distributions hand out, so that it owns nothing.
+#: The first id for root's guests: above the ranges that distributions assign, so that it owns nothing.
 UNOWNED_UID_BASE = 0x70000000
-#: Per manager of root. Pids have 22 bits, so the ids of the last manager are below 1 << 31.
+#: For each manager of root. Pids have 22 bits, so all ids are below 1 << 31.
 IDS_OF_A_MANAGER = 64
 #: CAP_CHOWN, _DAC_OVERRIDE, _SETGID, _SETUID, _SYS_ADMIN and _SETFCAP, which giving guests such an id needs.
 _ROOTS_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 6 | 1 << 7 | 1 << 21 | 1 << 31
 
 
 def is_root_of_host() -> bool:
-    """Whether we may map any user and mount: not as uid 0 of a user namespace, nor as root without its capabilities."""
+    """Whether we may map any user and mount: false for uid 0 of a user namespace, and for root without capabilities."""
     if os.geteuid() != 0:
         return False
     maps = [line.split() for line in read("/proc/self/uid_map").splitlines()]

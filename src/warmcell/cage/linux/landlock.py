@@ -1,4 +1,4 @@
-"""Landlock: a second, independent restriction of files, and of signals and abstract sockets that leave the cage."""
+"""Landlock: a second, independent restriction of files, and of signals and abstract sockets to outside the cage."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _handled_files(version: int) -> int:
 def restrict(
     calls: CallList, paths: Iterable[Tuple[str, bool]], files: Container[str], deny_network: bool = False
 ) -> None:
-    """From here on the process and its children reach only `paths`: (path, writable), of which `files` are files.
+    """Restrict the process and its children to `paths`: (path, writable), of which `files` are files.
 
-    The scopes keep signals and abstract sockets inside; with `deny_network` TCP is denied where the ABI can.
+    The scopes keep signals and abstract sockets inside; `deny_network` denies TCP if the ABI supports it.
     """
     calls.begin_step("restrict with Landlock")
     version = landlock_version()

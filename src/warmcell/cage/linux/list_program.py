@@ -1,8 +1,8 @@
 """A list of system calls as an executable, for guests that become a program.
 
-Such a guest needs no interpreter, neither before its job nor for it: the job is a list as well (`program_job`). So its
-process is not a copy of the zygote but an executable of some ten pages, made once per recipe and loaded where the
-recipe's buffers are in the zygote, so that every address in it is valid.
+Such a guest needs no interpreter: its job is a call list as well (`program_job`). So its process is not a copy of the
+zygote but an executable of some ten pages, made once per recipe and loaded at the addresses of the recipe's buffers in
+the zygote, so that every address in it is valid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEADERS = headers_size(2)
 _F_SETFD = 2
 _AT_EMPTY_PATH = 0x1000
 _CLONE_VFORK, _CLONE_PARENT = 0x4000, 0x8000
-_LOWEST_OWN = 64  # above the descriptors of orders, whose numbers then are always the same
+_LOWEST_OWN = 64  # above the descriptors of orders, so that their numbers rarely change
 _BLOCK_WORDS = 16
 _ERRNO = "    "
 
@@ -43,12 +43,12 @@ class Channels(NamedTuple):
 
 
 def is_supported() -> bool:
-    """Whether there is machine code for this machine, and memory may be executed."""
+    """Whether there is machine code for this architecture, and memory may be executed."""
     return bool(read_code("list_program")) and call_list.can_spawn()
 
 
 def image(calls: CallList, given: Sequence[int], channels: Channels) -> bytes:
-    """The whole executable file. All that the list refers to must be in its arena."""
+    """The content of the executable. All data of the list must be in its arena."""
     assert calls.arena is not None
     run = read_code("call_list")
     entry = _HEADERS + _align(len(run))
@@ -63,7 +63,7 @@ def image(calls: CallList, given: Sequence[int], channels: Channels) -> bytes:
 
 
 def _block(data: _Data, calls: CallList, given: Sequence[int], channels: Channels) -> int:
-    """The block that the last word of the program's first page points to; returns its address."""
+    """Write the block that the last word of the program's first page points to; returns its address."""
     steps = data.put(calls.encode())
     values = data.put(struct.pack(f"={len(given)}q", *given) + bytes(8 * len(calls)))
     failures = data.put(b"".join(_failure_rows(data, calls)))
@@ -78,14 +78,14 @@ def _failure_rows(data: _Data, calls: CallList) -> List[bytes]:
     for step in calls.steps():
         if step not in rows:
             before = f'{{"failed":[{write_json(step.step)},{_ERRNO}'.encode()
-            said = before + f",{write_json(step.what)}]}}".encode()
-            place = data.put(said)
-            rows[step] = struct.pack("=QQQ", place, len(said), place + len(before))
+            message = before + f",{write_json(step.what)}]}}".encode()
+            place = data.put(message)
+            rows[step] = struct.pack("=QQQ", place, len(message), place + len(before))
     return [rows[step] for step in calls.steps()]
 
 
 class _Data:
-    """Content that grows, and the addresses that it will have."""
+    """The data segment; `put` appends to it and returns the address."""
 
     def __init__(self, base: int, content: bytes) -> None:
         self._base, self.content = base, content
@@ -102,7 +102,7 @@ def _align(size: int) -> int:
 
 
 class ListProgram:
-    """The executable file, and the list that makes a child exec it. The child is our sibling."""
+    """The executable file, and the call list with which a child execs it. The child becomes our sibling."""
 
     def __init__(self, calls: CallList, given: Sequence[int], channels: Channels, kept: Sequence[int]) -> None:
         file = os.memfd_create("guest", os.MFD_CLOEXEC)
@@ -125,9 +125,9 @@ class ListProgram:
         return calls.prepare(())
 
     def start(self) -> int:
-        """The pid. Raises `ExecRefused` where this host does not execute such a file."""
+        """Start a guest and return its pid. Raises `ExecRefused` if this host does not execute memfds."""
         spawned = call_list.spawn(_CLONE_VFORK | _CLONE_PARENT, self._list, with_pidfd=False)
-        # With CLONE_VFORK it has exec'd or exited by now: the shared memory is ours alone again.
+        # With CLONE_VFORK the child has exec'd or exited by now, and no longer shares our memory.
         failure = self._list.failure()
         if failure is not None:
             raise ExecRefused(failure.step, failure.errno, failure.what)

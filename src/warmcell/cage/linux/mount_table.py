@@ -1,9 +1,8 @@
-"""Which mounts another process has, looked up at the expected mount points.
+"""Reads the mounts of another process by looking at the expected mount points.
 
-Reading `mountinfo` keeps every other process of the machine from mounting while the kernel writes the text. Asking for
-each place needs no such lock. The list of all mounts, as numbers, needs it for microseconds, after which all that wait
-for it have gone to sleep; so it is read once a second. If the mounts at these places are all that are listed, the
-places say everything that `mountinfo` would.
+While `mountinfo` is read, no other process of the machine can mount. Looking at each place takes no such lock. Listing
+all mounts by number takes it for microseconds, but processes that wait for it have to sleep; so that is done once a
+second. If the mounts at the places are exactly the listed ones, they say everything that `mountinfo` would.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from typing import Dict, Iterable, Optional
 
 _GIVEN = Value(0)
-#: How often the mounts at the places are compared with the list of all.
+#: How often the mounts at the places are compared with the list of all mounts.
 SECONDS_BETWEEN_LISTS = 1.0
 _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_MNT_ID_UNIQUE = 0x1000, 0x4000, 0x4000
 _NS_GET_MNTNS_ID = 0x8008B705
-#: struct mnt_id_req: its size, and from where to list; the namespace goes into its last word.
+#: struct mnt_id_req: its size, and the mount to start from; the namespace is stored in its last word.
 _REQUEST, _WORD_OF_NAMESPACE = struct.pack("=IIQQQ", 32, 0, 2**64 - 1, 0, 0), 3
 _REQUEST_WORDS = len(_REQUEST) // 8
-#: In words of eight bytes: what is known of a place, a statx and then a statfs; where these have the mount's number,
-#: and the flags.
+#: In words of eight bytes: the record of a place is a statx and then a statfs; offsets of the mount's number, the kind
+#: of file system and the flags in it.
 _STATX_WORDS, _PLACE_WORDS = 32, 48
 _NUMBER, _KIND, _FLAGS, _ST_RDONLY = 18, _STATX_WORDS, _STATX_WORDS + 10, 1
-#: File systems that answer by themselves: tmpfs, ramfs, proc, devpts, ext, xfs, btrfs, f2fs, zfs, overlayfs, squashfs,
-#: erofs. Others ask a server or a program, which may never answer.
+#: Local file systems: tmpfs, ramfs, proc, devpts, ext, xfs, btrfs, f2fs, zfs, overlayfs, squashfs, erofs. Others depend
+#: on a server or a program, which may never answer.
 _LOCAL_KINDS = {
     *(0x01021994, 0x858458F6, 0x9FA0, 0x1CD1, 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1),
     *(0x794C7630, 0x73717368, 0xE0F5E1E2),
@@ -42,11 +41,11 @@ _ENOENT = 2
 
 
 class MountTable:
-    """Can be read for any number of processes whose places are on the same file systems. Needs Linux 6.11."""
+    """For any number of processes with the same mount points. Requires Linux 6.11."""
 
     def __init__(self, places: Iterable[str]) -> None:
         self._places = tuple(places)
-        most = len(self._places) + 1  # one more is a mount at none of them
+        most = len(self._places) + 1  # one more, to notice mounts at other places
         memory = bytearray(8 * (_REQUEST_WORDS + most + _PLACE_WORDS * len(self._places)))
         memory[: len(_REQUEST)] = _REQUEST
         self._words = memoryview(memory).cast("Q")
@@ -71,8 +70,8 @@ class MountTable:
         self.is_usable = True
 
     def read(self, pid: int) -> Optional[Dict[str, bool]]:
-        """Each place, and whether it is writable there. None if one of them is not a mount of its own, or, once a
-        second, if these are not exactly the mounts of the process.
+        """Each place, and whether its mount is writable. None if one is not a mount point, or, once a second, if the
+        process has other mounts as well.
         """
         if not self.is_usable:
             return None
@@ -100,7 +99,7 @@ class MountTable:
 
 
 def _run_on(calls: PreparedCalls, path: str, flags: int) -> None:
-    """With a descriptor of the path as the word that it is given."""
+    """Run a list whose argument is a descriptor of the path."""
     descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         calls.values[0] = descriptor

@@ -1,4 +1,4 @@
-"""Mounts, by the old and the new interface: single ones by path, whole trees by descriptor."""
+"""Mounts, with mount(2) by path and with the newer calls by descriptor of a mount tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV, _MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 _SEALED = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
-#: Without links, and never above where it starts.
+#: No links, and never above the starting directory.
 _RESOLVE_PLAINLY_BELOW = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 
 
@@ -43,7 +43,7 @@ def mount(source: Optional[str], target: str, kind: Optional[str], flags: int, d
 
 
 def make_slave() -> None:
-    """Mounts made on the host still propagate here; ours never propagate to the host."""
+    """Let mounts of the host propagate here, but never ours to the host."""
     mount("none", "/", None, MS_REC | _MS_SLAVE)
 
 
@@ -56,41 +56,41 @@ def add(
     data: Optional[str] = None,
     allowed_errno: int = 0,
 ) -> None:
-    """Adds a `mount` call to a list."""
+    """Add a `mount` call to a list."""
     words = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     calls.call("mount", words[0], words[1], words[2], flags, words[3], allowed_errno=allowed_errno)
 
 
 def make_private(calls: CallList) -> None:
-    """Stops propagation of mounts in both directions."""
+    """Stop propagation of mounts in both directions."""
     add(calls, "none", "/", None, MS_REC | _MS_PRIVATE)
 
 
 def pivot_into_working_directory(calls: CallList) -> None:
-    """Makes it the root. The old root, stacked on it for a moment, is unmounted with everything below."""
+    """Make it the root. The old root, which is then mounted on top of it, is unmounted with everything below."""
     calls.call("pivot_root", b".", b".")
     calls.call("umount2", b".", MNT_DETACH)
     calls.call("chdir", b"/")
 
 
 def copy_in_list(calls: CallList, path: str) -> Value:
-    """A detached copy of the tree at a path, with all mounts below it."""
+    """Make a detached copy of the tree at a path, with all mounts below it."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
     return calls.call("open_tree", AT_FDCWD, os.fsencode(path), flags)
 
 
 def attach(calls: CallList, tree: Value, directory: Union[int, Value], name: str) -> None:
-    """Without following a link: move_mount does not follow the last part of the path."""
+    """Mount a tree. move_mount does not follow a link at the target."""
     calls.call("move_mount", tree, b"", directory, os.fsencode(name), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def open_parent(calls: CallList, path: str) -> Value:
-    """The directory of a path below the working directory."""
+    """Open the parent of a path below the working directory."""
     return open_below(calls, AT_FDCWD, posixpath.dirname(path), os.O_DIRECTORY)
 
 
 def open_below(calls: CallList, directory: Union[int, Value], path: str, flags: int = 0) -> Value:
-    """Opens it for reference only; a link on the way is an error."""
+    """Open a path with O_PATH; a link in it is an error."""
     how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE_PLAINLY_BELOW)
     return calls.call("openat2", directory, os.fsencode(path.lstrip("/") or "."), how, len(how))
 
@@ -102,10 +102,7 @@ def is_full(place: Union[str, int]) -> bool:
 
 
 def open_without_links(path: str, flags: int = 0) -> int:
-    """Opens an already resolved path for reference only; a link anywhere on the way is an error.
-
-    With O_NOFOLLOW the path itself may be a link, which is opened.
-    """
+    """Open an already resolved path with O_PATH; a link in it is an error, but with O_NOFOLLOW not at its end."""
     how = fast_ctypes.create_string_buffer(
         struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
     )
@@ -115,8 +112,8 @@ def open_without_links(path: str, flags: int = 0) -> int:
 def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
     """A private copy of the mount tree at a host path, as a descriptor, with reduced permissions.
 
-    The path was resolved when the policy was made, and its identity is part of the plan: it must still be the same file
-    or directory. `id_map` returns the user namespace that maps its owner to the guest.
+    The path was resolved when the policy was created, and must still be the file or directory that the plan identifies.
+    `id_map` returns the user namespace that maps its owner to the guest.
     """
     with step("open allowed path", bind.source):
         source = open_without_links(bind.source, os.O_NOFOLLOW if bind.identity else 0)
@@ -124,7 +121,7 @@ def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
     try:
         status = os.fstat(source)
         if bind.identity and f"{status.st_dev}:{status.st_ino}" != bind.identity:
-            raise CageError("open allowed path", 0, f"{bind.source} was replaced after the policy was made")
+            raise CageError("open allowed path", 0, f"{bind.source} was replaced after the policy was created")
         with step("clone mount tree", bind.source):
             tree = copy_tree(source)
         with step("restrict mount tree", bind.source):
@@ -139,7 +136,7 @@ def detached_tree(bind: Bind, id_map: Callable[[Owner], Optional[int]]) -> int:
 
 
 def copy_tree(source: int) -> int:
-    """A detached copy of the tree at a descriptor, with all mounts below it."""
+    """Make a detached copy of the tree at a descriptor, with all mounts below it."""
     return call("open_tree", source, b"", _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE)
 
 
@@ -148,7 +145,7 @@ def attach_tree(tree: int, target: str) -> None:
 
 
 def seal(tree: int) -> None:
-    """Makes it read-only, but not the mounts below it."""
+    """Make it read-only, but not the mounts below it."""
     _set_attributes(tree, _SEALED, 0, recursive=False)
 
 
@@ -162,7 +159,7 @@ def _restrict(tree: int, bind: Bind, idmap: Optional[int]) -> None:
     try:
         _set_attributes(tree, _MOUNT_ATTR_IDMAP, idmap, recursive=False)
     except OSError:
-        # A file system without id maps: what is only read stays readable as for any other user; writing would not work.
+        # Without support for id maps: files that other users can read stay readable, but writing would fail.
         if bind.writable:
             raise
 

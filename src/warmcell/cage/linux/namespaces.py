@@ -1,4 +1,4 @@
-"""Children in namespaces of their own, and their identity there."""
+"""Namespaces of children: creation, users and quotas."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_PIDFD = 0x00001000
 
-#: Those that an init is cloned into. The cgroup namespace must be made after the cgroup was joined, and the network is
-#: the one that the cloning process is in.
+#: The new namespaces of an init. The cgroup namespace must be created after joining the cgroup; the network namespace
+#: is that of the cloning process.
 OF_INIT = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
 
-#: The exit status of a process of ours that cannot return to its own namespace.
+#: The exit status of our processes that cannot return to their own namespace.
 ASTRAY = 70
 
 
@@ -39,7 +39,7 @@ class HomeNamespace:
         self._descriptor = self.open_current()
 
     def open_current(self) -> int:
-        """A descriptor of the namespace that this process is in now."""
+        """A descriptor of the namespace that this process is currently in."""
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def enter(self, other: int) -> None:
@@ -50,7 +50,7 @@ class HomeNamespace:
         call("unshare", self._flag)
 
     def return_home(self) -> None:
-        """Exits where that fails: all later cells would be made in the wrong namespace. Of mounts, resets the cwd."""
+        """Return, or exit: later cells would be made in the wrong namespace. For mounts, this resets the cwd."""
         try:
             call("setns", self._descriptor, self._flag)
         except OSError:
@@ -71,26 +71,26 @@ def pids_of_keepers(has_agent: bool) -> Tuple[int, ...]:
 
 
 def clone(flags: int) -> tuple[int, int]:
-    """Forks into new namespaces. Returns (pid, pidfd) in the parent and (0, -1) in the child."""
+    """Fork into new namespaces. Returns (pid, pidfd) in the parent and (0, -1) in the child."""
     pidfd = fast_ctypes.c_int(-1)
     pid = call("clone", flags | CLONE_PIDFD | signal.SIGCHLD, 0, fast_ctypes.byref(pidfd), 0, 0)
     return (pid, pidfd.value) if pid else (0, -1)
 
 
 def join(calls: CallList, init: Value, network: str) -> None:
-    """Joins the namespaces of another process, except its pid namespace, which only children can join."""
+    """Join the namespaces of another process, except its pid namespace, which only children can join."""
     calls.begin_step("join namespaces")
     flags = OF_INIT & ~CLONE_NEWPID
     calls.call("setns", init, flags if network == "host" else flags | CLONE_NEWNET)
 
 
 def send_children_to(calls: CallList, process: Union[int, Value]) -> None:
-    """Children that are forked after this are in that process's pid namespace."""
+    """Make later children join that process's pid namespace."""
     calls.call("setns", process, CLONE_NEWPID)
 
 
 def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID, inside_gid: int = GUEST_GID) -> None:
-    """Maps one user and one group for a cloned child. Only the parent may write the maps."""
+    """Map one user and one group for a cloned child. Only the parent may write the maps."""
     base = f"/proc/{pid}"
     for name, text in (
         ("setgroups", "deny"),
@@ -101,7 +101,7 @@ def map_ids(pid: int, host_uid: int, host_gid: int, inside_uid: int = GUEST_UID,
 
 
 def become_guest(calls: CallList, uid: int = GUEST_UID, gid: int = GUEST_GID) -> None:
-    """Takes the mapped identity. It is the only one in the namespace, so capabilities stay until they are dropped."""
+    """Change to the mapped ids. Capabilities are kept until they are dropped."""
     calls.begin_step("take guest identity")
     calls.call("setresgid", gid, gid, gid)
     calls.call("setresuid", uid, uid, uid)
@@ -114,7 +114,7 @@ def set_hostname(calls: CallList, name: str) -> None:
     calls.call("setdomainname", b"(none)", 6)
 
 
-#: No namespaces below ours, and a share of what the kernel counts per user over all namespaces.
+#: Guests cannot create namespaces, and get a share of what the kernel counts per user across all namespaces.
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")
 _MOST_INOTIFY = {"instances": 32, "watches": 8192}
 _SHARES = 16
@@ -131,12 +131,12 @@ def _quotas() -> Dict[str, int]:
 def set_quotas(calls: CallList) -> None:
     calls.begin_step("set namespace quotas")
     for name, value in _quotas().items():
-        # Missing on a kernel without that kind of namespace.
+        # The file is missing on kernels without that kind of namespace.
         kernel_files.write_in_list(calls, f"/proc/sys/user/max_{name}", str(value), may_be_missing=True)
 
 
 def identities(pid: Optional[int] = None) -> dict[str, int]:
-    """The inode number of each namespace of a process: equal numbers, same namespace."""
+    """The inode number of each namespace of a process, which identifies it."""
     base = f"/proc/{pid or 'self'}/ns"
     names = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
     return {name: os.stat(f"{base}/{name}").st_ino for name in names}

@@ -1,4 +1,4 @@
-"""Our machine code, read from files, and executables made of it.
+"""Reads our machine code from files, and makes executables of it.
 
 machine_code/*.bin are assembled from the .S files beside them by scripts/assemble-machine-code; a test assembles them
 again and compares.
@@ -34,7 +34,7 @@ _PAGE = 4096
 
 @lru_cache(maxsize=8)
 def read_code(name: str, machine: str = MACHINE) -> bytes:
-    """The code of that name; empty where there is none for the machine. Read once: the file may be replaced."""
+    """The code of that name; empty if there is none for the architecture. Cached: the file may be replaced."""
     try:
         descriptor = os.open(f"{_DIRECTORY}/{name}-{machine}.bin", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):  # the second in a zip archive
@@ -59,7 +59,7 @@ def headers_size(segments: int) -> int:
 
 
 def elf_headers(entry: int, segments: Sequence[Segment], machine: str = MACHINE) -> bytes:
-    """What a static executable begins with. Its stack cannot be executed. Pure."""
+    """The headers of a static executable whose stack is not executable. Pure."""
     kind = (_EXECUTABLE_FILE, _MACHINES[machine], _VERSION, entry, _HEADER.size, 0, 0)
     sizes = (_HEADER.size, _PROGRAM_HEADER.size, len(segments) + 1, 0, 0, 0)
     headers = [_HEADER.pack(b"\x7fELF\x02\x01\x01", *kind, *sizes)]
@@ -68,7 +68,7 @@ def elf_headers(entry: int, segments: Sequence[Segment], machine: str = MACHINE)
     return b"".join([*headers, _PROGRAM_HEADER.pack(_PT_GNU_STACK, READ | WRITE, 0, 0, 0, 0, 0, 16)])
 
 
-# Memory at a fixed address: content that refers to itself by address can be loaded there by another process.
+# Memory at a fixed address: another process can load content there that contains its own addresses.
 
 #: Addresses that programs, libraries, heaps and stacks do not use.
 _FIRST, _PLACES, _SIZE = 0x10_0000_0000, 64, 1 << 20
@@ -82,14 +82,14 @@ _libc.munmap.argtypes = [fast_ctypes.c_void_p, fast_ctypes.c_size_t]
 
 
 class Arena:
-    """Buffers, one after the other, from `base` on. Its owner closes it when its buffers are no longer used."""
+    """Allocates consecutive buffers from `base` on. The owner closes it when its buffers are no longer used."""
 
     def __init__(self, base: int) -> None:
         self.base = base
         self._used = 0
 
     def take(self, content: bytes) -> Optional[Buffer]:
-        """A copy of the content, with a zero after it; None if it does not fit."""
+        """A NUL-terminated copy of the content; None if it does not fit."""
         start = (self._used + _ALIGNED - 1) // _ALIGNED * _ALIGNED
         if start + len(content) + 1 > _SIZE:
             return None
@@ -106,13 +106,13 @@ class Arena:
 
 
 def reserve_arena() -> Optional[Arena]:
-    """None where no address is free."""
+    """Map an arena; None if no address is free."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED_NOREPLACE
     for place in range(_PLACES):
         base = _FIRST + place * _SIZE
         found = _libc.mmap(base, _SIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
         if found == base:
             return Arena(base)
-        if found not in (None, fast_ctypes.c_void_p(-1).value):  # an old kernel that takes the address for a hint
+        if found not in (None, fast_ctypes.c_void_p(-1).value):  # old kernels take the address as a hint
             _libc.munmap(found, _SIZE)
     return None

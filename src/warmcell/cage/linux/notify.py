@@ -1,4 +1,4 @@
-"""Answers calls that the filter passes on by user notification: refuses most, makes some, and records denials."""
+"""Answers system calls that the filter passes on by user notification: refuses most, makes some, records denials."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the addr
 
 
 class Listener:
-    """Answers notifications. Some calls go on after a check, some are made for the guest, all others get EPERM.
+    """Answers notifications. Some calls continue after a check, some are made for the guest, all others get EPERM.
 
     `connect`, if given, makes the guest's connections. `scratch` is a directory on its tmpfs. `note_shared_memory` gets
     the length of a mapping and returns whether it is allowed. `is_own` returns whether the guest may lock an open file.
-    `keepers`, if given, are pids in the guest's namespace that must not become tracers; empty: no tracing.
+    `keepers` are pids in the guest's namespace that must not become tracers; empty: no tracing.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Listener:
         return [[kind, what] for kind, what in sorted(self._seen)]
 
     def answer(self) -> None:
-        """Answers one waiting call. Its caller may have died meanwhile."""
+        """Answer one waiting call, whose caller may have died meanwhile."""
         request = bytearray(80)
         try:
             fcntl.ioctl(self.descriptor, _RECEIVE, request, True)
@@ -102,22 +102,21 @@ class Listener:
         return guest_files.add_watch(pid, descriptor, path, mask, self._host_id)
 
     def _give_memory_file(self, identity: int, flags: int) -> bool:
-        """An unlinked file on the scratch tmpfs in place of a memfd: it behaves like one, and its size is counted."""
+        """Give the guest an unlinked file on the scratch tmpfs instead of a memfd, so that its size is counted."""
         try:
-            flags_of_file = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
-            made = os.open(".", flags_of_file, 0o700, dir_fd=self._scratch)
+            file = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700, dir_fd=self._scratch)
         except OSError:
             return False
         cloexec = os.O_CLOEXEC if flags & _MFD_CLOEXEC else 0
         try:
             fcntl.ioctl(
-                self.descriptor, _ADD_DESCRIPTOR, struct.pack("=QIIII", identity, _ADD_AND_REPLY, made, 0, cloexec)
+                self.descriptor, _ADD_DESCRIPTOR, struct.pack("=QIIII", identity, _ADD_AND_REPLY, file, 0, cloexec)
             )
             return True
         except OSError:
             return False
         finally:
-            os.close(made)
+            os.close(file)
 
     def _is_waiting(self, identity: int) -> bool:
         try:
@@ -127,11 +126,11 @@ class Listener:
             return False
 
     def _judge(self, identity: int, name: str, pid: int, arguments: Tuple[int, ...]) -> Optional[int]:
-        """The errno for the guest (0: done for it), or None if the call goes on."""
+        """The errno for the guest (0: the call was made for it), or None if the call continues."""
         if name in _LOOKING:
             pointer, length = (arguments[index] for index in _LOOKING[name])
             address = _read_memory(pid, pointer, min(length, 128))
-            # Only a call that still waits proves that the memory was that of its caller, not of a later process.
+            # Checked after reading: if the call still waits, the memory was its caller's, not that of a later process.
             return self._examine(pid, arguments[0], address, name) if self._is_waiting(identity) else _EPERM
         if name == "mmap":
             return None if self._note_shared_memory(arguments[1]) else _ENOMEM
@@ -215,17 +214,16 @@ def unix_path(address: bytes) -> Optional[bytes]:
     return address[2:].split(b"\0", 1)[0] or None
 
 
-# Connects unix sockets for guests that see host directories, and only to sockets that the guest made.
-# A read-only mount does not prevent connecting to a socket in it, and a service on a host socket is more than "may read
-# this directory" grants. The manager resolves the path and makes the connection itself, so that nothing can change in
-# between.
+# Guests that see host directories may connect only to unix sockets that they created: a read-only mount does not
+# prevent connecting to a socket in it, which could give access to a service of the host. The manager resolves the path
+# and makes the connection itself, so that nothing can change in between.
 
 #: A full backlog must not block the manager.
 _PATIENCE = struct.pack("@ll", 0, 2_000)
 
 
 def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:
-    """Makes the guest's connect() call for it: if the call went on, the guest could change the address in between.
+    """Make the guest's connect() call: if the call continued, the guest could change the address after the check.
 
     Returns 0 or the errno for the guest; EPERM for a unix socket that is not its own.
     """

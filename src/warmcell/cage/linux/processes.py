@@ -1,4 +1,4 @@
-"""Trees of processes, read from /proc, and how they are killed."""
+"""Reads trees of processes from /proc, and kills them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Iterator, List
 
-#: A process that exited or made itself unreadable. With any other error we cannot see, which ends the run.
+#: The process exited or made itself unreadable. Any other error means that it cannot be monitored, and ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -23,7 +23,7 @@ def must_be_expected(error: OSError) -> None:
 
 
 class _ExpectedErrors:
-    """`with expected_errors:` ends the block at such an error. All others are raised."""
+    """`with expected_errors:` ends the block at an expected error. Others are raised."""
 
     def __enter__(self) -> None:
         pass
@@ -45,7 +45,7 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def below_init(init: int) -> Iterator[int]:
-    """The same for an init, which has one thread and mostly no children."""
+    """All processes below an init, which has one thread and usually no children."""
     for pid in _children(init, (init,)):
         yield pid
         yield from descendants(pid)
@@ -66,12 +66,12 @@ def _children(pid: int, threads: Iterable[object]) -> List[int]:
 
 
 def last_pid() -> int:
-    """The last pid that was given out in this process's pid namespace, threads included."""
+    """The last pid that was assigned in this process's pid namespace, including threads."""
     return int(kernel_files.read_short("/proc/loadavg").split()[-1])
 
 
 def thread_states(pid: int) -> str:
-    """One letter per thread: R is running or runnable, D is busy in the kernel, S waits."""
+    """One letter per thread: R runs or is runnable, D is busy in the kernel, S waits."""
     states = ""
     with expected_errors:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -87,7 +87,7 @@ def kill(pid: int) -> None:
 
 
 def kill_tree(root: int, itself: bool = True) -> None:
-    """Stops all processes first, so that none forks while they are killed."""
+    """Kill a tree. All processes are stopped first, so that none forks meanwhile."""
     found = [*([root] if itself else []), *descendants(root)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in found:
@@ -103,12 +103,11 @@ _LOOK_SECONDS = 0.005
 
 
 class Leftovers:
-    """Processes that a guest leaves running when it exits: they get a moment to finish, and are then killed.
+    """Processes that a guest leaves running when it exits get a moment to finish, and are then killed.
 
-    A shell does not wait for its process substitutions: `tee >(cat)` has exited while cat still has the last line to
-    write. A reader of its pipe gets that line, and so do we. Processes that only wait, or are busy for longer, were
-    left in the background on purpose, and do not delay the run. The owner calls `may_continue` with their pids from
-    time to time.
+    A shell does not wait for its process substitutions: after `tee >(cat)` has exited, cat may still have to write the
+    last line, which a reader of its pipe would get. Processes that only wait, or are busy for longer, were left in the
+    background on purpose, and do not delay the run. The owner calls `may_continue` with their pids repeatedly.
     """
 
     def __init__(self) -> None:
@@ -117,24 +116,24 @@ class Leftovers:
         self._idle_until = self.next_look + _IDLE_SECONDS
 
     def note_activity(self) -> None:
-        """One of them made a call that we answer: it was waiting for us only."""
+        """One of them made a call that we answer: it was waiting only for us."""
         self._idle_until = time.monotonic() + _IDLE_SECONDS
 
     def may_continue(self, pids: Iterable[int]) -> bool:
-        """Whether one of them is alive and its time is not over.
+        """Whether one of them is alive and has time left.
 
-        A process that is about to exit is running or runnable, or waits for another one of them that is.
+        A process that is about to exit runs or is runnable, or waits for another of them that does.
         """
         started = time.monotonic()
-        is_there = is_busy = False
+        is_alive = is_busy = False
         for states in map(thread_states, pids):
-            is_there = is_there or bool(states.strip("ZX"))
+            is_alive = is_alive or bool(states.strip("ZX"))
             is_busy = "R" in states or "D" in states
             if is_busy:
                 break
         now = time.monotonic()
         if is_busy:
             self._idle_until = now + _IDLE_SECONDS
-        # Looking at many takes a while: at most a tenth of our time.
+        # Examining many processes takes a while; this limits it to a tenth of our time.
         self.next_look = now + max(_LOOK_SECONDS, 10 * (now - started))
-        return is_there and now < min(self._until, self._idle_until)
+        return is_alive and now < min(self._until, self._idle_until)

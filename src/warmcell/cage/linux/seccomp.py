@@ -1,8 +1,7 @@
 """The system call filter: an allow-list, written as data, compiled to BPF, installed last.
 
-What is not known gets ENOSYS, so that libc falls back; what is known to be dangerous gets EPERM. Another architecture's
-calls (and x32) kill the process. Calls whose refusal is worth reporting go to the manager, which refuses and records
-them.
+Unknown calls get ENOSYS, so that libc falls back; known dangerous ones get EPERM. Calls of other architectures, and of
+x32, kill the process. Calls whose refusal is worth reporting go to the manager, which refuses and records them.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ landlock_create_ruleset landlock_add_rule landlock_restrict_self get_mempolicy o
 map_shadow_stack remap_file_pages name_to_handle_at
 """.split()
 
-#: Refused with EPERM, not reported: ordinary programs try these and go on.
+#: Refused with EPERM, not reported: ordinary programs try these and continue without them.
 _REFUSED = """
 io_uring_setup io_uring_enter io_uring_register perf_event_open userfaultfd memfd_secret
 add_key request_key keyctl mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
@@ -68,7 +67,7 @@ bpf kexec_load kexec_file_load init_module finit_module delete_module open_by_ha
 quotactl swapon swapoff reboot settimeofday clock_settime stime iopl ioperm syslog sethostname setdomainname nfsservctl
 """.split()
 
-#: Attributes of files outside the policy, which Landlock does not cover; refused as a file system without them does.
+#: They read attributes of files outside the policy, which Landlock does not cover; refused with EOPNOTSUPP.
 _WITHOUT_ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr name_to_handle_at".split()
 
 #: Refused where the guest shares the host's root: Landlock covers neither metadata nor the IPC namespace.
@@ -79,8 +78,8 @@ shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv ms
 sched_setparam sched_setscheduler sched_setaffinity sched_setattr setpriority ioprio_set
 """.split()
 
-#: The guest that is root in its cage has one user and no capabilities: what would change either is answered with
-#: success and has no effect, so that package managers and their scripts go on.
+#: A guest that is root in its cage has one user and no capabilities. Calls that would change either succeed without
+#: effect, so that package managers and their scripts work.
 _OF_ROOT = """
 chown fchown lchown fchownat setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset
 """.split()
@@ -97,9 +96,9 @@ _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _PIDS_OF_AGENT = (AGENT_PID, 0x1_0000_0000 - AGENT_PID, 0xFFFFFFFF)
 _SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open")
 _SET_ID_BITS = 0o6000
-_CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only then does open() look at its mode
+_CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: without them open() ignores its mode
 _CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
-_OF_TERMINALS, _OF_SOCKETS = 0x5400, 0x8900  # the kinds of ioctl that programs need; others are about files
+_OF_TERMINALS, _OF_SOCKETS = 0x5400, 0x8900  # the kinds of ioctl that programs need; others concern files
 #: TIOCSTI and TIOCLINUX inject input; TIOCSETD loads line disciplines, which are rarely used and often broken.
 _REFUSED_OF_TERMINALS = (0x5412, 0x541C, 0x5423)
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
@@ -126,13 +125,13 @@ _MODE_FILTER, _SET_MODE_FILTER, _FLAG_NEW_LISTENER, _FLAG_WAIT_KILLABLE = 2, 1, 
 
 
 def _open_rule(flags: int, mode: int) -> List[Instruction]:
-    """Its mode counts only when it creates."""
+    """open() may not create files with set-id bits."""
     look_at_mode = bpf.without_bits(mode, _SET_ID_BITS)
     return [load(argument(flags)), Instruction(JSET, 1, 0, _CREATING), ret(ALLOW), *look_at_mode]
 
 
 def _plain_ioctl_rule() -> List[Instruction]:
-    """ioctls on files change and reveal what Landlock does not cover: flags, versions, extents."""
+    """Only ioctls of terminals and sockets: those of files change and reveal what Landlock does not cover."""
     rule = [load(argument(1)), *bpf.returns_if_equal(_REFUSED_OF_TERMINALS, errno(_EPERM))]
     rule += [Instruction(AND, 0, 0, 0xFF00), *bpf.returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
     return [*rule, ret(errno(_ENOTTY))]
@@ -146,7 +145,7 @@ def _mknod_rule(index: int) -> List[Instruction]:
 
 
 def _clone_rule(allow_spawn: bool, report: int) -> List[Instruction]:
-    """No namespaces; without `allow_spawn` only threads. Threads must share descriptors, so that none are hidden."""
+    """No namespaces; without `allow_spawn` only threads. Threads must share descriptors, so that all are seen."""
     rule = [load(argument(0)), *bpf.returns_if_any_bit(_CLONE_NAMESPACES, report)]
     rule += [Instruction(JSET, 0, 2, _CLONE_THREAD), Instruction(JSET, 1, 0, _CLONE_FILES), ret(errno(_EPERM))]
     if not allow_spawn:
@@ -160,13 +159,13 @@ def _without_datagrams() -> List[Instruction]:
 
 
 def _socketpair_rule(sees_host: bool) -> List[Instruction]:
-    """A pair of datagram sockets can send to any other, and be connected to it; a pair of streams cannot."""
+    """Datagram sockets of a pair can be sent and connected to other sockets; streams cannot."""
     unix = _without_datagrams() if sees_host else [ret(ALLOW)]
     return [load(argument(0)), Instruction(JEQ, 0, len(unix), _AF_UNIX), *unix, ret(errno(_EPERM))]
 
 
 def _socket_rule(profile: Profile) -> List[Instruction]:
-    """Streams and datagrams of the internet families; unix sockets; netlink's protocol 0, which lists interfaces."""
+    """Internet streams and datagrams; unix sockets; netlink's protocol 0, which lists interfaces."""
     refuse = [ret(errno(_EAFNOSUPPORT))]
     plain = [load(argument(1)), Instruction(AND, 0, 0, _SOCK_TYPE_MASK)]
     common = [load(argument(2)), *bpf.returns_if_equal(_COMMON_PROTOCOLS, ALLOW), ret(errno(_EPROTONOSUPPORT))]
@@ -192,7 +191,7 @@ def _prctl_rule() -> List[Instruction]:
 
 
 def _owner_rules(table: Dict[str, List[Instruction]]) -> Dict[str, List[Instruction]]:
-    """The owner of a descriptor gets any signal that its user chooses, so the agent must not become one."""
+    """The agent must not become the owner of a descriptor: owners get signals of the guest's choice."""
     owner = [load(argument(2)), *bpf.returns_if_equal(_PIDS_OF_AGENT, errno(_EPERM)), ret(ALLOW)]
     fcntl = [load(argument(1)), *bpf.returns_if_equal((_F_SETOWN_EX,), errno(_EPERM))]
     fcntl += [Instruction(JEQ, 0, len(owner), _F_SETOWN), *owner]
@@ -201,15 +200,15 @@ def _owner_rules(table: Dict[str, List[Instruction]]) -> Dict[str, List[Instruct
 
 
 def _of_a_process(which: int, keepers: Tuple[int, ...]) -> List[Instruction]:
-    """Calls that take (which, who): one process that is not a keeper; never a whole group or user."""
+    """For calls that take (which, who): single processes that are not keepers, but no groups or users."""
     rule = [load(argument(0)), Instruction(JEQ, 1, 0, which), ret(errno(_EPERM))]
     return [*rule, *all_but(1, keepers)]
 
 
 def _tracing_rules(keepers: Tuple[int, ...]) -> Dict[str, List[Instruction]]:
-    """Init cannot be dumped, so the kernel keeps tracers from it; the agent can.
+    """The agent must be protected from tracers; init is undumpable, so the kernel protects it.
 
-    PTRACE_TRACEME makes the parent the tracer. For the first process that would be the manager, which looks at parents.
+    PTRACE_TRACEME makes the parent the tracer. The manager answers it, and checks that the parent is the guest's.
     """
     ptrace = [load(argument(0)), Instruction(JEQ, 0, 1, _PTRACE_TRACEME), ret(NOTIFY), *all_but(1, keepers)]
     memory = all_but(0, keepers)
@@ -218,29 +217,29 @@ def _tracing_rules(keepers: Tuple[int, ...]) -> Dict[str, List[Instruction]]:
 
 
 def _addressed_send_rule() -> List[Instruction]:
-    """sendto() with an address names the destination of a datagram: the manager looks at it."""
+    """sendto() with an address goes to the manager, which examines the destination."""
     low, high = load(argument(4)), load(argument(4) + 4)
     return [low, Instruction(JEQ, 1, 0, 0), ret(NOTIFY), high, Instruction(JEQ, 1, 0, 0), ret(NOTIFY), ret(ALLOW)]
 
 
 class Profile(NamedTuple):
-    """What the filter depends on."""
+    """The properties of a guest that its filter depends on."""
 
     allow_spawn: bool
     #: Internet sockets: harmless in a network namespace of its own.
     allow_internet: bool = True
-    #: The guest has namespaces of its own; without them more must be refused.
+    #: The guest has its own namespaces; without them more must be refused.
     is_caged: bool = True
-    #: Host directories are visible. What the guest leaves there outlives the cage, and host sockets may be in them:
-    #: unix datagrams could reach those unseen, so there are none.
+    #: Host directories are visible. Files in them outlive the cage, and they may contain host sockets, which unix
+    #: datagrams could reach unnoticed, so those are refused.
     shows_host: bool = False
-    #: Unix sockets: none where connections cannot be checked.
+    #: Unix sockets are refused where connections cannot be checked.
     allow_unix: bool = True
-    #: Only the watcher counts memory: the manager makes the files behind memfd_create, where they are counted.
+    #: Only the watcher counts memory: the manager answers memfd_create with files on a tmpfs, where they are counted.
     is_watched: bool = False
     #: The guest may write to disks of the host.
     has_host_disk: bool = False
-    #: A live cage: its first process is the agent, which the programs that it starts must not signal or limit.
+    #: A live cage: its first process is the agent, which other programs must not signal or limit.
     has_agent: bool = False
     #: The guest has user 0 in its namespace.
     is_root: bool = False
@@ -249,7 +248,7 @@ class Profile(NamedTuple):
 
 
 def _no_set_id_bits() -> Dict[str, List[Instruction]]:
-    """For files that outlive the cage: none may be set-user-id or set-group-id."""
+    """Files that outlive the cage may not be set-user-id or set-group-id."""
     modes = {"creat": 1, "mkdir": 1, "mkdirat": 2, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
     return {
         "openat": _open_rule(2, 3),
@@ -260,7 +259,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
 
 
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
-    """The rule of each call that is not simply allowed."""
+    """The rules of all calls that are not allowed unconditionally."""
     table = {
         "ioctl": all_but(1, _REFUSED_OF_TERMINALS) if profile.is_caged else _plain_ioctl_rule(),
         "clone": _clone_rule(profile.allow_spawn, NOTIFY),
@@ -281,7 +280,7 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         table = {**bpf.rules_without_cgroup(), **table}
     if profile.shows_host or not profile.is_caged:
         table = {**_no_set_id_bits(), **table}
-    # Init and the agent have the guest's user: without this the guest could starve or cripple them.
+    # Init and the agent have the guest's user: without these rules the guest could starve or limit them.
     keepers = pids_of_keepers(profile.has_agent)
     for name in ("prlimit64", "sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity"):
         table[name] = all_but(0, keepers)
@@ -290,7 +289,7 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     if profile.has_agent:
         for name in _SIGNALLING:
             table[name] = all_but(0, _PIDS_OF_AGENT)
-        # It takes a directory of /proc for a process, which a filter cannot see. Go and libc fall back to kill().
+        # It accepts a directory of /proc too, which a filter cannot examine. Go and libc fall back to kill().
         table["pidfd_send_signal"] = [ret(errno(_ENOSYS))]
         table.update(_owner_rules(table))
     table.update(_same_rule(_SPAWN, ALLOW if profile.allow_spawn else NOTIFY))
@@ -315,7 +314,7 @@ def _same_rule(names: Iterable[str], action: int) -> Dict[str, List[Instruction]
 
 
 def compile_filter(profile: Profile) -> bytes:
-    """The whole filter as BPF: the architecture, then the rule of the call, found by its number."""
+    """The whole filter as BPF: checks the architecture, then finds the rule of the call by its number."""
     if not NUMBERS:
         raise OSError(38, f"no system call table for {MACHINE}")
     program = [load(bpf.ARCH), Instruction(JEQ, 1, 0, _AUDIT_ARCH[MACHINE]), ret(bpf.KILL), load(bpf.NR)]
@@ -343,8 +342,8 @@ def _runs(by_number: Dict[int, List[Instruction]]) -> List[Tuple[int, List[Instr
 
 
 def refuse_keyrings(calls: CallList) -> None:
-    """The only filter around bubblewrap. Keyrings know users but no namespaces: a guest could link the caller's
-    into its own, and so read the keys in them.
+    """The only filter around bubblewrap. Keyrings belong to users, not namespaces: a guest could link the caller's
+    keyrings to its own, and read their keys.
     """
     calls.begin_step("refuse keyrings")
     program = _keyring_filter()
@@ -354,7 +353,7 @@ def refuse_keyrings(calls: CallList) -> None:
 
 
 def _keyring_filter() -> bytes:
-    """For every architecture whose programs the kernel runs."""
+    """A filter for every architecture whose programs the kernel can run."""
     program = [load(bpf.ARCH)]
     for architecture, numbers in _KEYRING_CALLS:
         refuse = bpf.returns_if_equal(numbers, errno(_EPERM))
@@ -364,7 +363,7 @@ def _keyring_filter() -> bytes:
 
 
 def install(calls: CallList, program: bytes, into: Field) -> Value:
-    """Installs the filter. The result is the descriptor of its notifications."""
+    """Install the filter. The result is the descriptor of its notifications."""
     calls.begin_step("install seccomp filter")
     header = struct.pack("@HP", len(program) // 8, calls.address(calls.buffer(program)))
     return calls.call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _wait_killable(), header, into=into)
@@ -372,7 +371,7 @@ def install(calls: CallList, program: bytes, into: Field) -> Value:
 
 @lru_cache(maxsize=1)
 def _wait_killable() -> int:
-    """The flag, if the kernel has it (Linux 5.19). It checks flags before the missing filter."""
+    """The flag if the kernel supports it (Linux 5.19), else 0. The kernel checks flags before the filter."""
     try:
         call("seccomp", _SET_MODE_FILTER, _FLAG_NEW_LISTENER | _FLAG_WAIT_KILLABLE, None)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Classic BPF as data, and filter rules for what guests share with others in spite of their namespaces. Pure module.
+"""Classic BPF as data, and filter rules for resources that guests share in spite of their namespaces. Pure module.
 
-The kernel counts some things per user of the host (pages of pipes, descriptors in flight, pinned memory), shows some
-per inode (leases, events), and does not account some memory at all. Such a call is refused with the error of a file
-system or an old kernel that lacks it, so that programs fall back; or it goes to the manager, which makes the call for
-the guest or counts it.
+The kernel counts some resources per user of the host (pages of pipes, descriptors in flight, pinned memory), exposes
+some per inode (leases, events), and does not account some memory at all. Such calls are refused with the error of a
+file system or an old kernel that lacks them, so that programs fall back; or they go to the manager, which makes or
+counts them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def errno(number: int) -> int:
     return 0x00050000 | number
 
 
-# Offsets in struct seccomp_data; arguments are 64 bits, little endian on both architectures.
+# Offsets in struct seccomp_data; arguments have 64 bits, little endian on both architectures.
 NR, ARCH = 0, 4
 
 
@@ -73,10 +73,10 @@ def all_but(index: int, values: Sequence[int]) -> List[Instruction]:
 
 
 def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
-    """A binary search. Each case is the first number that its rule applies to, ascending from 0.
+    """A binary search. Each case has the first number that its rule applies to, ascending from 0.
 
-    When a filter is installed, the kernel evaluates it once for every call number: with a linear list that would cost
-    each cell more than everything else about the filter.
+    When a filter is installed, the kernel evaluates it once for every call number: with a linear search that would cost
+    each cell more than the rest of the filter.
     """
     if len(cases) == 1:
         return cases[0][1]
@@ -90,16 +90,15 @@ def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
 
 _EPERM, _EINVAL, _ENOSYS, _EOPNOTSUPP = 1, 22, 38, 95
 
-#: Leases and delegations stop other openers of a file, and directory events tell of them.
+#: Leases and delegations block others that open a file; F_NOTIFY reports them.
 _WATCHING_OTHERS = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
 _F_SETPIPE_SZ = 1031
 
 _SOL_SOCKET = 1
-#: Filters take the memory that the kernel has for compiled ones, from the next cage's own filter too; zero-copy pins
-#: pages on the account of the user.
+#: Socket filters use up the kernel's memory for compiled filters, which the next cage needs; zero-copy pins pages.
 _SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_REUSEPORT_CBPF, _SO_REUSEPORT_EBPF, _SO_ZEROCOPY = 26, 50, 51, 52, 60
-#: A larger send buffer lets one unix socket queue megabytes that no file of /proc shows. Setting it is accepted and has
-#: no effect, as on a host with a small net.core.wmem_max, so every queue is bounded by net.core.wmem_default.
+#: With a larger send buffer, a unix socket can queue megabytes that no file of /proc shows. Setting it succeeds without
+#: effect, as on a host with a small net.core.wmem_max, so every queue is limited by net.core.wmem_default.
 _SO_SNDBUF, _SO_SNDBUFFORCE = 7, 32
 _SHM_LOCK = 11
 
@@ -107,14 +106,14 @@ _MAP_SHARED_ANONYMOUS = 0x21
 #: Smaller mappings of shared anonymous memory are not reported; the watcher counts each as this large.
 SMALL_SHARED_MEMORY = 1 << 16
 
-#: They keep pages in pipes and sockets that no process maps any more: unmapped, or of a truncated file.
+#: They keep pages in pipes and sockets that are no longer mapped or part of a file.
 _PINNING = ("vmsplice", "splice", "tee", "sendfile")
-#: Any number of rules, in kernel memory.
+#: They store any number of rules in kernel memory.
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
 
 def rules_for_all() -> Dict[str, List[Instruction]]:
-    """Frequent ones first."""
+    """Rules for every guest."""
     return {
         "fcntl": _fcntl_rule(),
         "setsockopt": _setsockopt_rule(),
@@ -123,14 +122,14 @@ def rules_for_all() -> Dict[str, List[Instruction]]:
 
 
 def rules_for_inodes(is_caged: bool) -> Dict[str, List[Instruction]]:
-    """Events and locks only on the guest's own files, by the manager. Without mounts of its own, no events."""
+    """Events and locks only on the guest's own files, checked by the manager. Without a mount namespace, no events."""
     if is_caged:
         return {name: [ret(NOTIFY)] for name in ("inotify_add_watch", "flock")}
     return {"flock": [ret(NOTIFY)], **{name: [ret(errno(_ENOSYS))] for name in ("inotify_init", "inotify_init1")}}
 
 
 def rules_without_cgroup() -> Dict[str, List[Instruction]]:
-    """Where the watcher counts memory: it must not be where the watcher cannot see it."""
+    """Where the watcher counts memory: refuse or report memory that it cannot see."""
     return {
         "mmap": _mmap_rule(),
         **{name: [ret(errno(_EINVAL))] for name in _PINNING},
@@ -139,7 +138,7 @@ def rules_without_cgroup() -> Dict[str, List[Instruction]]:
 
 
 def rules_for_host_disks() -> Dict[str, List[Instruction]]:
-    """fallocate takes gigabytes at once, faster than the watcher looks. Without it, libc writes zeros."""
+    """fallocate takes gigabytes at once, faster than the watcher can react. Without it, libc writes zeros."""
     return {"fallocate": [ret(errno(_EOPNOTSUPP))]}
 
 
@@ -157,7 +156,7 @@ def _setsockopt_rule() -> List[Instruction]:
 
 
 def _mmap_rule() -> List[Instruction]:
-    """Large shared anonymous mappings are reported: they exist as long as any page is mapped anywhere."""
+    """Report large shared anonymous mappings, which exist as long as any page is mapped anywhere."""
     length = argument(1)
     return [
         load(argument(3)),

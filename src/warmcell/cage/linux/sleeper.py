@@ -1,7 +1,7 @@
-"""The smallest init: machine code that waits on descriptor 0 and exits when that is written to or closed.
+"""A minimal init: machine code that waits on descriptor 0 and exits when that is written to or closed.
 
-A pid namespace lives as long as its init. One that only has to exist needs no interpreter: this one takes two pages,
-makes itself undumpable so that no guest can look into it, and leaves the reaping of orphans to the kernel.
+A pid namespace lives as long as its init. This one takes two pages, makes itself undumpable so that no guest can read
+its memory, and leaves the reaping of orphans to the kernel.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SIG_IGN = 1
 
 
 def program(machine: str = MACHINE) -> bytes:
-    """The whole executable file."""
+    """The content of the executable."""
     code, start = read_code("sleeper", machine), headers_size(1)
     segment = Segment(READ | EXECUTE, 0, LOAD_ADDRESS, start + len(code))
     return elf_headers(LOAD_ADDRESS + start, [segment], machine) + code
 
 
 def make(directory: str) -> int:
-    """A descriptor of the program, as an unnamed file on a tmpfs of ours: some hosts do not execute memfds."""
+    """A descriptor of the program, as an unnamed file on our tmpfs: some hosts do not execute memfds."""
     writable = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700)
     try:
         os.write(writable, program())
@@ -39,9 +39,9 @@ def make(directory: str) -> int:
 
 
 def become(calls: CallList, file: Value, lifeline: Value, awake: Value) -> None:
-    """The end of a list: exec of the program, which keeps two descriptors and closes `awake` once it is shielded."""
+    """End a list by exec of the program, which keeps two descriptors, and closes `awake` when it is undumpable."""
     calls.begin_step("put init to sleep")
-    # Ignored, so that the kernel reaps what the guest leaves behind.
+    # Ignoring SIGCHLD makes the kernel reap the processes that the guest leaves behind.
     calls.call("rt_sigaction", signal.SIGCHLD, struct.pack("=4Q", _SIG_IGN, 0, 0, 0), None, 8)
     calls.call("dup3", lifeline, 0, 0)
     calls.call("dup3", awake, 1, 0)

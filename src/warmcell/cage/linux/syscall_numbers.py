@@ -1,6 +1,6 @@
-"""System call numbers, by name, for the two architectures that the filter knows, and a call as machine code reads it.
+"""System call numbers by name, for the two supported architectures, and the format of a call in a list.
 
-Names stand in the order of their numbers; `N:name` starts a new run at N. Needs no ctypes.
+Names are in the order of their numbers; `N:name` starts a new run at N. Does not import ctypes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 import struct
 import sys
 
-#: A call in a list: number; six arguments; which of them (by bit) are places of values; the only good result, or
-#: `ANY_RESULT`; the allowed error, as the kernel returns it; the address of 32 bits to store the result at, or 0.
+#: A call in a list: number; six arguments; a bit mask of those that are indexes of values; the expected result, or
+#: `ANY_RESULT`; the allowed error, negative as the kernel returns it; the address to store 32 bits of the result, or 0.
 CALL = struct.Struct("=11q")
 ANY_RESULT = -1
 
@@ -106,13 +106,13 @@ AARCH64 = _parse(
 
 
 def machine_of(kernel: str, is_64_bit: bool) -> str:
-    """The architecture of this process: uname names another one under `setarch` and for 32-bit programs."""
+    """The architecture of this process. uname reports another one under `setarch` and for 32-bit programs."""
     if not is_64_bit:
         return f"32-bit {kernel}"
     return {"i686": "x86_64", "armv8l": "aarch64"}.get(kernel, kernel)
 
 
-# Not platform.machine(), which would remember the host's name for every guest.
+# Not platform.machine(), which would cache the host's name in every guest.
 MACHINE = machine_of(os.uname().machine, sys.maxsize > 1 << 32)
-#: Of this machine; empty where the filter does not know it.
+#: Those of this machine; empty if it is not supported.
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})

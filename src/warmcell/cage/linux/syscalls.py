@@ -1,4 +1,4 @@
-"""System calls that Python has no function for, by name, through libc's `syscall`."""
+"""System calls by name, through libc's `syscall`, for those without a function in Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _libc.syscall.restype = fast_ctypes.c_long
 
 
 def call(name: str, *arguments: object) -> int:
-    """Calls `name`; raises OSError. Integers are passed as longs, bytes and buffers as pointers."""
+    """Make a system call; raises OSError. Integers are passed as longs, bytes and buffers as pointers."""
     number = NUMBERS.get(name)
     if number is None:
         raise OSError(38, f"{name} is not known on {MACHINE}")

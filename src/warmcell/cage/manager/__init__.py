@@ -1,1 +1,1 @@
-"""The manager: makes cells with the help of a zygote, looks after them, and reports how they ended."""
+"""The manager: makes cells with the help of a zygote, supervises them, and reports how they ended."""

@@ -1,7 +1,7 @@
-"""Makes one cell: from an order and its descriptors to processes in namespaces of their own.
+"""Makes one cell: from an order and its descriptors to processes in their own namespaces.
 
 In a full cage the guest is the manager's child, forked by the zygote into the namespaces of a sleeping init, which may
-have been made ahead. In the classes without namespaces a keeper is the guest's parent and reaps what it leaves running.
+have been made in advance. Without namespaces, a keeper is the guest's parent and reaps what it leaves running.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-#: More are made again when they are needed.
+#: Beyond this, the least recently used twin is ended, and forked again on demand.
 _MOST_TWINS = 64
 
 
@@ -42,28 +42,27 @@ class Order(NamedTuple):
     plan: plans.LaunchPlan
     #: The binds of the plan that belong to one guest.
     own: Tuple[plans.Bind, ...]
-    #: The plan without the sources of those: cells that differ only in them share roots and recipes.
+    #: The plan without the sources of `own`: cells that differ only in them share roots and recipes.
     common: plans.LaunchPlan
     #: Whether its job may be a program, and whether the job comes later.
     may_exec: bool
     waits: bool
-    #: Whether its job is a program for certain, and may come as a list of calls.
+    #: Whether its job is certain to be a program, and may be sent as a call list.
     is_program: bool
     job: int
     stdio: Tuple[int, ...]
     cgroups: Tuple[int, ...]
     #: The trees of the plan's given binds, in their order.
     trees: Tuple[int, ...]
-    #: The twin of the zygote to fork it from, because the plan contains path names of a caller's own; 0: the zygote.
+    #: The twin of the zygote to fork it from, if the plan contains path names of one caller; 0: the zygote.
     twin: int
 
 
 class Twins:
-    """Guests are copies of their zygote's memory, so path names that one caller chose go to a twin.
+    """Forks of the zygote for plans with path names of one caller: guests are copies of their zygote's memory.
 
-    A twin is a fork of the zygote, which is far cheaper than another interpreter. It knows what the zygote knew at that
-    time, which is nothing of any caller, and then the names of one pool of the supervisor's. `is_for_one`: the zygote
-    has a single guest, and needs no twin for its names.
+    Forking a twin is far cheaper than starting another interpreter. The zygote has no names of callers; a twin gets
+    those of one pool of the supervisor. `is_for_one`: the zygote has a single guest, and needs no twins.
     """
 
     def __init__(self, zygote: ZygoteHandle, is_for_one: bool = False) -> None:
@@ -73,7 +72,7 @@ class Twins:
         self._twins: Dict[int, ZygoteHandle] = {}
 
     def zygote_for(self, number: int) -> ZygoteHandle:
-        """The twin of that number. The zygote itself for 0: cells without a caller's names."""
+        """The twin of that number, forked if necessary; 0 is the zygote itself."""
         if not number or self._is_for_one:
             return self._zygote
         twin = self._twins.pop(number, None) or self._zygote.fork_twin()
@@ -83,7 +82,7 @@ class Twins:
         return twin
 
     def end(self, number: int) -> bool:
-        """Returns whether there was one. Its guests continue."""
+        """End a twin; its guests continue. Returns whether it existed."""
         twin = self._twins.pop(number, None)
         if twin is not None:
             twin.close()
@@ -91,7 +90,7 @@ class Twins:
 
 
 class CellMaker:
-    """Owned by the manager, in namespaces of its own for full cages. `on_birth` is called with every new process."""
+    """Owned by the manager, in its own namespaces for full cages. `on_birth` is called with every new process."""
 
     def __init__(
         self,
@@ -123,22 +122,21 @@ class CellMaker:
         return not self._is_caging or self._inits.is_complete
 
     def make_ahead(self) -> None:
-        """Makes the init that the next cell will most likely need."""
+        """Make the init that the next cell will most likely need."""
         if self._is_caging:
             self._inits.make_ahead()
 
     def take_back(self, process: int) -> None:
-        """Frees the id and the network of a cell whose init was reaped: none of its processes is left."""
+        """Release the id and the network of a cell after its init was reaped."""
         self.ids.give_back(process)
         if self._is_caging and self._networks is not None:
             self._networks.give_back(process)
 
     def attach(self, binds: Sequence[plans.Bind], guest: GuestChild) -> None:
-        """Attaches more host paths to a running cell, by mounting into its mount namespace from outside.
+        """Attach more host paths to a running cell, by mounting into its mount namespace from outside.
 
-        Each mount tree is made as for a new cell: a private copy of what is at the path, compared by identity, with
-        reduced permissions. The cell's plan named the mount points: they are on its sealed root, and its Landlock rules
-        include them. Raises `CageError` with the step that failed.
+        Each mount tree is made as for a new cell: a private copy, compared by identity, with reduced permissions. The
+        mount points were part of the cell's plan, on its sealed root and in its Landlock rules. Raises `CageError`.
         """
         with OwnedDescriptors() as owned:
             with step("find cell"):
@@ -154,9 +152,9 @@ class CellMaker:
                 self._home.return_home()
 
     def make(self, order: Dict[str, Any], descriptors: List[int]) -> Optional[GuestChild]:
-        """Makes the processes of one cell, and takes over the descriptors.
+        """Make the processes of one cell, and take over the descriptors.
 
-        Returns the guest to look after, or None: a keeper does that, or the failure was sent on the status channel.
+        Returns the guest to supervise; None if a keeper does that, or the failure was sent on the status channel.
         """
         job, status_end, *stdio = descriptors[:5]
         status = packet_socket(status_end)
@@ -188,7 +186,7 @@ class CellMaker:
         return None
 
     def _make_guest_again_if_lost(self, order: Order, status: socket.socket, owned: OwnedDescriptors) -> GuestChild:
-        """If its twin has died, another one takes its place."""
+        """Make the guest, with another twin if its twin has died."""
         try:
             return self._make_guest(order, status, owned)
         except ZygoteLost:
@@ -197,7 +195,7 @@ class CellMaker:
         return self._make_guest(order, status, owned)
 
     def _make_guest(self, order: Order, status: socket.socket, owned: OwnedDescriptors) -> GuestChild:
-        """A guest in the namespaces of a sleeping init, with this process as its parent."""
+        """Make a guest in the namespaces of a sleeping init, with this process as its parent."""
         begun, go = owned.pipe()
         if (order.plan.network == "host") != (self._networks is None):
             raise CageError("read plan", errno.EINVAL, "network")
@@ -209,7 +207,7 @@ class CellMaker:
             shape = CellShape(order.common, len(order.cgroups), attached, _files(order.plan, attached))
             zygote = self.twins.zygote_for(order.twin)
             with step("fork guest"):
-                zygote.teach(shape)  # a new shape: it writes the recipe while we make the root
+                zygote.send_shape(shape)  # if it is new, the zygote writes the recipe while we make the root
             root = owned.take(self._roots.copy_for(order.common, attached))
             ours, handoff = owned.socketpair()
             image = (*order.plan.layers, *order.plan.upper)
@@ -236,14 +234,14 @@ class CellMaker:
     def _open_trees(
         self, order: Order, host_id: int, owned: OwnedDescriptors
     ) -> Tuple[Tuple[Tuple[str, bool], ...], Sequence[int]]:
-        """Where the guest's own paths go on top of the root, and their mount trees."""
+        """The mount points of the guest's own paths on top of the root, and their mount trees."""
         given = iter(order.trees)
         trees = [next(given) if bind.given else owned.take(self._open_tree(bind, host_id)) for bind in order.own]
         kinds = (stat.S_ISDIR(os.fstat(tree).st_mode) for tree in trees)
         return tuple(zip((bind.target for bind in order.own), kinds)), trees  # noqa: B905  # since Python 3.10
 
     def _make_keeper(self, order: Order, status: socket.socket, owned: OwnedDescriptors) -> None:
-        """A guest without namespaces, started by its keeper."""
+        """Start a keeper, which makes a guest without namespaces."""
         begun, go = owned.pipe()
         files = tuple(path for path, _ in order.plan.landlock if not os.path.isdir(path))
         shape = CellShape(order.plan, len(order.cgroups), files=files)
@@ -263,7 +261,7 @@ class CellMaker:
         return mounts.detached_tree(bind, partial(self._id_map, host_id))
 
     def _id_map(self, host_id: int, owner: mounts.Owner) -> Optional[int]:
-        """For root: an id-mapped mount makes the guest the owner of the caller's paths."""
+        """For root: the user namespace of an id-mapped mount, which makes the guest the owner of the caller's paths."""
         if not self._is_root:
             return None
         if (owner, host_id) not in self._id_maps:
@@ -272,7 +270,7 @@ class CellMaker:
 
 
 def without_sources(plan: plans.LaunchPlan, own: Sequence[plans.Bind]) -> plans.LaunchPlan:
-    """So that a run with a directory of its own finds the root and recipe of the run before, which had another."""
+    """The plan without the sources of a guest's own paths, so that runs with different ones share root and recipe."""
     binds = (bind._replace(source="", identity="") if bind in own else bind for bind in plan.binds)
     if not own and not plan.layers:
         return plan
@@ -283,7 +281,7 @@ def without_sources(plan: plans.LaunchPlan, own: Sequence[plans.Bind]) -> plans.
 
 
 def _files(plan: plans.LaunchPlan, attached: Sequence[Tuple[str, bool]]) -> Tuple[str, ...]:
-    """Paths of its Landlock rules that are files, to which fewer rights apply."""
+    """The paths of the plan's Landlock rules that are files, to which fewer rights apply."""
     named = {path for path, _ in plan.landlock}
     shared = [(bind.target, os.path.isdir(bind.source)) for bind in plan.binds if bind.target in named]
     return tuple(target for target, is_directory in {**dict(shared), **dict(attached)}.items() if not is_directory)
@@ -308,7 +306,7 @@ def _user_namespace(owner: mounts.Owner, host_id: int) -> int:
 def _put_sources(
     plan: plans.LaunchPlan, own: Sequence[plans.Bind], sources: object
 ) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...]]:
-    """The plan of one order and its own binds, from a text that many orders share."""
+    """Put the sources of one order into a plan that many orders share; returns the plan and the guest's own binds."""
     binds = plans.put_sources(plan.binds, sources)
     pairs = zip(plan.binds, binds)  # noqa: B905  # since Python 3.10
     return plan._replace(binds=binds), tuple(bind for before, bind in pairs if before in own)
@@ -316,7 +314,7 @@ def _put_sources(
 
 @lru_cache(maxsize=64)
 def _parse(text: str) -> Tuple[plans.LaunchPlan, Tuple[plans.Bind, ...], plans.LaunchPlan]:
-    """The plan, the binds of one guest, and the plan without their sources. Each cell of a policy has the same text."""
+    """The plan, the binds of one guest, and the plan without their sources. Cells of a policy share the text."""
     plan = plans.decode(read_json(text))
     own = tuple(bind for bind in plan.binds if not plans.is_shared(bind, plan))
     return plan, own, without_sources(plan, own)

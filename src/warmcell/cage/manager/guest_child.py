@@ -1,7 +1,7 @@
 """A guest as the manager's child.
 
 The manager receives its message that the cage is locked, verifies the cage, answers the calls that its filter refuses,
-and reports its exit. None of this needs another process: a waiting cell is the guest and two pages of init.
+and reports its exit. So a waiting cell consists only of the guest and an init of two pages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
-#: How often the same denial is sent in one interval.
+#: How often the same denial is sent within one interval.
 _MOST_DENIALS_SENT = 4
 _pid_home: Optional[namespaces.HomeNamespace] = None
 
@@ -46,12 +46,12 @@ class ExitReport(NamedTuple):
 
 
 _P_PID, _EXITED, _DUMPED = 1, 1, 3
-_ENDED_AND_UNREAPED = 4 | os.WNOHANG | 0x1000000 | 0x40000000  # WEXITED, WNOWAIT, __WALL
-#: What waitid fills in, on 64-bit Linux: code, pid and status; times, and peak memory.
-_news, _NEWS = fast_ctypes.create_string_buffer(b"", 128), struct.Struct("=8xi4xi4xi")
-_usage, _USAGE = fast_ctypes.create_string_buffer(b"", 144), struct.Struct("=5q")
+_WITHOUT_REAPING = 4 | os.WNOHANG | 0x1000000 | 0x40000000  # WEXITED, WNOWAIT, __WALL
+#: siginfo_t and struct rusage of 64-bit Linux: code, pid and status; times and peak memory.
+_siginfo, _SIGINFO = fast_ctypes.create_string_buffer(b"", 128), struct.Struct("=8xi4xi4xi")
+_rusage, _RUSAGE = fast_ctypes.create_string_buffer(b"", 144), struct.Struct("=5q")
 _WAITID = NUMBERS.get("waitid", -1)
-#: Called directly: converting arguments in general takes longer than the call.
+#: With declared argument types: `syscalls.call` takes longer to convert them than the call itself.
 _waitid = fast_ctypes.CDLL(None).syscall
 _long, _int, _pointer = fast_ctypes.c_long, fast_ctypes.c_int, fast_ctypes.c_void_p
 _waitid.argtypes = [_long, _int, _int, _pointer, _int, _pointer]
@@ -59,20 +59,20 @@ _waitid.argtypes = [_long, _int, _int, _pointer, _int, _pointer]
 
 def exit_report_of(pid: int) -> Optional[ExitReport]:
     """The exit of a child before it is reaped; None if it is still running or is not our child."""
-    if _waitid(_WAITID, _P_PID, pid, _news, _ENDED_AND_UNREAPED, _usage) != 0:
+    if _waitid(_WAITID, _P_PID, pid, _siginfo, _WITHOUT_REAPING, _rusage) != 0:
         return None
-    code, found, status = _NEWS.unpack_from(_news)
+    code, found, status = _SIGINFO.unpack_from(_siginfo)
     if not found:
         return None
-    seconds, microseconds, more_seconds, more_microseconds, most = _USAGE.unpack_from(_usage)
+    seconds, microseconds, more_seconds, more_microseconds, most = _RUSAGE.unpack_from(_rusage)
     cpu = seconds + more_seconds + (microseconds + more_microseconds) / 1e6
     return ExitReport(status << 8 if code == _EXITED else status | 0x80 * (code == _DUMPED), cpu, most * 1024)
 
 
 def next_pid(process: int) -> int:
-    """The pid that the next process in that process's namespace gets; 0 where it cannot be found out.
+    """The pid that the next process in that process's namespace gets; 0 if it cannot be determined.
 
-    By starting one there, without memory of its own, that calls getpid(): the kernel shows it only to those in it.
+    The kernel shows it only inside the namespace, so this starts a process there that calls getpid().
     """
     global _pid_home
     if not call_list.can_spawn():
@@ -87,18 +87,18 @@ def next_pid(process: int) -> int:
     except OSError:  # it has just exited
         return 0
     try:
-        asked = call_list.spawn(0, prepared)
+        child = call_list.spawn(0, prepared)
     except OSError:
         return 0
     finally:
         _pid_home.return_home()
-    os.waitpid(asked.pid, 0)
-    os.close(asked.pidfd)
+    os.waitpid(child.pid, 0)
+    os.close(child.pidfd)
     return prepared.result(number)
 
 
 class GuestChild:
-    """One guest, from its fork to its exit. Owns the status channel, the handoff, `begun` and what is handed over."""
+    """One guest, from its fork to its exit. Owns the status channel, the handoff, `begun` and what the guest sent."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class GuestChild:
         may_exec: bool,
     ) -> None:
         self.pid = pid
-        #: Descriptors for the supervisor, until sent. It alone has the lifeline: when it dies, init exits.
+        #: Descriptors for the supervisor, until sent. It alone has the lifeline, so init exits when it dies.
         self._identity = [init.pidfd, pidfd, init.lifeline]
         self._plan = expected.plan
         self._expected = expected
@@ -122,14 +122,14 @@ class GuestChild:
         self._handoff = handoff
         self._begun = begun
         self._may_exec = may_exec
-        #: Whether its job must come as a list of calls, and whether it has the modules of live cages.
+        #: Whether its job must be sent as a call list, and whether it has the modules of live cages.
         self.takes_list = self.has_live_modules = False
         self._given: Dict[str, int] = {}
-        #: The last pid of our own namespace before the guest started: each of its tasks takes one there too.
+        #: The last pid of our own namespace before the guest started: each of its tasks has a pid there too.
         self._last_pid_before = 0
         self.is_being_made = True
         self._listener: Optional[Listener] = None
-        #: Of each denial, when its interval began and how often it was sent in it.
+        #: For each denial, when its interval began and how often it was sent in it.
         self._denials_sent: Dict[Tuple[str, str], Tuple[float, int]] = {}
         #: Its number with the watcher.
         self.watch: Optional[int] = None
@@ -141,13 +141,13 @@ class GuestChild:
 
     @property
     def poll_descriptor(self) -> int:
-        """At first that of the guest's message that it is locked in, then that of its refused calls."""
+        """At first for the guest's message that its cage is locked, then for its refused calls."""
         if self._listener is not None:
             return self._listener.descriptor
         return self._handoff.fileno()
 
     def handle_event(self, watcher: Watcher) -> None:
-        """Handles an event on `poll_descriptor`."""
+        """Handle an event on `poll_descriptor`."""
         if self._listener is not None:
             self._listener.answer()
             if self.leftovers is not None:
@@ -160,7 +160,7 @@ class GuestChild:
             self._fail(error)
 
     def _receive_locked_message(self, watcher: Watcher) -> None:
-        """The message comes with descriptors; closing the channel is the last call of the guest's list."""
+        """Receive the message and its descriptors. Closing the channel is the last call of the guest's list."""
         self._given = receive_locked(self._handoff)
         self._handoff.close()
         verify.check(self.pid, self._init.pid, self._expected)
@@ -178,12 +178,12 @@ class GuestChild:
         close_all([listener])
 
     def send_identity(self) -> None:
-        """Announces the cell before it is ready, so that the supervisor can kill it."""
+        """Announce the cell before it is ready, so that the supervisor can kill it."""
         if self._identity:
             self._send_with_identity({}, [])
 
     def _send_with_identity(self, message: Dict[str, Any], descriptors: List[int]) -> None:
-        """Adds pid and descriptors unless they were sent: one packet wakes the supervisor once."""
+        """Add pid and descriptors unless they were sent already: one packet wakes the supervisor once."""
         if self._identity:
             message = {"pid": self._init.pid, **message}
         self._send(message, self._identity + descriptors)
@@ -194,7 +194,7 @@ class GuestChild:
         return self.watch is not None and watcher.note_shared_memory(self.watch, length)
 
     def _listen(self, watcher: Watcher) -> None:
-        """With host directories, only unix sockets on the device of its scratch are the guest's own."""
+        """Start to answer calls. With host directories, only unix sockets on its scratch are the guest's own."""
         if NOTIFICATIONS not in self._given:
             return
         plan = self._plan
@@ -211,8 +211,8 @@ class GuestChild:
         self._listener.on_denial = self._send_denial if plan.terminals else None
 
     def _send_denial(self, kind: str, what: str) -> None:
-        """For live cages, whose report would come too late. Limited in rate, and dropped where the channel is full: the
-        manager never waits for a reader. The last one of an interval says for how long it may be repeated unreported.
+        """For live cages, whose final report would be too late. Limited in rate, and dropped if the channel is full:
+        the manager never waits for a reader. The last one of an interval says how long repetitions are not reported.
         """
         now = time.monotonic()
         began, count = self._denials_sent.get((kind, what), (now, 0))
@@ -224,11 +224,11 @@ class GuestChild:
         try:
             send_packet(self._status, {"denied": [kind, what, silence]}, flags=_MSG_DONTWAIT)
         except OSError:
-            return  # a supervisor that is gone is noticed elsewhere
+            return  # elsewhere, the exit of the supervisor is noticed
         self._denials_sent[kind, what] = began, count + 1
 
     def _fail(self, error: Exception) -> None:
-        """A failure of init is the cause: the guest dies with it."""
+        """Report the failure. If init failed too, that is the cause: the guest dies with it."""
         self.send_identity()
         failure = self._init.steps.failure()
         if failure is None and isinstance(error, CageError):
@@ -240,21 +240,21 @@ class GuestChild:
 
     @property
     def is_exit_notified(self) -> bool:
-        """Whether its exit will show on `poll_descriptor` as well."""
+        """Whether `poll_descriptor` will report its exit as well."""
         return self._listener is not None and not self.is_ending
 
     def start_watch(self, watcher: Watcher, watch: Watch, asker: int, answer: Dict[str, Any]) -> None:
-        """Also limits writes to host directories; `answer` is sent when these have been measured."""
+        """Watch the cell, and send `answer` when its host directories have been measured."""
         plan = self._plan._replace(watch=watch)
         self.watch = watcher.watch(plan, self._init.pidfd, self._begun, self._given, asker, answer)
 
     def lose_watcher(self) -> None:
-        """Called when the watcher died: ends a guest that must be watched."""
+        """Called when the watcher died: end a guest that must be watched."""
         if self.watch is not None:
             self._init.end()
 
     def record_exit(self, ending: ExitReport) -> None:
-        """Processes that it left running, now children of init, may go on for a moment: see `is_over`."""
+        """Record the exit. Processes that it left running may continue briefly as children of init: see `is_over`."""
         self._exit = ending
         if self.is_being_made and self._handoff.fileno() >= 0:
             self._report_early_death()
@@ -262,7 +262,7 @@ class GuestChild:
             self.leftovers = Leftovers()
 
     def _report_early_death(self) -> None:
-        """The guest died before its cage was locked; its message may still be unread."""
+        """The guest died before its cage was ready; its message may still be unread."""
         try:
             self._handoff.setblocking(False)
             if not self._given:
@@ -277,26 +277,26 @@ class GuestChild:
         return self.is_ending or not self.leftovers.may_continue(below_init(self._init.pid))
 
     def open_mount_namespace(self) -> List[int]:
-        """The cell's mount namespace, to be closed when there is time.
+        """Open the cell's mount namespace, to be closed when the manager is idle.
 
-        The last user of a mount namespace takes down its mounts and waits for every processor to notice. That would be
+        The last user of a mount namespace unmounts everything and waits for every processor. Otherwise that would be
         init, and the supervisor waits for init. Not with paths of the caller, which must be free when the run is over.
         """
         if any(bind.as_owner for bind in (*self._plan.binds, *self._plan.upper)):
             return []
         try:
             return [os.open(f"/proc/{self._init.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)]
-        except OSError:  # it is gone already, or no descriptors are left
+        except OSError:  # init has exited, or no descriptors are left
             return []
 
     def end_all(self) -> None:
-        """Kills init, and with it the cell. The last measurement of its disk use comes after that."""
+        """Kill init, and with it the cell. Its disk use is measured for the last time after that."""
         self.is_ending = True
         self._limits = self._find_reached_limits()
         self._init.end()
 
     def report(self, verdict: Verdict, zygote: int = 0) -> None:
-        """Sends the report to the supervisor. `close` may come later."""
+        """Send the report to the supervisor. `close` may be called later."""
         assert self._exit is not None
         report: Dict[str, Any] = {
             "exit": self._exit.status,
@@ -328,10 +328,10 @@ class GuestChild:
         return met
 
     def _has_reached_task_limit(self) -> bool:
-        """Whether exactly as many pids were used as tasks are allowed: the next one was refused.
+        """Whether exactly as many pids were used as tasks are allowed: then a further task was refused.
 
-        Where tasks have come and gone the numbers are higher, and only a look at the right time tells. A cgroup
-        counts by itself. Asking the cell's namespace takes a process: not where all cells together used fewer pids.
+        If tasks have ended meanwhile, the numbers are higher, and only the watcher can notice. A cgroup counts.
+        Finding the next pid takes a process, so it is skipped if all cells together used fewer pids.
         """
         most_tasks = dict(self._plan.rlimits).get("nproc", 0)
         if not self._plan.watch.memory_bytes or not most_tasks:
@@ -347,7 +347,7 @@ class GuestChild:
         return found
 
     def close(self) -> None:
-        """Closes all descriptors; the processes continue."""
+        """Close all descriptors; the processes continue."""
         for channel in (self._handoff, self._status):
             channel.close()
         close_all([self._init.pidfd, self._begun, *self._identity[1:], *self._given.values()])
@@ -356,5 +356,5 @@ class GuestChild:
     def _send(self, message: Dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
             send_packet(self._status, message, descriptors)
-        except OSError:  # the supervisor closed the channel: the cell is not wanted
+        except OSError:  # the supervisor closed the channel: it no longer needs the cell
             self._init.end()

@@ -1,7 +1,7 @@
-"""The manager's loop: it takes orders for cells over one socket, looks after the cells, and exits with its supervisor.
+"""The manager's loop: receives orders for cells over one socket, supervises the cells, and exits with its supervisor.
 
-It makes namespaces and roots, has its zygote fork guests, checks each cage, reaps, and reports. What it knows of runs
-stays here: guests are copies of the zygote, never of this process.
+It makes namespaces and roots, has its zygote fork guests, checks each cage, reaps, and reports. Guests cannot see what
+it knows of runs: they are copies of the zygote, never of this process.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set
 
-#: How long the manager is idle before it makes the next init ahead of need.
+#: How long the manager must be idle before it makes the next init in advance.
 _QUIET_MS = 20
-#: How long after a run its mounts are taken down and its descriptors closed, and for how many cells this may wait.
+#: How long after a run its mounts and descriptors are closed, and for how many cells this may be delayed.
 _LINGER_MS, _MOST_LINGERING = 3, 2
-#: The longest pause between two attempts to reap killed inits, which get longer each time. A cell that takes this long
-#: to make is announced before it is ready, so that the supervisor can kill it.
-_SELDOM_MS = 1000
+#: The longest pause between attempts to reap killed inits; it doubles each time. A cell that takes this long to make is
+#: announced before it is ready, so that the supervisor can kill it.
+_LONGEST_PAUSE_MS = 1000
 _WALL = 0x40000000  # __WALL: also children that send no signal when they exit
 _SIGNAL_BYTES = 128
 
 
 def _open_child_exits() -> int:
-    """A descriptor that is readable when a child has exited. A handler would make Python restart `poll`."""
+    """A descriptor that is readable when a child has exited. With a handler, Python would restart `poll`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     wanted = struct.pack("=Q", 1 << (signal.SIGCHLD - 1))
     return call("signalfd4", -1, wanted, len(wanted), os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 class Manager:
-    """What all cells share, and the guests, which are children of this process."""
+    """Runs the loop. Guests are children of this process."""
 
     def __init__(
         self, control: socket.socket, supervisor: int, zygote: ZygoteHandle, order: Dict[str, Any], host_id: int
@@ -60,18 +60,18 @@ class Manager:
         self._is_caging = order["isolation"] == "namespaces"
         #: Whether the supervisor runs a single guest: the manager exits after it.
         self._is_for_one = bool(order.get("once"))
-        #: Children that have not been reaped, with the memory of ours that they may still use.
+        #: Children that have not been reaped, with the memory that they may share with us.
         self._processes: Dict[int, object] = {zygote.pid: None}
         self._guests: Dict[int, GuestChild] = {}
-        #: Guests that were reaped while processes that they left running may finish. Their pids may be reused.
+        #: Guests that were reaped, but left processes running that may finish. Their pids may be reused.
         self._exited: List[GuestChild] = []
         #: Guests whose report waits for the watcher's verdict, by the watcher's number for them.
         self._awaiting_verdict: Dict[int, GuestChild] = {}
-        #: Mount namespaces of cells that are over.
+        #: Mount namespaces of ended cells.
         self._mounts_to_close: List[int] = []
-        #: Guests that were reported and still have open descriptors.
+        #: Reported guests that still have open descriptors.
         self._to_close: List[GuestChild] = []
-        #: Inits that were killed and not yet reaped, and how long to wait before trying.
+        #: Inits that were killed and not yet reaped, and how long to wait before the next attempt.
         self._ending_inits: Set[int] = set()
         self._reap_ms = _LINGER_MS
         self._watcher = Watcher()
@@ -93,7 +93,7 @@ class Manager:
         )
         self._maker.make_ahead()
         if is_for_one_worker(order):
-            self._start_watcher(is_sure=True)  # it will get directories, some of them writable
+            self._start_watcher(is_sure=True)  # it will be given directories, some of them writable
         elif order.get("preload") or order.get("site") or order.get("packages"):
             zygote.await_ready()  # loading the caller's modules may fail: report that before the first order
 
@@ -101,7 +101,7 @@ class Manager:
         self._processes[pid] = keeps
 
     def serve(self) -> None:
-        """Runs until the supervisor closes the control socket or dies. On close, runs in progress are finished."""
+        """Run until the supervisor closes the control socket, and finish runs in progress; or until it dies."""
         gc.enable()
         ends = self._child_exits = _open_child_exits()
         assert self._control is not None
@@ -138,7 +138,7 @@ class Manager:
             self._poll.register(self._child_exits, select.POLLIN)
 
     def _tidy(self) -> None:
-        """Work that can wait for a pause, and the announcement of cells that take long to make."""
+        """Do deferred work, and announce cells that take long to make."""
         for guest in self._guests.values():
             if guest.is_being_made:
                 guest.send_identity()
@@ -151,7 +151,7 @@ class Manager:
         self._handle_verdicts(descriptor)
         if self._ending_inits:
             self._reap()
-            self._reap_ms = min(2 * self._reap_ms, _SELDOM_MS)
+            self._reap_ms = min(2 * self._reap_ms, _LONGEST_PAUSE_MS)
 
     def _pause_ms(self) -> Optional[float]:
         due = [guest.leftovers.next_look for guest in self._exited if guest.leftovers is not None]
@@ -163,18 +163,18 @@ class Manager:
             return self._reap_ms
         if not self._maker.is_complete:
             return _QUIET_MS
-        return _SELDOM_MS if any(guest.is_being_made for guest in self._guests.values()) else None
+        return _LONGEST_PAUSE_MS if any(guest.is_being_made for guest in self._guests.values()) else None
 
     def _receive_order(self, control: socket.socket) -> None:
         try:
             order, descriptors = receive_packet(control, inbox=self._inbox)
         except PacketTruncated:
-            return  # the cell's channels are closed here: the supervisor sees that, and orders again
+            return  # this closed the cell's channels: the supervisor notices, and orders again
         if not order:
             self._close_control()
             return
         if "end_twin" in order:
-            self._maker.twins.end(order["end_twin"])  # its pool orders nothing from it any more
+            self._maker.twins.end(order["end_twin"])
             return
         if "attach" in order:
             self._attach(order, descriptors)
@@ -182,17 +182,17 @@ class Manager:
         try:
             made = self._maker.make(order, descriptors)
         except ZygoteLost:
-            self._close_control()  # the supervisor sees that, and starts another manager
+            self._close_control()  # the supervisor notices, and starts another manager
             return
         if made is not None:
             self._guests[made.pid] = made
-            # Without POLLIN: its message is of no use before it closes the channel, and poll always reports that.
+            # Without POLLIN: wait until it closes the channel, which poll always reports.
             self._poll.register(made.poll_descriptor, 0)
 
     def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
-        """Attaches directories to a guest that is running, and has the watcher limit what it writes to them.
+        """Attach directories to a running guest, and have the watcher limit what it writes to them.
 
-        With writable ones the watcher sends the answer, after it has measured what they hold.
+        If some are writable, the watcher measures them first and sends the answer.
         """
         answer = from_descriptor(descriptors[0])
         try:
@@ -219,10 +219,10 @@ class Manager:
         try:
             self._with_watcher(lambda watcher: watcher.start(is_sure=is_sure))
         except (OSError, MemoryError):
-            pass  # the cell that needs it tries again, and reports the error
+            pass  # a cell that needs it will try again, and report the error
 
     def _with_watcher(self, act: Callable[[Watcher], None]) -> None:
-        """Runs `act`, which may start the watcher, and polls the watcher from then on."""
+        """Call `act`, which may start the watcher, and then poll the watcher."""
         had_watcher = self._watcher.listens_to
         act(self._watcher)
         if self._watcher.listens_to != had_watcher:
@@ -241,7 +241,7 @@ class Manager:
         self._handle_verdicts(descriptor)
 
     def _handle_verdicts(self, descriptor: int) -> None:
-        """After anything was received from the watcher: sends the reports that waited for a verdict."""
+        """Send the reports that waited for a verdict. Call it after receiving from the watcher."""
         if self._watcher.listens_to < 0 <= descriptor:
             self._poll.unregister(descriptor)
             for guest in self._guests.values():
@@ -252,13 +252,13 @@ class Manager:
             self._report(self._awaiting_verdict.pop(number), self._watcher.verdicts.pop(number))
 
     def _serve_guests(self, ready: Dict[int, int]) -> None:
-        """Handles one event of each guest, so that a guest that is refused calls without end delays no other."""
+        """Handle one event of each guest, so that a guest with endless refused calls does not delay others."""
         for guest in [guest for guest in (*self._guests.values(), *self._exited) if guest.poll_descriptor in ready]:
             if guest.is_being_made:
                 self._serve_new_guest(guest)
             elif ready[guest.poll_descriptor] & select.POLLIN:
                 guest.handle_event(self._watcher)
-            else:  # the other end is closed, which poll would report for ever
+            else:  # the other end is closed, which poll would report forever
                 self._poll.unregister(guest.poll_descriptor)
                 self._end_init(guest)
 
@@ -272,7 +272,7 @@ class Manager:
             self._zygote.let_go()
 
     def _report_unreaped(self) -> None:
-        """Reports guests whose cells are being killed before reaping them, which takes as long as the exit itself."""
+        """Report guests of killed cells before reaping them, which takes as long as the exit itself."""
         for guest in [guest for guest in self._guests.values() if guest.is_ending]:
             ending = exit_report_of(guest.pid)
             if ending is not None:
@@ -288,7 +288,7 @@ class Manager:
                 break
             if pid == 0:
                 break
-            if os.WIFSTOPPED(status):  # traced by us, if its parent ended after the listener looked at it
+            if os.WIFSTOPPED(status):  # its parent exited after the listener's check, so we trace it
                 continue
             guest = self._guests.pop(pid, None)
             if guest is not None:
@@ -309,7 +309,7 @@ class Manager:
             self._exited.append(guest)
 
     def _finish_exited(self) -> None:
-        """Reports guests that have exited, once what they left running may not go on."""
+        """Report exited guests when the processes that they left running have ended or run out of time."""
         if not self._exited:
             return
         now = time.monotonic()
@@ -326,8 +326,8 @@ class Manager:
             pass
 
     def _end_init(self, guest: GuestChild) -> None:
-        """Kills init after its guest was reaped, or when all processes with the guest's seccomp filter are exiting:
-        none of them runs again, and the rest of the cell can go while they free their memory.
+        """Kill init after its guest was reaped, or when all processes with the guest's seccomp filter are exiting: none
+        of them runs again, and the rest of the cell can be removed while they free their memory.
         """
         if guest.is_ending:
             return
@@ -351,9 +351,9 @@ class Manager:
         self._handle_verdicts(descriptor)
 
     def _report(self, guest: GuestChild, verdict: Verdict) -> None:
-        """Sends the report and puts off the rest: the supervisor waits for it and for init, which needs the processor.
+        """Send the report and defer the rest: the supervisor waits for it and for init, which needs the processor.
 
-        Child exits are not polled where only inits remain: the exits of guests show on their own descriptors.
+        Child exits are not polled if only inits remain: guests have their own descriptors.
         """
         guest.report(verdict, self._zygote.pid)
         is_last = (
@@ -372,13 +372,13 @@ class Manager:
             self._close_control()
 
     def _kill_strays(self) -> None:
-        """Kills children that are not cells: they outlived their keeper, which a guest without namespaces may kill."""
+        """Kill children that are not cells: they outlived their keeper, which a guest without namespaces may kill."""
         for pid in children(os.getpid()):
             if pid not in self._processes:
                 kill_tree(pid)
 
     def _kill_cells(self) -> None:
-        """Kills every descendant until none is left: without a pid namespace, guests outlive a dead keeper."""
+        """Kill every descendant until none is left: without a pid namespace, guests outlive their keeper."""
         while True:
             kill_tree(os.getpid(), itself=False)
             try:

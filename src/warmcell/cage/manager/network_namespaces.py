@@ -1,9 +1,9 @@
-"""Network namespaces of cells, used again where the kernel shows no trace of the last guest.
+"""Network namespaces of cells, reused if the kernel shows no trace of the last guest.
 
-The kernel makes and removes them one at a time for the whole machine, which takes longer than all else about a cell: 16
-processors waited for it half of the time. They belong to the manager's user namespace, so a guest has no privileges
-over its own: addresses, routes, rules and settings stay as they were made. A guest can leave sockets, which close with
-its last process, leases of IPv6 flow labels, and counters; `_read_state` reads those.
+The kernel creates and removes them one at a time for the whole machine, which takes longer than the rest of a cell: on
+16 processors, half of the time was spent waiting for it. They belong to the manager's user namespace, so a guest cannot
+change addresses, routes, rules and settings. A guest can leave sockets, which close with its last process, leases of
+IPv6 flow labels, and counters; `_read_state` reads those.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 _MOST_FREE = 32
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
-#: Small, because only a cgroup of version 2 counts what TCP has in flight.
+#: Small, because only cgroup v2 counts the memory of TCP.
 _TCP_BUFFERS = "4096 65536 262144"
-#: The kernel reports that a guest joined or left a multicast group later, by timers of up to a second: they are made
-#: short, and a namespace rests for longer than they run before it is looked at.
+#: When a guest joins or leaves a multicast group, the kernel sends reports for up to a second: these timers are
+#: shortened, and a namespace rests until they have expired before its state is read.
 _REPORT_TIMERS = (
     ("ipv4/igmp_qrv", "1"),
     ("ipv4/conf/lo/igmpv2_unsolicited_report_interval", "1"),
@@ -40,15 +40,15 @@ _REPORT_TIMERS = (
 _REST_SECONDS = 0.05
 #: Packets through the loopback; counters of each protocol; leased flow labels.
 _COUNTERS = ("dev", "snmp", "snmp6", "ip6_flowlabel")
-#: The numbers in these lines that are per namespace: sockets of all families in use, connections in TIME_WAIT. The
-#: others are for the whole machine.
+#: The numbers in these lines that are per namespace, such as sockets in use and connections in TIME_WAIT. The others
+#: are for the whole machine.
 _OF_ONE_NAMESPACE = {b"sockets:": ("used",), b"TCP:": ("inuse", "tw"), b"FRAG:": ("inuse",)}
 
 
 class NetworkNamespaces:
-    """Owned by a manager that is in one that it made itself, so that it can move between them and return.
+    """Owned by a manager in a network namespace that it created itself, so that it can enter others and return.
 
-    `is_for_one`: for a single cell, so that none is prepared to be used again.
+    `is_for_one`: for a single cell, so that none is reused.
     """
 
     def __init__(self, is_for_one: bool = False) -> None:
@@ -62,7 +62,7 @@ class NetworkNamespaces:
         self._fresh: Optional[Tuple[bytes, ...]] = None
 
     def enter(self) -> int:
-        """Moves this process into an unused one, and returns its descriptor. `leave` must follow."""
+        """Move this process into an unused one; returns its descriptor. `leave` must follow."""
         with OwnedDescriptors() as owned:
             try:
                 descriptor = self._enter_clean(owned) or self._enter_new(owned)
@@ -73,7 +73,7 @@ class NetworkNamespaces:
             return descriptor
 
     def _enter_clean(self, owned: OwnedDescriptors) -> int:
-        """One that was used before; 0 if none shows the state of a new one."""
+        """Enter a used one; 0 if none has the state of a new one."""
         while (descriptor := self._take_free()) > 0:
             owned.take(descriptor)
             self._home.enter(descriptor)
@@ -82,7 +82,7 @@ class NetworkNamespaces:
         return 0
 
     def _take_free(self) -> int:
-        """The last one that has rested long enough, so that few are in use; 0 if there is none."""
+        """The most recent one that has rested long enough; 0 if there is none."""
         rested = time.monotonic() - _REST_SECONDS
         for index in range(len(self._free) - 1, -1, -1):
             if self._free[index][0] < rested:
@@ -103,7 +103,7 @@ class NetworkNamespaces:
         self._home.return_home()
 
     def assign(self, descriptor: int, init: int) -> None:
-        """Until `give_back`, that cell uses it."""
+        """Mark it as used by the cell of this init, until `give_back`."""
         self._used[init] = descriptor
 
     def give_back(self, process: int) -> None:
@@ -137,7 +137,7 @@ def _shorten_report_timers() -> None:
 
 
 def _read_state() -> Tuple[bytes, ...]:
-    """What the kernel shows of this process's network namespace, as far as a guest can change it."""
+    """The state of this process's network namespace that a guest can change."""
     return (*map(_read, _COUNTERS), *_numbers(_read("sockstat")))
 
 

@@ -1,7 +1,7 @@
-"""Roots that many cells share: what is the same for all cells of a plan is laid out once, and copied for each.
+"""Roots that cells share: the part that is the same for all cells of a plan is built once, and copied for each.
 
-A copy is one system call instead of some forty mounts. It is safe because the original is sealed before the first copy,
-holds no path of a caller, and what belongs to one guest (scratch, /proc, allowed paths) is mounted on its copy only.
+A copy is one system call instead of some forty mounts. It is safe because the original is sealed before the first copy
+and has no path of a caller; what belongs to one guest (scratch, /proc, allowed paths) is mounted on its copy only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class _SharedRoot:
-    """One original. It is made again at most a second after one of its sources was replaced on the host."""
+    """One original. It is rebuilt at most a second after one of its sources was replaced on the host."""
 
     def __init__(self, name: str, tree: int, sources: Dict[str, Tuple[int, int]]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class _SharedRoot:
 
 
 class SharedRoots:
-    """Owned by the manager, which must have a mount namespace of its own."""
+    """Owned by the manager, which must have its own mount namespace."""
 
     def __init__(self, open_tree: Callable[[Bind], int]) -> None:
         self._open_tree = open_tree
@@ -84,7 +84,7 @@ class SharedRoots:
 class _Workshop:
     """A second mount namespace of the manager, in which roots are built and copied.
 
-    In its own namespace, every new mount namespace of a cell would start with a copy of each root.
+    In the manager's own one, every new mount namespace of a cell would start with a copy of each root.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Workshop:
         self._home.return_home()
 
     def build(self, name: str, plan: LaunchPlan, trees: Sequence[int], attached: Attached) -> int:
-        """Builds and seals a root; returns its descriptor, for `copy`."""
+        """Build and seal a root; returns its descriptor, for `copy`."""
         with self, OwnedDescriptors() as owned:
             os.mkdir(f"/tmp/{name}")
             try:
@@ -125,12 +125,12 @@ class _Workshop:
             return tree
 
     def copy(self, tree: int) -> int:
-        """A detached copy. open_tree only copies mounts of the caller's namespace, so this enters the workshop."""
+        """Make a detached copy. open_tree only copies mounts of the caller's namespace, so this enters the workshop."""
         with self, step("copy root"):
             return mounts.copy_tree(tree)
 
     def remove(self, shared: _SharedRoot) -> None:
-        """Cells keep their copies."""
+        """Remove an original; cells keep their copies."""
         os.close(shared.tree)
         with self:
             _clear(shared.name)

@@ -1,7 +1,7 @@
-"""Namespaces with a sleeping init, for guests to be forked into. With a pool, one is kept ready.
+"""Namespaces with a sleeping init, into which guests are forked. With a pool, one is kept ready.
 
-The slowest part of a cell does not depend on its plan: new namespaces, their user map, their network. So the next ones
-are made when the manager is idle. An init is started without a copy of the manager's memory.
+The slowest part of a cell does not depend on its plan: new namespaces, their user map, their network. So the next
+one is made when the manager is idle. An init is started without copying the manager's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GO, _LIFELINE, _AWAKE, _PROGRAM = (Value(place) for place in range(4))
 
 
 class HostIds:
-    """For root, each cell has an id of its own, so that what the kernel counts per user is counted per cell.
+    """User ids of cells on the host. For root each cell has its own, so that the kernel's per-user limits are per cell.
 
     An ordinary user has only one id. With more cells than ids, the least used id is shared.
     """
@@ -41,7 +41,7 @@ class HostIds:
         self._by_process: Dict[int, int] = {}
 
     def next(self) -> int:
-        """The lowest of the least used ids: id maps that were made for it can be used again."""
+        """The lowest of the least used ids, so that its id maps are reused."""
         return min(self._ids, key=self._used.__getitem__)
 
     def take(self, host_id: int, init: int) -> None:
@@ -58,11 +58,11 @@ class HostIds:
 class InitMounts:
     """The mount namespace in which inits are cloned: an empty root, and the manager's /proc.
 
-    A new mount namespace starts as a copy of the one that its process was cloned in, and the kernel copies, changes and
-    removes mounts under one lock for the whole machine. A guest needs none of the host's mounts: its root comes as a
-    detached tree. It needs a visible /proc, without which the kernel refuses to mount another.
+    A new mount namespace is a copy of its creator's, and the kernel copies and removes mounts under one lock for the
+    whole machine. A guest needs none of the host's mounts, since its root is a detached tree; but without a visible
+    /proc, the kernel refuses to mount another.
 
-    Owned by the manager, which must have a mount namespace of its own. In the block, this process is in it.
+    Owned by the manager, which must have its own mount namespace. In the block, this process is in it.
     """
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ def _lay_out_mounts() -> None:
 
 
 class SleepingInits:
-    """Owned by the manager. `on_birth` is called with the pid of every init and what must be kept until it exits.
+    """Owned by the manager. `on_birth` is called with the pid of every init and objects to keep until it exits.
 
-    All have a network of their own out of `networks`, or the manager's, which is then the host's.
+    Each has a network of its own from `networks`; without that, the manager's, which is then the host's.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SleepingInits:
         self._ids = ids
         self._on_birth = on_birth
         self._networks = networks
-        #: Made with the first spare, or for the second cell: for a single one, that would take longer than it saves.
+        #: Made with the first spare, or for the second cell: for a single cell it would take longer than it saves.
         self._mounts: Optional[InitMounts] = None
         self._program = sleeper.make(tmpfs)
         self._calls: Optional[CallList] = None
@@ -121,7 +121,7 @@ class SleepingInits:
         self.is_complete = True
 
     def take(self, inside: Tuple[int, int] = _USUAL_IDS) -> SleepingInit:
-        """An init whose guest has these ids inside; the caller owns its descriptors."""
+        """An init for a guest with these ids inside; the caller owns its descriptors."""
         if inside != _USUAL_IDS:
             return self._make(inside)
         self.is_complete = not self._keeps_spares
@@ -135,7 +135,7 @@ class SleepingInits:
         return self._make()
 
     def make_ahead(self) -> None:
-        """Makes the spare. If this fails, the cell that needs it makes one itself, and reports why it cannot."""
+        """Make the spare. If this fails, the next cell tries again, and reports the error."""
         self.is_complete = True
         try:
             if self._keeps_spares:
@@ -192,9 +192,9 @@ class SleepingInits:
 
 
 def _recipe(uid: int, gid: int) -> CallList:
-    """What an init does: it waits for its user, gives up all privileges and sleeps."""
+    """The calls of an init: it waits for its user map, drops all privileges and sleeps."""
     calls = CallList(4)
-    calls.begin_step("await user")  # a clone has no user until its parent gave it one
+    calls.begin_step("await user")  # a clone has no user until its parent has written the map
     calls.call("read", _GO, bytes(1), 1, expected=1)
     namespaces.become_guest(calls, uid, gid)
     calls.begin_step("drop capabilities")
@@ -204,22 +204,22 @@ def _recipe(uid: int, gid: int) -> CallList:
 
 
 def _start(prepared: PreparedCalls, awake: int) -> SpawnedChild:
-    """In new namespaces of every kind but the network's, which is the one that this process is in.
+    """Start it in new namespaces of every kind, except the network namespace, which is the current one.
 
-    Its signals stay blocked for good: no handler of ours may run there, and no guest may wake it.
+    Its signals stay blocked: no handler of ours may run there, and no guest may wake it.
     """
     if not call_list.can_spawn():
         pid, pidfd = namespaces.clone(namespaces.OF_INIT)
         if pid == 0:
             _run_in_copy(prepared, awake)
         return SpawnedChild(pid, pidfd, ())
-    # No exit signal: the manager reaps it when there is time. The kernel resets this at exec, so an init that sleeps
-    # signals its exit all the same: see `Manager._report`.
+    # No exit signal: the manager reaps it when it is idle. The kernel resets this at exec, so a sleeping init does
+    # signal its exit: see `Manager._report`.
     return call_list.spawn(namespaces.OF_INIT, prepared, exit_signal=0)
 
 
 def _run_in_copy(prepared: PreparedCalls, awake: int) -> NoReturn:
-    """In a clone with a copy of our memory: a failure is written to the pipe that the sleeper would close."""
+    """Run the list in a clone with a copy of our memory; write a failure to the pipe that the sleeper would close."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         prepared.run()
@@ -230,7 +230,7 @@ def _run_in_copy(prepared: PreparedCalls, awake: int) -> NoReturn:
 
 
 def _is_alive(init: SleepingInit) -> bool:
-    """By its pidfd: a process that has exited accepts signals until it is reaped."""
+    """Checks the pidfd: a process that has exited accepts signals until it is reaped."""
     poll = select.poll()
     poll.register(init.pidfd, select.POLLIN)
     return not poll.poll(0)

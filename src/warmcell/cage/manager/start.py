@@ -1,4 +1,4 @@
-"""The start of a manager: its own namespaces, its zygote, and only then the modules that it needs itself."""
+"""Starts a manager: its namespaces, its zygote, and only then the modules that it needs itself."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _CLONE_PARENT = 0x8000
 
 
 def main(control_descriptor: int) -> GuestMain:
-    """Returns only in a guest's process, with the function that makes it the guest, so that little is on its stack."""
-    os.umask(0o022)  # for the directories of roots; the host program's may forbid even us to use them
+    """Run a manager. Returns only in a guest's process, with its function, so that little is on its stack."""
+    os.umask(0o022)  # for the directories of roots, which the host program's umask might make unusable
     control = from_descriptor(control_descriptor)
     # By descriptor: a pid can be reused.
     supervisor = call("pidfd_open", os.getppid(), 0)
     order, _ = receive_packet(control)
-    if not order:  # started early, and not needed
+    if not order:  # started in advance, and not needed
         os._exit(0)
     if order.get("overlays"):
         _serve_overlays(control, supervisor)
-    # From files that may be out of sight later: in some namespaces something else is mounted over /tmp.
+    # Now: in some namespaces something else is mounted over /tmp, which may hide our files.
     call_list.load_machine_code()
     try:
         is_caging, is_host = order["isolation"] == "namespaces", bool(order.get("host_network"))
@@ -48,10 +48,10 @@ def main(control_descriptor: int) -> GuestMain:
             control.detach()
             _kept.append((control, order, zygote))
             return zygote.become
-        if order.get("once"):  # the supervisor, a new process, need not ask the kernel itself
+        if order.get("once"):  # saves the supervisor, a new process, from probing the kernel itself
             send_packet(control, {"namespaces": True, "landlock": kernel_support.landlock_version_if_complete()})
         if is_for_one_worker(order):
-            # The zygote has far more to load than we have, on the same processors: go on when there is an order.
+            # The zygote has far more to load, on the same processors: continue when there is an order.
             _send_ready(control)
             _await_message(control)
         from .loop import Manager  # while the zygote loads its own modules
@@ -78,15 +78,14 @@ def _serve_overlays(control: socket.socket, supervisor: int) -> NoReturn:
 
 
 def _enter_own_namespaces(control: socket.socket, has_host_network: bool) -> int:
-    """User, mount, pid and network, made once, before there is a zygote.
+    """Create user, mount, pid and network namespaces, once, before starting the zygote.
 
     A mount namespace lets the manager clone mount trees, for which an ordinary user needs a user namespace. As the
-    first process of a pid namespace it may move its children into others and back, which in the host's only root may
-    do; and its end is the end of every cell. In a network of its own it may move between those that it makes for its
-    cells and come back, which it could not do from the host's. The process that was started clones the manager as its
-    sibling, and exits.
+    first process of a pid namespace, the manager may move its children into other ones and back, which only root may do
+    on the host; and every cell dies with it. In its own network namespace it may enter those of its cells and return,
+    which it could not do from the host's. This process clones the manager as its sibling, and exits.
 
-    Returns in the new process, with the first host id for guests as that process sees it; 0 for ordinary users.
+    Returns in the new process, with the first host id for guests in its user namespace; 0 for ordinary users.
     """
     is_root = kernel_files.is_root_of_host()
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -101,7 +100,7 @@ def _enter_own_namespaces(control: socket.socket, has_host_network: bool) -> int
         with step("map own user"):
             if not is_root:
                 namespaces.map_ids(pid, uid, gid, 0, 0)
-        # The supervisor is its parent, and must know its pid before the first message from it.
+        # The supervisor is its parent, and must know its pid before it receives a message from it.
         send_packet(control, {"pid": pid}, [pidfd.value])
         os.write(go_write, str(pid).encode())
         os._exit(0)
@@ -109,7 +108,7 @@ def _enter_own_namespaces(control: socket.socket, has_host_network: bool) -> int
     number = os.read(go_read, 32)
     os.close(go_read)
     if not number:
-        os._exit(1)  # the other process could not finish, and reported why
+        os._exit(1)  # the other process failed, and reported the error
     if is_root:
         os.setgroups([])
     with step("make mounts slave"):

@@ -1,4 +1,4 @@
-"""The manager's end of its zygote: sends it the shapes of cells, and orders forks."""
+"""The manager's end of its zygote: sends shapes of cells, and orders forks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ZygoteLost(Exception):
 
 
 class ZygoteHandle:
-    """Starts the zygote; `await_ready` raises its failure. In a guest's process, `become` is the guest's function."""
+    """Starts the zygote. In a guest's process, `become` is the guest's function."""
 
     def __init__(self, order: Dict[str, Any], not_for_it: Sequence[int]) -> None:
         #: The least recently used comes first.
@@ -54,7 +54,7 @@ class ZygoteHandle:
         self._channel = ours
 
     def await_ready(self) -> None:
-        """Orders may be sent before that."""
+        """Wait for the zygote, or raise its failure. Orders may be sent before."""
         if self._original is not None:
             self._original.await_ready()
             return
@@ -66,7 +66,7 @@ class ZygoteHandle:
         self._is_ready = True
 
     def fork_twin(self) -> ZygoteHandle:
-        """A copy of the zygote, which knows the same shapes. Orders may be sent before it has started."""
+        """Fork the zygote. The twin has the same shapes. Orders may be sent before it has started."""
         ours, theirs = make_pair(socket.SOCK_SEQPACKET)
         try:
             send_packet(self._channel, {"twin": True}, [theirs.fileno()])
@@ -80,8 +80,8 @@ class ZygoteHandle:
         twin._original, twin.become = self, None
         return twin
 
-    def teach(self, shape: CellShape) -> None:
-        """Sends the shape if it is new: an order for it will follow."""
+    def send_shape(self, shape: CellShape) -> None:
+        """Send the shape if it is new, before an order for it."""
         try:
             self._recipe(shape)
         except (BrokenPipeError, ConnectionResetError):
@@ -90,7 +90,7 @@ class ZygoteHandle:
     def order(
         self, shape: CellShape, may_exec: bool, waits: bool, descriptors: Sequence[int], is_program: bool = False
     ) -> None:
-        """Every order has an `answer`, which must be read before the next order."""
+        """Order a fork. Its `answer` must be read before the next order."""
         try:
             order = FORK_ORDER.pack(self._recipe(shape), may_exec, waits, is_program)
             self._channel.sendmsg([order], descriptor_rights(descriptors))
@@ -98,14 +98,14 @@ class ZygoteHandle:
             raise ZygoteLost from None
 
     def answer(self) -> Tuple[int, bool, bool]:
-        """The pid of the new process, a child of ours; whether its job must come as a list of calls; and whether it has
-        the modules of live cages.
+        """The pid of the new process, our child; whether its job must be a call list; and whether it has the modules of
+        live cages.
         """
         self.await_ready()
         try:
             answer = self._channel.recv(FORK_ANSWER.size)
         except OSError:
-            # Whatever the reason: an answer that was not read would be taken for that to the next order.
+            # Always: an unread answer would be mistaken for that to the next order.
             raise ZygoteLost from None
         if not answer:
             raise ZygoteLost
@@ -115,17 +115,17 @@ class ZygoteHandle:
         return pid, takes_list, has_live_modules
 
     def let_go(self) -> None:
-        """Makes the zygote exit; later orders raise `ZygoteLost`."""
+        """Make the zygote exit; later orders raise `ZygoteLost`."""
         self._channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Makes a twin exit; its guests continue."""
+        """Make a twin exit; its guests continue."""
         self._channel.close()
 
     def _recipe(self, shape: CellShape) -> int:
-        """The zygote's number for the shape, which it is sent without host paths: guests are copies of its memory.
+        """The zygote's number for the shape, which is sent without host paths: guests are copies of its memory.
 
-        Nor is it sent what the root already has, such as other guests' toolchains. Guests that share the host's root
+        Binds that are part of the shared root, such as toolchains, are left out too. Guests that share the host's root
         know their paths anyway, and their keeper watches what is written to them.
         """
         number = self._recipes.pop(shape, None)
@@ -135,12 +135,12 @@ class ZygoteHandle:
             needed = [bind for bind in shape.plan.binds if any(is_below(place, bind.target) for place in places)]
             binds = tuple(bind._replace(source="", identity="") for bind in needed)
             is_caged = shape.plan.isolation == "namespaces"
-            # Guests inherit what the zygote knows: whether memory is watched decides the filter, how much does not.
+            # The filter depends on whether memory is watched; guests need not inherit the limit.
             watch = Watch(memory_bytes=min(1, shape.plan.watch.memory_bytes)) if is_caged else shape.plan.watch
             files = shape.plan.files if shape.plan.layers else ()  # an image's root is the guest's own
             plan = shape.plan._replace(binds=binds, watch=watch, symlinks=(), files=files)
-            lesson = {"learn": number, "plan": to_json(plan), "cgroups": shape.cgroups}
-            send_packet(self._channel, {**lesson, "attached": shape.attached, "files": shape.files})
+            message = {"learn": number, "plan": to_json(plan), "cgroups": shape.cgroups}
+            send_packet(self._channel, {**message, "attached": shape.attached, "files": shape.files})
         self._recipes[shape] = number
         if len(self._recipes) > _MOST_RECIPES:
             send_packet(self._channel, {"forget": self._recipes.pop(next(iter(self._recipes)))})
@@ -148,12 +148,12 @@ class ZygoteHandle:
 
 
 def _fork_unlike_a_guest() -> int:
-    """Its pid must not be one that a guest gets in its own namespace: OpenSSL detects forks by the pid alone."""
-    if os.getpid() == 1:  # the namespace is our own, and so are its numbers
+    """Fork with a pid that no guest has in its own namespace: OpenSSL detects forks by the pid alone."""
+    if os.getpid() == 1:  # in our own pid namespace
         try:
             kernel_files.write("/proc/sys/kernel/ns_last_pid", "2")
         except OSError:
-            pass  # a kernel without CONFIG_CHECKPOINT_RESTORE: the loop below skips the unsuitable pids
+            pass  # a kernel without CONFIG_CHECKPOINT_RESTORE: the loop below skips unsuitable pids
     while True:
         pid = os.fork()
         if pid == 0 and os.getpid() <= 2:

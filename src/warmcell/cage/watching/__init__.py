@@ -1,1 +1,1 @@
-"""Measures what process trees use and enforces limits where no cgroup does; the watcher."""
+"""Measures the resources that process trees use, and enforces limits where no cgroup does: the watcher."""

@@ -1,4 +1,4 @@
-"""Ceilings on one tree of processes, enforced by looking."""
+"""Limits on one tree of processes, enforced by measuring repeatedly."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .gpu_use import GpuUse
 
 _CROWDED_LOOK = 0.01
-#: The longest look, in processor time and in wall time. A guest that makes itself too large to look at is over its
-#: ceiling if two looks in a row take longer. One alone may be a stall of the host.
+#: The longest look, in processor time and in wall time. A guest exceeds its ceiling if two looks in a row take longer:
+#: it is too large to measure. A single one may be a stall of the host.
 _LONGEST_LOOK = (0.25, 1.0)
 _MOST_LONG_LOOKS = 2
 #: How often one look lists the processes of a guest that keeps forking.
@@ -44,25 +44,25 @@ _MOST_LISTINGS = 4
 
 
 class Network(NamedTuple):
-    """Where /proc shows the tree's network namespace, and whether that namespace is the tree's alone."""
+    """The /proc directory of the tree's network namespace, and whether that belongs to the tree alone."""
 
     path: str
     is_own: bool
 
 
 class Tree(NamedTuple):
-    """The processes to look at, and where /proc shows them."""
+    """The processes to measure, and the /proc that shows them."""
 
     proc: str
     pids: Callable[[], List[int]]
-    #: Bytes that no process need have mapped, in the tree's own namespaces.
+    #: Bytes in the tree's own namespaces that need not be mapped by a process.
     stores: Callable[[List[int], Patience], int]
     disk_paths: Sequence[str]
     network: Network
 
 
 class Ceilings:
-    """`look` returns when to call it again. Once `verdict` is set, the tree must be killed."""
+    """The limits of one tree. `look` returns when to call it again. Once `verdict` is set, the tree must be killed."""
 
     def __init__(self, watch: Watch, tree: Tree, most_tasks: int = 0) -> None:
         self._watch, self._tree, self._most_tasks = watch, tree, most_tasks
@@ -70,13 +70,13 @@ class Ceilings:
         #: Limits that the kernel enforces by an error that only the guest sees: "processes", "disk".
         self.met: Set[str] = set()
         self.peak = 0
-        #: The most file pages that one process had mapped at any look. -1: there was no look.
+        #: The most file pages that one process had mapped at any look. -1: not measured.
         self.mapped_files = -1
         #: Processor time of children that no process waited for.
         self.cpu_lost = 0.0
-        #: That of the guest's first process, once it has ended. The manager, which reaps it, reports it.
+        #: Processor time of the guest's first process after its end. The manager, which reaps it, reports it.
         self._cpu_of_first = 0.0
-        #: None: the guest has no GPU, or what it uses of it is not known.
+        #: None: the guest has no GPU, or its use cannot be measured.
         self.gpu: Optional[GpuUse] = None
         self.mappings = Mappings()
         self._descriptors = DescriptorTable(tree.proc, tree.network.path, tree.network.is_own)
@@ -90,7 +90,7 @@ class Ceilings:
         self._long_looks = 0
         #: When the last complete look began.
         self._looked = -inf
-        #: How long it is safe not to look, given the last look.
+        #: The pause that the last look allows.
         self._pause = FASTEST_LOOK
 
     @property
@@ -99,16 +99,16 @@ class Ceilings:
         return self._disk is None or self._disk.is_measured
 
     def measure(self, seconds: float = inf) -> bool:
-        """Measures disk use before the guest's code starts. False if time ran out: call it again to continue."""
+        """Measure disk use before the guest's code starts. False if time ran out: call it again to continue."""
         return self._disk is None or self._disk.measure(seconds)
 
     def begin(self) -> float:
-        """Call it when the guest's code starts. Returns how long it is safe not to look."""
+        """Call it when the guest's code starts. Returns the pause before the first look."""
         pause = pause_before_first_look(self._watch)
         return min(pause, self._disk.pause()) if self._disk else pause
 
     def look(self) -> float:
-        """Compares use with the ceilings. Returns how long it is safe not to look."""
+        """Compare use with the limits; returns the pause before the next look."""
         if self._has_seen_all and self._idle.is_still_idle():
             return self._look_when_idle()
         pids = self._tree.pids()
@@ -124,12 +124,12 @@ class Ceilings:
 
     @property
     def _has_seen_all(self) -> bool:
-        """Of an idle tree. Costly things are not part of every look, so there is one more when all of them are due."""
+        """Whether everything was measured since the tree is idle: costly measurements are not part of each look."""
         all_due = self._idle.since + LONGEST_PAUSE
         return not self._long_looks and (self._looked > all_due or time.monotonic() <= all_due)
 
     def _look_when_idle(self) -> float:
-        """Only at what the last complete look may have missed: files, until a walk began after the tree became idle."""
+        """Measure what the last complete look may have missed: files, until a walk began after the tree was idle."""
         self._look_at_gpus()  # a device may be busy while all threads wait for it
         if self._disk is None:
             return self._pause
@@ -158,7 +158,7 @@ class Ceilings:
             self.verdict = self.verdict or "gpu memory"
 
     def lose_gpus(self) -> None:
-        """Called when GPU use cannot be read: ends the guest if that use is limited."""
+        """Called when GPU use cannot be read: end the guest if it is limited."""
         self.gpu = None
         if self._watch.gpu_memory_bytes:
             self.verdict = self.verdict or "gpu unreadable"
@@ -197,7 +197,7 @@ class Ceilings:
         return self._watch.descriptors and used.exceeds(self._share)
 
     def _memory_of(self, pids: List[int], patience: Patience) -> int:
-        """The most that any listing shows: memory can be handed to a child that an earlier listing does not have."""
+        """The maximum over several listings: memory may be passed to a child that an earlier listing does not have."""
         used = 0
         seen: Set[int] = set()
         for _ in range(_MOST_LISTINGS):
@@ -218,12 +218,12 @@ class Ceilings:
         return used + found.own
 
     def _cpu_used(self, pids: List[int]) -> float:
-        """Includes children that no process waited for (SIGCHLD ignored, or left to init): no parent has their time."""
+        """Includes children that no process waited for (SIGCHLD ignored, or orphans): no parent has their time."""
         now = usage.cpu_times(self._tree.proc, pids)
         for pid, seen in self._cpu_seen.items():
             if pid in now:
                 continue
-            if seen.parent == 0:  # outside of the cell's pid namespace
+            if seen.parent == 0:  # its parent is outside of the cell's pid namespace
                 self._cpu_of_first += seen.own + seen.waited
                 continue
             parent, before = now.get(seen.parent), self._cpu_seen.get(seen.parent)
@@ -237,7 +237,7 @@ class Ceilings:
         self._idle.close()
 
     def look_at_end(self) -> None:
-        """After the tree has ended: counts what was written since the last look."""
+        """Measure what was written since the last look. Call it after the tree has ended."""
         if self._disk is not None and not self.verdict and self._disk.is_over_at_end():
             self.met.add("disk")
 
@@ -246,9 +246,9 @@ class Ceilings:
 
 
 def make_ceilings(watch: Watch, most_tasks: int, init: int, processes: int, scratch: int) -> Ceilings:
-    """For the cell with these descriptors, which the caller keeps."""
+    """The limits of the cell with these descriptors, which the caller keeps open."""
     proc = f"/proc/self/fd/{processes}"
-    # Not the network of whichever process is first in the listing: that one may be the manager's (see guest_pids).
+    # That of init: other processes may be the manager's (see guest_pids).
     network = Network(f"{proc}/1/net", has_own_network(f"{proc}/1"))
     is_of_cell = partial(_has_pid_namespace, _namespace(f"{proc}/1", "pid"))
     locks = Locks(lambda owner, pids: is_of_cell(owner), os.fstat(scratch).st_dev)
@@ -271,7 +271,7 @@ _NVIDIA = 195
 
 def _has_gpu_open(proc: str, pids: List[int]) -> bool:
     for pid in pids:
-        with expected_errors:  # it has ended, or closed one
+        with expected_errors:  # it has exited, or closed a descriptor
             place, names = usage.descriptors(f"{proc}/{pid}")
             found = [os.stat(f"{place}/fd/{name}") for name in names]
             if any(stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _NVIDIA for status in found):
@@ -286,20 +286,20 @@ def _has_pid_namespace(pid_namespace: int, pid: int) -> bool:
 def guest_pids(proc: str, manager_users: int) -> List[int]:
     """The guest's processes in a cell's /proc: all but init and those of the manager's user namespace.
 
-    The manager starts processes in the cell's pid namespace (see `next_pid`). They share the manager's memory and
-    its other namespaces: what they show is the host's. A guest has a user namespace of its own and cannot leave it.
+    The manager starts processes in the cell's pid namespace (see `next_pid`), which share the manager's memory and
+    other namespaces. A guest has its own user namespace and cannot leave it.
     """
     pids = [int(name) for name in os.listdir(proc) if name.isdigit() and name != "1"]
     return [pid for pid in pids if _namespace(f"{proc}/{pid}", "user") != manager_users]
 
 
 def has_own_network(base: str) -> bool:
-    """Whether the process has a network namespace other than ours. In ours, the sockets belong to the host."""
+    """Whether the process has another network namespace than ours, in which sockets are the host's."""
     return _namespace(base, "net") not in (0, _namespace("/proc/self", "net"))
 
 
 def _namespace(base: str, kind: str) -> int:
-    """Its inode number. 0 if it cannot be read, as for a thread group whose first thread has ended."""
+    """Its inode number; 0 if it cannot be read, as for a thread group whose first thread has ended."""
     with expected_errors:
         return os.stat(f"{base}/ns/{kind}").st_ino
     return 0
@@ -308,7 +308,7 @@ def _namespace(base: str, kind: str) -> int:
 def _memory_outside_processes(
     init: int, scratch: int, locks: Locks, network: Network, pids: List[int], patience: Patience
 ) -> int:
-    """The scratch tmpfs, System V objects, locks and socket queues. System V objects show only inside the namespace."""
+    """The scratch tmpfs, System V objects, locks and socket queues. System V objects are visible only inside."""
     call("setns", init, CLONE_NEWIPC)
     total = usage.tmpfs_use(scratch) + usage.system_v_objects() + locks.memory(pids, patience)
     return total + (usage.socket_buffers(network.path) if network.is_own else 0)

@@ -1,4 +1,4 @@
-"""Measures the content of writable host directories, and how much a guest added."""
+"""Measures writable host directories, and how much a guest added to them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class DiskUse(NamedTuple):
     #: Whether all directories could be read; and whether all unlinked files could be found.
     has_all_names: bool = True
     has_all_unlinked: bool = True
-    #: The most that the guest can have written. The rest of a file system's growth belongs to others.
+    #: An upper bound on what the guest wrote. Any other growth of a file system is due to others.
     written: float = 0.0
 
     def growth_since(self, start: DiskUse) -> DiskUse:
-        """What cannot be seen still shows in how full the file system is, and is at most what the guest wrote."""
+        """Growth. If not everything can be seen, that of the file system counts, up to what the guest wrote."""
         held, entries = self.held - start.held, self.entries - start.entries
         if not (self.has_all_names and self.has_all_unlinked and start.has_all_names):
             held = max(held, int(min(self.filesystem - start.filesystem, self.written)))
@@ -43,7 +43,7 @@ class DiskUse(NamedTuple):
         return DiskUse(held, entries)
 
     def is_over(self, most_bytes: int) -> bool:
-        """Names are limited too, to as many as a private tmpfs of that size has."""
+        """Whether bytes or names exceed the limit: as many names as a private tmpfs of that size allows."""
         return self.held > most_bytes or self.entries > max(most_bytes >> 12, 16_384)
 
 
@@ -55,7 +55,7 @@ _LONGEST_LOOK = (0.1, 1.0)
 
 
 def filesystem_use(paths: Sequence[str]) -> DiskUse:
-    """Everything on their file systems, including other users' files. Quick."""
+    """The use of their whole file systems, including other users' files. Fast."""
     held = entries = 0
     for path in paths:
         with expected_errors:
@@ -66,14 +66,14 @@ def filesystem_use(paths: Sequence[str]) -> DiskUse:
 
 
 def disk_use(paths: Sequence[str], proc: str, pids: List[int]) -> DiskUse:
-    """At once, however long it takes."""
+    """Measure everything at once, without a time limit."""
     walk = Walk(paths)
     walk.advance(inf)
     return walk.result(proc, pids)
 
 
 class Walk:
-    """A walk through everything below the paths, in steps: the watcher has other cells to look at."""
+    """Walks through everything below the paths, in steps, so that the watcher can measure other cells meanwhile."""
 
     def __init__(self, paths: Sequence[str], overlays: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
         self._paths = paths
@@ -85,12 +85,12 @@ class Walk:
         self._steps: Generator[None, None, None] = self._walk_all()
 
     def advance(self, seconds: float) -> bool:
-        """Continues the walk; returns whether it is complete."""
+        """Continue the walk; returns whether it is complete."""
         until = time.monotonic() + seconds
         return all(time.monotonic() <= until for _ in self._steps)
 
     def result(self, proc: str, pids: List[int], hides: bool = False) -> DiskUse:
-        """Includes unlinked files that processes have open or mapped. `hides`: there are some that none shows."""
+        """The result, with unlinked files that processes have open or mapped. `hides`: there are more of them."""
         unlinked = UnlinkedFiles(self._devices.union(_devices_of(self._overlays, proc, pids)))
         unlinked.look(proc, pids)
         return filesystem_use(self._paths)._replace(
@@ -113,7 +113,7 @@ class Walk:
             yield from self._walk(root)
 
     def _walk(self, root: int) -> Iterator[None]:
-        """By descriptors, so that neither long paths nor links matter. A directory stays open while we are below it."""
+        """Walk by descriptors, so that long paths and links do not matter. Parents stay open."""
         levels: List[Tuple[int, List[str]]] = [(root, [])]
         try:
             status = os.fstat(root)
@@ -166,7 +166,7 @@ class Walk:
 
 
 def _devices_of(overlays: Sequence[str], proc: str, pids: List[int]) -> Iterator[int]:
-    """Files on an overlay have its device, not that of the directory in which it stores them."""
+    """The devices of overlays: their files do not report the device of the directory in which they are stored."""
     for pid in pids if overlays else ():
         for path in overlays:
             with expected_errors:
@@ -213,7 +213,7 @@ class UnlinkedFiles:
         return is_readable
 
     def _look_at_mapped(self, base: str, patience: Patience) -> bool:
-        """Only root can see how large a file is that is mapped and not open: a single page of it may be mapped."""
+        """Only root can read the size of a file that is mapped but not open."""
         is_readable = True
         for lines in usage.read_maps(base, patience):
             for place, device, inode in _DELETED.findall(lines) if b"(deleted)" in lines else ():
@@ -242,7 +242,7 @@ class WrittenBytes:
         self._ended = 0
 
     def look(self, proc: str, pids: List[int]) -> float:
-        """Infinite if a living process cannot be read."""
+        """The bytes written so far; infinite if a living process cannot be read."""
         found = {pid: _bytes_by(proc, pid) for pid in pids}
         # A parent that waited for a child has its bytes too; counting them twice keeps this an upper bound.
         self._ended += sum(size for pid, size in self._seen.items() if found.get(pid) is None)
@@ -255,13 +255,13 @@ _WRITTEN = Pattern(r"^(?:wchar|write_bytes): (\d+)$")
 
 
 def _bytes_by(proc: str, pid: int) -> Optional[int]:
-    """By system calls, and through mappings. None if it cannot be read."""
+    """Bytes written by system calls and through mappings; None if they cannot be read."""
     with expected_errors:
         return sum(map(int, _WRITTEN.findall(kernel_files.read(f"{proc}/{pid}/io"))))
     return None
 
 
-# The ceiling on what a guest writes to directories of the host: when to walk through them, and what counts.
+# The limit on what a guest writes to directories of the host.
 
 #: Bytes per second that a guest might write between two looks, and how many names.
 _FASTEST_WRITING, _MANY_NAMES = 2e9, 4096
@@ -269,7 +269,7 @@ _FASTEST_LOOK, _SLOWEST_WALK, _WALK_AT_A_TIME = 0.005, 0.25, 0.02
 
 
 class DiskCeiling:
-    """Call `look` as often as it says. It is cheap unless there is much to see."""
+    """`look` returns when to call it again. It is cheap unless much was written."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class DiskCeiling:
         devices: Sequence[int] = (),
     ) -> None:
         self._most, self._paths, self._overlays = most, paths, overlays
-        #: Those of the paths of which everything counts, and more devices on which their files seem to be.
+        #: Those of the paths whose whole content counts, and more devices that their files report.
         self._totals, self._devices = totals, devices
         self._at_start = self._last = DiskUse()
         self._written = WrittenBytes()
@@ -293,7 +293,7 @@ class DiskCeiling:
         self.is_measured = self.is_over = False
 
     def measure(self, seconds: float) -> bool:
-        """Before the guest's code starts: what is there already does not count. False if time ran out."""
+        """Measure the existing content, which does not count, before the guest's code starts. False if time ran out."""
         self._walk = self._walk or self._new_walk()
         if self._walk.advance(seconds):
             self._at_start = self._last = self._walk.result("/proc", [])
@@ -305,7 +305,7 @@ class DiskCeiling:
         return Walk(self._paths, self._overlays, self._devices)
 
     def _count_totals(self) -> None:
-        """What earlier guests left there counts. One that finds it full may still remove files."""
+        """Let the existing content of `totals` count. If it exceeds the limit, the guest may still remove files."""
         if self._totals:
             kept = disk_use(self._totals, "/proc", [])
             start = self._at_start
@@ -314,7 +314,7 @@ class DiskCeiling:
             self._room = self._most - kept.held
 
     def look(self, proc: str, pids: List[int], hides: bool) -> float:
-        """Returns how long it is safe not to look. `hides`: there are files that no process shows."""
+        """Measure; returns the pause before the next look. `hides`: there are files that no process shows."""
         now = filesystem_use(self._paths)
         written = max(0, now.filesystem - self._last.filesystem)
         new_names = now.filesystem_entries - self._last.filesystem_entries
@@ -330,15 +330,15 @@ class DiskCeiling:
         return _FASTEST_LOOK
 
     def has_seen_all_since(self, moment: float) -> bool:
-        """Whether a walk that began later is complete."""
+        """Whether a walk that began after that moment is complete."""
         return self._walk is None and self._seen > moment
 
     def pause(self, written: int = 0) -> float:
-        """How long it is safe not to look if so much was written since the last complete walk."""
+        """The pause before the next look, given the bytes written since the last complete walk."""
         return max((self._room - written) / _FASTEST_WRITING, _FASTEST_LOOK)
 
     def _is_due(self, is_urgent: bool) -> bool:
-        """Other users may have filled the file system: then there is only one more walk."""
+        """Whether to begin a walk. `is_urgent`: the file system grew, though perhaps by other users."""
         now = time.monotonic()
         return now >= self._next_walk or (is_urgent and now >= self._next_urgent_walk)
 
@@ -347,14 +347,14 @@ class DiskCeiling:
         self.is_over = self.is_over or growth.is_over(self._most)
         self._last, self._walk, self._room = found, None, self._most - growth.held
         self._seen = self._walk_began
-        # A large tree takes a tenth of the time, and a third when it seems to grow fast.
+        # Walks take at most a tenth of the time, and a third while the file system grows fast.
         ended = time.monotonic()
         self._next_walk = ended + max(_SLOWEST_WALK, 10 * self._walked)
         self._next_urgent_walk = ended + 2 * self._walked
         self._walked = 0.0
 
     def is_over_at_end(self) -> bool:
-        """When no process is left to write."""
+        """Measure for the last time, when no process is left."""
         if self._walk is not None:
             self._walk.close()
         if not self.is_measured:  # it never started

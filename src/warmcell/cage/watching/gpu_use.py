@@ -28,8 +28,8 @@ def load() -> Nvml:
 
 
 class GpuUse:
-    """The driver reports memory by process. Where it numbers them by another pid namespace (drivers before 2021), what
-    the whole device gained since the start counts as the tree's: an upper bound, and exact if it is alone.
+    """The use of one tree. The driver reports memory by process. Drivers before 2021 use pids of another namespace:
+    then the growth of the whole device since the start counts, which is an upper bound.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class GpuUse:
         self._sampled: Dict[int, int] = dict.fromkeys(devices, 0)
         self._is_known = False
         self.peak = 0
-        #: For how long kernels of the tree executed. -1: the driver does not report it.
+        #: How long kernels of the tree executed. -1: the driver does not report it.
         self.seconds = 0.0
 
     def look(self) -> int:
-        """The most bytes on one device now."""
+        """The largest current use of one device, in bytes."""
         used = max((self._memory(device) for device in self._before), default=0)
         self.peak = max(self.peak, used)
         if self.seconds >= 0:
@@ -60,7 +60,7 @@ class GpuUse:
         return max(0, self._nvml.memory_in_use(device) - self._before[device])
 
     def _add_time(self) -> None:
-        """Samples of one moment, one per process, are shares of the time since the moment before."""
+        """Samples with the same time, one per process, are shares of the interval since the previous time."""
         try:
             for device, before in self._sampled.items():
                 moment = before
@@ -74,9 +74,9 @@ class GpuUse:
             self.seconds = -1.0
 
 
-# NVML, NVIDIA's management library: what each process has on a device. Loaded by the watcher alone.
+# NVML, NVIDIA's management library, loaded only by the watcher.
 
-#: Searched like any library; then where containers have the driver.
+#: In the loader's search path; then in the usual directories of containers.
 _NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _SUCCESS, _NOT_FOUND, _TOO_SMALL = 0, 6, 7
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
@@ -122,7 +122,7 @@ class Sample(NamedTuple):
 
 
 class Nvml:
-    """Raises `OSError` if the library or the driver is missing."""
+    """NVML's functions. Raises `OSError` if the library or the driver is missing."""
 
     def __init__(self) -> None:
         self._library = _load()
@@ -130,20 +130,20 @@ class Nvml:
         self._devices = self._find_devices()
 
     def _find_devices(self) -> Dict[int, ctypes.c_void_p]:
-        """By the number in the name of the node, which need not be NVML's own index."""
+        """Device handles by the number of their node, which may differ from NVML's own index."""
         count = ctypes.c_uint()
         self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
         found = {}
         for index in range(count.value):
             device, number = ctypes.c_void_p(), ctypes.c_uint()
-            # A device whose node this process cannot open is not an error of the others.
+            # Skip devices whose nodes this process cannot open.
             if self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)) == _SUCCESS:
                 self._check("nvmlDeviceGetMinorNumber", device, ctypes.byref(number))
                 found[number.value] = device
         return found
 
     def processes(self, number: int) -> Dict[int, int]:
-        """Bytes on the device by pid, as this process's pid namespace numbers them."""
+        """Bytes on the device by pid, in this process's pid namespace."""
         found: Dict[int, int] = {}
         for kind in ("Compute", "Graphics"):
             for info in self._list_processes(f"nvmlDeviceGet{kind}RunningProcesses", number):
@@ -157,14 +157,14 @@ class Nvml:
         return _fill(_ProcessInfo, lambda items, count: ask(count, items))
 
     def samples(self, number: int, since: int) -> List[Sample]:
-        """The utilization of each process, in order of time; empty if the driver has none since then."""
+        """The utilization of each process since that time, in order; empty if the driver has none."""
         ask = partial(self._call, "nvmlDeviceGetProcessUtilization", self._device(number))
         found = _fill(_UtilizationSample, lambda items, count: ask(items, count, ctypes.c_ulonglong(since)))
         samples = [Sample(item.pid, item.time, min(item.processors, 100) / 100) for item in found if item.time > since]
         return sorted(samples, key=lambda sample: sample.time)
 
     def memory_in_use(self, number: int) -> int:
-        """Of the whole device."""
+        """The bytes in use on the whole device."""
         info = _MemoryInfo()
         self._check("nvmlDeviceGetMemoryInfo", self._device(number), ctypes.byref(info))
         return int(info.used)
@@ -187,7 +187,7 @@ class Nvml:
 
 
 def _fill(kind: Any, ask: Callable[[Any, Any], int]) -> List[Any]:
-    """What `ask` writes into an array. It returns an error, and how many there are, where the array is too small."""
+    """Let `ask` fill an array. If it is too small, `ask` returns an error and the required size."""
     size = 16
     while size <= _MOST_PROCESSES:
         count, items = ctypes.c_uint(size), (kind * size)()

@@ -1,4 +1,4 @@
-"""Whether any thread of a tree has run since the last look. Asking costs a tenth of a look, and most trees are idle."""
+"""Checks whether any thread of a tree has run since the last look. Most trees are idle, and this costs a tenth."""
 
 from __future__ import annotations
 
@@ -16,46 +16,45 @@ if TYPE_CHECKING:
 
 #: Asleep, stopped and zombie. A thread that leaves one of these states is scheduled, which schedstat counts.
 _RESTING = frozenset("STtZ")
-#: Trees with more threads and sockets get no open files: new cells need descriptors too.
+#: For trees with more threads and sockets no files are kept open: new cells need descriptors too.
 _MOST_OPEN_FILES = 4
-#: Trees with more Unix sockets, or more descriptors to search for them, are not idle: asking would cost too much.
+#: Trees with more Unix sockets, or more descriptors to search for them, count as busy: checking would cost too much.
 _MOST_SOCKETS, _MOST_DESCRIPTORS = 16, 256
-#: The kernel returns these files whole.
+#: The kernel returns these files at once.
 _SHORT = 4096
 
 
 class IdleCheck:
-    """Of one tree. What no running thread has changed is as it was, except socket queues.
+    """Checks one tree. If no thread has run, nothing has changed except socket queues.
 
-    Those of Unix sockets are compared as well, for a process outside may have been given one: the kernel shows how many
-    descriptors are in them. Their bytes need not be: a full queue is what each socket is taken to have. A tree with
-    other sockets is never idle.
+    The number of descriptors in queues of Unix sockets is compared too, since a process outside may have such a socket.
+    Their bytes are not: every queue counts as full. A tree with other sockets is never idle.
     """
 
     def __init__(self, proc: str, network: str) -> None:
         self._proc, self._network = proc, network
         self._timeslices: Optional[Dict[str, int]] = None
-        #: By path, what the kernel shows of each socket. None: not known.
+        #: The fdinfo of each socket, by path. None: unknown.
         self._sockets: Optional[Dict[str, bytes]] = None
         #: Open files of idle threads and of sockets, with their content.
         self._open_files: Dict[int, bytes] = {}
-        #: The latest time at which the tree can have become idle.
+        #: The tree has been idle since this time, or longer.
         self.since = 0.0
 
     def is_still_idle(self) -> bool:
-        """Whether no thread has run since `is_idle` returned true. One system call for each thread instead of twenty.
+        """Whether no thread has run since `is_idle` returned true. One system call per thread instead of twenty.
 
-        New threads need not be looked for: while none runs, none is started and no socket is made.
+        New threads and sockets need not be searched for: while no thread runs, none is created.
         """
         try:
             return bool(self._open_files) and all(
                 os.pread(descriptor, _SHORT, 0) == content for descriptor, content in self._open_files.items()
             )
-        except OSError:  # it has ended
+        except OSError:  # a thread has ended
             return False
 
     def is_idle(self, pids: List[int]) -> bool:
-        """Whether no thread has run since the last call. If false, look, and call it again before the next look."""
+        """Whether no thread has run since the last call. If false, measure, and call it before the next measurement."""
         now = time.monotonic()
         before = (self._timeslices, self._sockets)
         self._timeslices = timeslices = self._read_timeslices(pids)
@@ -72,7 +71,7 @@ class IdleCheck:
         close_all(descriptors)
 
     def _open_all(self, timeslices: Dict[str, int], sockets: Dict[str, bytes]) -> None:
-        """A thread whose file shows as many timeslices as when it was seen resting is still resting."""
+        """Keep files open for `is_still_idle`. A thread with the same number of timeslices has not run."""
         if len(timeslices) + len(sockets) > _MOST_OPEN_FILES:
             return
         try:
@@ -89,17 +88,17 @@ class IdleCheck:
             self.close()
 
     def _read_timeslices(self, pids: List[int]) -> Optional[Dict[str, int]]:
-        """How often each thread was scheduled. None if one is running, or if it cannot be known."""
+        """How often each thread was scheduled. None if one is running, or if that cannot be determined."""
         try:
             if not pids:
                 return None
             timeslices = {base: _timeslices(base) for pid in pids for base in self._threads(pid)}
-        except (OSError, ValueError, IndexError):  # it has just ended, or the kernel has no schedstat
+        except (OSError, ValueError, IndexError):  # a thread has just ended, or the kernel has no schedstat
             return None
         return timeslices if all(timeslices.values()) else None
 
     def _read_sockets(self, pids: List[int]) -> Optional[Dict[str, bytes]]:
-        """Each socket of the network, once. None if there are others than Unix sockets, too many, or one in flight."""
+        """The fdinfo of each socket of the network. None if one is in flight or not a Unix socket, or for too many."""
         try:
             first = kernel_files.read_short(f"{self._network}/sockstat").split("\n", 1)[0]
             used = int(first.rpartition(" ")[2])
@@ -114,7 +113,7 @@ class IdleCheck:
             return None
 
     def _find_sockets(self, pids: List[int], wanted: Set[int]) -> Dict[int, str]:
-        """By inode. Not all of them if the processes have so many descriptors that this would take long."""
+        """Paths by inode. Gives up if the processes have too many descriptors."""
         places: Dict[int, str] = {}
         seen = 0
         for base in (f"{self._proc}/{pid}" for pid in pids):
@@ -138,11 +137,11 @@ class IdleCheck:
 
 
 def _timeslices(base: str) -> int:
-    """0 if it is running or runnable. The state is read last: a thread that runs afterwards gets another timeslice."""
+    """The number of timeslices; 0 if it runs. The state is read last: a thread that runs later gets another one."""
     timeslices = int(kernel_files.read_short(f"{base}/schedstat").split()[2])
     return timeslices if _fields(base)[0] in _RESTING else 0
 
 
 def _fields(base: str) -> List[str]:
-    """From the state on."""
+    """The fields of `stat` from the state on."""
     return kernel_files.read_short(f"{base}/stat").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What the kernel keeps for a tree besides its pages: memory and per-user quotas of descriptors, mappings and locks."""
+"""Measures kernel memory of a tree, and its share of per-user limits: descriptors, mappings and locks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, List, Sequence, Set, Tuple
 
-#: A pipe is taken to be full. The seccomp filter refuses to enlarge one.
+#: Every pipe counts as full. The seccomp filter refuses to enlarge one.
 _PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
-#: An open file of /proc keeps the text that was read from it: a page or less, or a line for each item of an epoll set.
+#: An open file of /proc buffers the text that was read: a page or less, or a line for each item of an epoll set.
 _PROC_FILE, _LINE = 1 << 13, 256
 #: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
 _MOST_IN_FLIGHT = 256
@@ -30,7 +30,7 @@ _IN_FLIGHT = Pattern(rb"^scm_fds: (\d+)$")
 
 
 class DescriptorUse(NamedTuple):
-    """Of a tree of processes, including descriptors in flight between them."""
+    """The use of a tree of processes, including descriptors in flight between them."""
 
     memory: int = 0
     in_flight: int = 0
@@ -42,14 +42,14 @@ class DescriptorUse(NamedTuple):
 
 
 def share_of_one_guest() -> DescriptorUse:
-    """Half of what its user may have of each kind, so that one guest never uses up another's."""
+    """Half of the user's limit of each kind, so that one guest leaves enough for others."""
     pages = int(kernel_files.read("/proc/sys/fs/pipe-user-pages-soft")) or 1 << 30
     items = int(kernel_files.read("/proc/sys/fs/epoll/max_user_watches"))
     return DescriptorUse(in_flight=_MOST_IN_FLIGHT, pipes=pages // _PIPE_PAGES // 2, epoll_items=items // 2)
 
 
 def unix_sockets(network: str) -> List[int]:
-    """Inodes of all in the network namespace. 0 is a connection that has not been accepted yet."""
+    """The inodes of all unix sockets in the network namespace. 0: a connection that has not been accepted yet."""
     with expected_errors:
         lines = kernel_files.read(f"{network}/unix").splitlines()[1:]
         return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
@@ -59,12 +59,12 @@ def unix_sockets(network: str) -> List[int]:
 class DescriptorTable:
     """Pipes, epoll sets, files of /proc, descriptors in flight, and socket queues in a network shared with the host.
 
-    Looks rarely enough to cost at most a tenth of the time. In between, the last look counts.
+    Measures at most a tenth of the time; in between, the last result counts.
     """
 
     def __init__(self, proc: str, network: str, has_own_network: bool) -> None:
         self._proc, self._network, self._has_own_network = proc, network, has_own_network
-        #: As of the last look.
+        #: The last result.
         self.last = DescriptorUse()
         self._next_look = 0.0
         self._most_items = 0
@@ -105,16 +105,16 @@ class DescriptorTable:
                         items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
         self._most_items = max(self._most_items, items)
         memory = len(pipes) * _PIPE + items * _EPOLL_ITEM + files * _PROC_FILE + item_lists * self._most_items * _LINE
-        if self._has_own_network:  # a socket in no process's table is in flight itself, or waits to be accepted
+        if self._has_own_network:  # a socket that no process has open is in flight, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
         else:  # otherwise `usage.socket_buffers` counts them
             memory += len(others) * usage.SOCKET + self._sum_queues(others, patience)
         return DescriptorUse(memory, in_flight, len(pipes), items)
 
     def _sum_queues(self, sockets: Set[int], patience: Patience) -> int:
-        """In a network shared with the host. Its tables may be long, which is not the guest's doing.
+        """Socket queues in a network shared with the host, whose long tables do not count against the guest's patience.
 
-        Connections that were closed, or not accepted, belong to no process: those of the guest's own ports are its.
+        Connections that were closed or not accepted have no process: those of the guest's ports count as its own.
         """
         processor, clock = time.process_time(), time.monotonic()
         found = list(usage.socket_queues(self._network, _TABLES)) if sockets else []
@@ -126,29 +126,29 @@ class DescriptorTable:
         return sum(queue.size for queue in own + lost)
 
 
-#: What the kernel keeps for one touched mapping.
+#: The kernel memory of one touched mapping.
 _MAPPING = 400
 _MOST_LENGTHS = 4096
-#: A process may be delayed so long between its request and the mapping.
+#: The longest expected delay between a request and its mapping.
 _NOTED_SECONDS = 0.25
 _SHARED_MEMORY = Pattern(rb"^(\w+)-(\w+) \S+ (\w+) (\S+ \d+) +/dev/zero \(deleted\)$")
 
 
 class Mappings:
-    """How many mappings processes have, and shared anonymous memory, which need not be resident in any of them.
+    """The number of mappings, and shared anonymous memory, which need not be resident in any process.
 
-    Looks rarely enough to cost at most a tenth of the time. In between, the last look counts.
+    Measures at most a tenth of the time; in between, the last result counts.
 
-    Shared anonymous memory lives for as long as any page of it is mapped anywhere, and its size shows nowhere: touched
-    pages stay when they are unmapped (MADV_DONTNEED, munmap of all but one). So every living segment counts whole.
-    Which of the requested lengths is still alive is unknown; the longest are taken to be. A segment that was seen
-    mapped counts at least as much as was mapped: a request that was noted long before its mapping may be forgotten.
+    A segment of shared anonymous memory lives as long as any page of it is mapped anywhere, and the kernel does not
+    show its size: touched pages remain when they are unmapped (MADV_DONTNEED, munmap of all but one). So every living
+    segment counts with its requested length. Which requests are alive is unknown, so the longest count; a segment
+    counts at least as much as was seen mapped, since a request long before its mapping may be forgotten.
     """
 
     def __init__(self) -> None:
         self._lengths: List[int] = []
         self._noted = 0.0
-        #: Living segments, with as much of each as was ever seen mapped.
+        #: Living segments, with the most of each that was seen mapped.
         self._sizes: Dict[bytes, int] = {}
         self._count = 0
         self._next_look = 0.0
@@ -161,7 +161,7 @@ class Mappings:
         self._next_look = 0.0
 
     def memory(self, proc: str, pids: Sequence[int], patience: Patience) -> int:
-        """Bytes of shared anonymous memory, and of what the kernel keeps for all mappings."""
+        """Bytes of shared anonymous memory, and the kernel's memory for all mappings."""
         if time.monotonic() >= self._next_look:
             spent = Spent()
             self._look(proc, pids, patience)
@@ -192,15 +192,15 @@ class Mappings:
 
 
 _LOCK = 256
-#: Up to so many on the whole host are not looked at.
+#: Up to this number on the whole host are not counted.
 _FREE_LOCKS = 4096
 _OWNER_AND_DEVICE = Pattern(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
 
 
 class Locks:
-    """File locks: the kernel allows any number of locked ranges and charges them to no account.
+    """File locks: the kernel allows any number of locked ranges and does not account their memory.
 
-    Counted are those of the pids that `is_ours` accepts, and all on `device`: some locks have no owner.
+    Counts those of the pids that `is_ours` accepts, and all on `device`: some locks have no owner.
     """
 
     def __init__(self, is_ours: Callable[[int, List[int]], bool], device: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The watcher's loop: looks at running cells when they are due, reports, and kills cells that are over a ceiling."""
+"""The watcher's loop: measures running cells when they are due, and reports and kills those that exceed a ceiling."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
     from .ceilings import Ceilings
 
-#: A run that takes longer will be looked at, so the modules for that are loaded.
+#: A longer run will be measured, so the required modules are loaded.
 _NOT_SHORT_MS = 5
 #: If the first look is due sooner than this, they are loaded at once.
 _LOADS_WITHIN = 0.05
-#: How many messages of the manager are read between looks.
+#: The most messages of the manager that are read between looks.
 _MOST_AT_A_TIME = 32
-#: How long the processes of a cell may take to be gone after its init was killed.
+#: How long the processes of a cell may take to exit after its init was killed.
 _LAST_MOMENT_MS = 500
-#: A process that is ending loses its namespaces before its end shows: its mounts are taken down in between.
+#: An exiting process loses its namespaces before its exit is visible, while its mounts are removed.
 _ERRORS_WHILE_ENDING = (errno.EPERM, errno.ESRCH)
-#: Measuring what is there before a guest starts may take long, and other cells are to be looked at meanwhile.
+#: Seconds per step: measuring existing files may take long, and other cells must be measured meanwhile.
 _MEASURE_AT_A_TIME = 0.02
 _MSG_DONTWAIT = 0x40
 
 
 class _Cell:
-    """One cell. Its ceilings are made at the first look: most runs end before that."""
+    """One cell. Its ceilings are created at the first look: most runs end before that."""
 
     __slots__ = ("_ceilings", "_most_tasks", "answer", "asker", "go", "init", "processes", "scratch", "watch")
 
@@ -44,7 +44,7 @@ class _Cell:
     ) -> None:
         self.watch, self._most_tasks = watch, most_tasks
         self.init, self.go, self.processes, self.scratch = init, go, processes, scratch
-        #: The channel that waits until the disk is measured, and the answer that it gets then.
+        #: The channel that waits until the disk is measured, and the answer to send then.
         self.asker = packet_socket(asker) if asker >= 0 else None
         self.answer: Dict[str, Any] = {}
         self._ceilings: Optional[Ceilings] = None
@@ -62,11 +62,11 @@ class _Cell:
         return not self.watch.disk_bytes or self.ceilings.is_measured
 
     def begin(self) -> float:
-        """Call it when the guest's code starts. Returns how long it is safe not to look."""
+        """Call it when the guest's code starts. Returns the pause before the first look."""
         return self.ceilings.begin() if self.watch.disk_bytes else pause_before_first_look(self.watch)
 
     def answer_measured(self) -> None:
-        """A guest whose supervisor does not get the answer never starts: the error ends the cell."""
+        """Send the answer. Without it the guest would never start, so an error ends the cell."""
         if self.asker is not None:
             send_packet(self.asker, self.answer, flags=_MSG_DONTWAIT)
             self.asker.close()
@@ -90,7 +90,7 @@ class Loop:
         #: By descriptor: cells that have not started, and cells whose disk is to be measured on request.
         self._waiting: Dict[int, int] = {}
         self._askers: Dict[int, int] = {}
-        #: When each running cell is to be looked at, or measured; and which have been looked at.
+        #: When each running cell is due for a look or a measurement; and which have been looked at.
         self._due: Dict[int, float] = {}
         self._looked_at: Set[int] = set()
         self._is_prepared = False
@@ -100,14 +100,14 @@ class Loop:
         self._messages.register(channel, select.POLLIN)
 
     def run(self) -> None:
-        """Until the manager is gone."""
+        """Run until the manager exits."""
         while True:
             ready = dict(self._poll.poll(self._pause_ms()))
             now = time.monotonic()
             due = [number for number, due in self._due.items() if due <= now]
             if not ready and not due and not self._is_prepared:
                 self._prepare()
-            # Looks come first: no number of messages may delay them.
+            # Looks come first, so that messages cannot delay them.
             for number in due:
                 self._check_cell(number)
             for descriptor in ready.keys() & self._askers.keys():
@@ -130,7 +130,7 @@ class Loop:
         return pause if self._is_prepared else min(pause, _NOT_SHORT_MS)
 
     def _read_messages(self) -> bool:
-        """Several: where looks take long, more arrive in each turn. False if the manager is gone."""
+        """Read several messages, which may arrive during long looks. False if the manager has exited."""
         for _ in range(_MOST_AT_A_TIME):
             if not self._read_message():
                 return False
@@ -165,10 +165,10 @@ class Loop:
         if not self._is_prepared and pause_before_first_look(cell.watch) < _LOADS_WITHIN:
             self._prepare()
         if cell.watch.gpus:
-            cell.ceilings  # noqa: B018  # now, while it waits: loading the driver's library takes a while
+            cell.ceilings  # noqa: B018  # load the driver's library now, while the guest waits
 
     def _read_request(self, descriptor: int) -> None:
-        """The supervisor asks for a measure when it has a job for the guest, or closes the channel."""
+        """The supervisor requests a measurement when it has a job for the guest, or closes the channel."""
         number = self._askers[descriptor]
         asker = self._cells[number].asker
         assert asker is not None
@@ -185,7 +185,7 @@ class Loop:
             self._poll.unregister(cell.asker)
 
     def _begin(self, go: int) -> None:
-        """The guest started, or it runs already and was given directories that are not measured yet."""
+        """The guest started, or it is running and was given directories that are not measured yet."""
         number = self._waiting.pop(go)
         self._poll.unregister(go)
         os.close(go)
@@ -198,9 +198,9 @@ class Loop:
         try:
             pause = self._look(number) if cell.is_measured else self._measure(number)
         except OSError as error:
-            # One that ends by itself in the middle of a look is reported when it is reaped.
+            # A cell that ends during a look is reported when it is reaped.
             if not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0):
-                cell.ceilings.verdict = "blind"  # a cell that cannot be looked at must not run
+                cell.ceilings.verdict = "blind"  # a cell that cannot be measured must not run
         if cell.ceilings.verdict:
             self._end_by_verdict(number)
         elif pause is None:
@@ -215,7 +215,7 @@ class Loop:
         return self._cells[number].ceilings.look()
 
     def _measure(self, number: int) -> Optional[float]:
-        """One step of it. None when it is complete and the guest has not got its job yet."""
+        """One step of the measurement. None when it is complete and the guest does not have its job yet."""
         cell = self._cells[number]
         if not cell.ceilings.measure(_MEASURE_AT_A_TIME):
             return 0.0
@@ -256,7 +256,7 @@ class Loop:
         cell = self._cells.pop(number)
         self._looked_at.discard(number)
         self._due.pop(number, None)
-        # A cell that has started has closed `go`, and another cell's may have that number now.
+        # After the start `go` is closed, and another cell's descriptor may have that number.
         if self._waiting.get(cell.go) == number:
             del self._waiting[cell.go]
             self._poll.unregister(cell.go)

@@ -1,4 +1,4 @@
-"""How long one look may take: a guest that makes itself too large to look at is over its limit."""
+"""Limits the time of one look: a guest that is too large to measure is over its limit. And the pauses between looks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 
 
 def next_look_after(spent: Spent) -> float:
-    """When to repeat a costly look: so that it takes a tenth of the time, or more for the very largest trees."""
+    """When to repeat a costly look: so that it takes a tenth of the time, or more for the largest trees."""
     return time.monotonic() + min(max(_SHORTEST_PAUSE, 10 * spent.seconds()), LONGEST_PAUSE)
 
 
 def _run_queue_delay() -> float:
-    """Seconds that this process was ready to run and had no processor. 0 if the kernel does not count them."""
+    """Seconds for which this process was runnable without a processor; 0 if the kernel does not count them."""
     try:
         return int(kernel_files.read("/proc/self/schedstat").split()[1]) / 1e9
     except (OSError, IndexError):
@@ -33,9 +33,8 @@ def _run_queue_delay() -> float:
 
 
 class Spent:
-    """How long a look takes, from now on, without run-queue delay.
-
-    Otherwise the next look would come later the busier the host is, and a guest could keep it busy.
+    """Measures how long a look takes, without run-queue delay: otherwise a guest could delay looks by keeping the host
+    busy.
     """
 
     def __init__(self) -> None:
@@ -47,13 +46,13 @@ class Spent:
 
 
 class TooLong(Exception):
-    """There is more to see than can be looked at in time."""
+    """The look took too long."""
 
 
 class Patience:
-    """Of one look, in processor time and in wall time, since a look can be held up.
+    """The time limits of one look, in processor time and in wall time, since a look can block.
 
-    Run-queue delay counts as neither: a busy host is not the guest's doing.
+    Run-queue delay does not count: a busy host is not the guest's fault.
     """
 
     def __init__(self, processor: float, clock: float) -> None:
@@ -68,12 +67,12 @@ class Patience:
             raise TooLong
 
     def extend(self, processor: float, clock: float) -> None:
-        """So long it took to look at what is not the guest's."""
+        """Add time that was spent on what is not the guest's."""
         self._processor += processor
         self._clock += clock
 
     def read(self, path: str) -> Iterator[bytes]:
-        """A file of /proc in pieces of whole lines, for as long as there is time. Nothing if it is gone."""
+        """Yield a file of /proc in pieces of whole lines; `TooLong` if time runs out. A missing file is empty."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -98,18 +97,18 @@ class Patience:
             os.close(descriptor)
 
 
-# How long it is safe not to look. Pure module.
+# The pauses between looks. Pure.
 
 SLOWEST_LOOK = 0.1
 FASTEST_LOOK = 0.002
 SLOWEST_CPU_LOOK = 0.02
-#: A guest can take all memory of a device at once. A look takes a few milliseconds, so more looks would cost too much.
+#: A guest can take all memory of a device at once, but a look takes milliseconds, so more looks would cost too much.
 SLOWEST_GPU_LOOK = 0.02
 _FASTEST_GROWTH = 4e9  # bytes per second that a guest might allocate between two looks
 
 
 def pause_before_first_look(watch: Watch) -> float:
-    """Most runs end before it. The guest cannot use more than half of its processor time until then."""
+    """Most runs end before it. The guest can use at most half of its processor time until then."""
     if not watch.cpu_seconds:
         return pause_before_look(watch)
     half = watch.cpu_seconds / (2 * (os.cpu_count() or 1))
@@ -117,7 +116,7 @@ def pause_before_first_look(watch: Watch) -> float:
 
 
 def pause_before_look(watch: Watch, used: int = 0) -> float:
-    """If the tree uses so much."""
+    """The pause before the next look, given the memory in use."""
     return _pause(watch, used, SLOWEST_CPU_LOOK if watch.cpu_seconds else SLOWEST_LOOK)
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Pattern:
-    """For lines: `^` and `$` match at the ends of each."""
+    """A multi-line pattern, compiled later."""
 
     def __init__(self, text: Union[str, bytes]) -> None:
         self._text = text

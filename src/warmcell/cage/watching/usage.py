@@ -1,4 +1,4 @@
-"""What a tree of processes uses, read from /proc."""
+"""Reads the resources that a tree of processes uses from /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class CpuTime(NamedTuple):
-    """Of one process, in seconds: its own, that of children it waited for; and the pid of its parent."""
+    """Of one process, in seconds: its own, and that of children it waited for; and the pid of its parent."""
 
     own: float
     waited: float
@@ -28,7 +28,7 @@ class CpuTime(NamedTuple):
 class ProcessMemory(NamedTuple):
     """Of a tree, in bytes."""
 
-    #: Anonymous memory, swap and page tables. An upper bound while it is far below the ceiling, else exact.
+    #: Anonymous memory, swap and page tables: an upper bound if that is below the ceiling, else exact.
     own: int
     #: The most file and tmpfs pages that one process has mapped. `own` does not include them.
     mapped_files: int
@@ -45,13 +45,13 @@ def cpu_times(proc: str, pids: Iterable[int]) -> Dict[int, CpuTime]:
 
 
 def tasks(proc: str, pids: Iterable[int]) -> int:
-    """Processes and threads, including zombies: the kernel counts them too."""
+    """The number of threads, including zombies, which the kernel counts too."""
     found = (_stat_fields(proc, pid) for pid in pids)
     return sum(max(1, int(fields[17])) for fields in found if fields)
 
 
 def is_ending(proc: str, pid: int) -> bool:
-    """Whether it is a zombie or gone. What it had open is closed, and it may no longer be readable."""
+    """Whether it is exiting, a zombie or gone. Its files are closed, and it may no longer be readable."""
     fields = _stat_fields(proc, pid)
     return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
 
@@ -60,22 +60,22 @@ _PF_EXITING = 0x4
 
 
 def _stat_fields(proc: str, pid: int) -> List[str]:
-    """From the state on. Empty if the process is gone."""
+    """The fields of `stat` from the state on; empty if the process is gone."""
     with expected_errors:
         return kernel_files.read(f"{proc}/{pid}/stat").rpartition(")")[2].split()
     return []
 
 
 def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patience) -> ProcessMemory:
-    """An upper bound from cheap counters while that is below `ceiling`; the exact proportional figure above it.
+    """An upper bound from cheap counters if that is below `ceiling`, else the exact proportional size.
 
-    Anonymous memory alone: tmpfs files are counted where they live, shared memory by the length that was mapped.
+    Only anonymous memory: tmpfs files are counted on their file system, shared memory by its mapped length.
     """
     found = [_counters(proc, pid) for pid in pids]
     mapped = max((one.get("RssFile", 0) + one.get("RssShmem", 0) for one in found), default=0)
     tables = sum(process.get("VmPTE", 0) + process.get("HugetlbPages", 0) for process in found)
     quick = tables + sum(process.get("VmRSS", 0) + process.get("VmSwap", 0) for process in found)
-    if quick < ceiling or tables > ceiling:  # where tables alone are too much, walking them would take long
+    if quick < ceiling or tables > ceiling:  # walking huge tables would take long
         return ProcessMemory(quick, mapped)
     return ProcessMemory(tables + sum(_own_share(proc, pid, patience) for pid in pids), mapped)
 
@@ -84,12 +84,12 @@ _COUNTERS = Pattern(r"^(VmRSS|RssFile|RssShmem|VmPTE|VmSwap|HugetlbPages):\s+(\d
 
 
 def _counters(proc: str, pid: int) -> Dict[str, int]:
-    """A huge untouched mapping has next to nothing resident, but its page tables are real."""
+    """Counters from `status`, in bytes. A huge untouched mapping is hardly resident, but has page tables."""
     return {name: int(size) * 1024 for name, size in _COUNTERS.findall(_readable(proc, pid, "status", "VmRSS"))}
 
 
 def _readable(proc: str, pid: int, name: str, wanted: str) -> str:
-    """The file of the process or, if its first thread has ended and shows nothing, of any thread that has not."""
+    """The file of the process or, if its first thread has ended and the file is empty, of another thread."""
     for place in places(f"{proc}/{pid}"):
         with expected_errors:
             text = kernel_files.read(f"{place}/{name}")
@@ -99,7 +99,7 @@ def _readable(proc: str, pid: int, name: str, wanted: str) -> str:
 
 
 def places(base: str) -> Iterator[str]:
-    """Where /proc shows what the threads of a process share: the first shows nothing if it has ended."""
+    """The /proc directories of a process and its threads: files of the first are empty if that thread has ended."""
     yield base
     for thread in threads(base):
         yield f"{base}/task/{thread}"
@@ -117,7 +117,7 @@ def read_maps(base: str, patience: Patience) -> Iterator[bytes]:
 
 
 def descriptors(base: str) -> Tuple[str, List[str]]:
-    """The names of a process's descriptors, and in which place they are."""
+    """The /proc directory that shows a process's descriptors, and their names."""
     for place in places(base):
         with expected_errors:
             names = os.listdir(f"{place}/fd")
@@ -143,7 +143,7 @@ def _own_share(proc: str, pid: int, patience: Patience) -> int:
 
 
 def shared_by_fork(pid: int, with_files: bool) -> int:
-    """How much of a process's memory its forks share until they write to it. 0 if it is gone."""
+    """How much of a process's memory its forks share until they write to it; 0 if it is gone."""
     counters = _counters("/proc", pid)
     files = 0 if with_files else counters.get("RssFile", 0) + counters.get("RssShmem", 0)
     return max(0, counters.get("VmRSS", 0) - files)
@@ -151,15 +151,15 @@ def shared_by_fork(pid: int, with_files: bool) -> int:
 
 # ---- memory that need not be mapped by any process ----
 
-#: The kernel's size of one semaphore; what each socket takes; how many queues of unix sockets are free.
+#: Sizes of a semaphore and of a socket in the kernel; the number of unix sockets whose queues do not count.
 _SEMAPHORE, SOCKET, _FREE_SOCKETS = 64, 4096, 64
-#: What a unix socket can queue where net.core.wmem_default cannot be read.
+#: The queue of a unix socket if net.core.wmem_default cannot be read.
 _USUAL_SEND_BUFFER = 212_992
 
 #: TCP states in which the queue columns are bytes: established and closing; and datagram sockets.
 _CARRYING = {"01", "04", "05", "07", "08", "09", "0B"}
 
-#: What the kernel keeps for a tmpfs file besides its blocks.
+#: The kernel memory of a tmpfs file besides its blocks.
 _TMPFS_INODE = 1024
 
 
@@ -170,16 +170,16 @@ def tmpfs_use(directory: int) -> int:
 
 
 def system_v_objects() -> int:
-    """In the caller's ipc namespace."""
+    """Bytes of System V objects in the caller's ipc namespace."""
     total = _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/shm", 15) + _column("/proc/sysvipc/msg", 3)
     return total + _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
 
 
 def socket_buffers(net: str) -> int:
-    """Queues as reported. Unix sockets report none, so beyond the first few each is taken to be full.
+    """Bytes in socket queues. Unix sockets do not report theirs, so beyond the first few each counts as full.
 
-    The seccomp filter ignores SO_SNDBUF, so a full one holds net.core.wmem_default. sockstat says which tables are
-    empty: reading them all takes longer than everything else.
+    The seccomp filter ignores SO_SNDBUF, so a full one has net.core.wmem_default. sockstat shows which tables are
+    empty: reading all of them takes longer than everything else.
     """
     rows = [line.split() for name in ("sockstat", "sockstat6") for line in _text_lines(f"{net}/{name}")]
     used = {row[0] + row[1]: int(row[2]) for row in rows if len(row) > 2}
@@ -193,7 +193,7 @@ def socket_buffers(net: str) -> int:
 
 
 class SocketQueue(NamedTuple):
-    """What waits in one socket, in bytes. Addresses are as /proc shows them; inode 0: no process has it open."""
+    """The bytes queued in one socket. Addresses are in the format of /proc; inode 0: no process has it open."""
 
     inode: int
     size: int
@@ -206,7 +206,7 @@ class SocketQueue(NamedTuple):
 
 
 def socket_queues(net: str, names: Iterable[str]) -> Iterator[SocketQueue]:
-    """Those of the sockets in these tables of a network."""
+    """The queues of the sockets in these tables of a network."""
     for name in names:
         for fields in map(str.split, _lines(f"{net}/{name}")):
             if name == "netlink":
@@ -230,7 +230,7 @@ def _text_lines(path: str) -> List[str]:
 
 
 def _lines(path: str) -> List[str]:
-    """Without the heading."""
+    """The lines without the heading."""
     return _text_lines(path)[1:]
 
 

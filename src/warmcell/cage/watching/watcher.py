@@ -1,9 +1,9 @@
 """The watcher: one process that enforces the ceilings of all cells of a manager. This is the manager's end of it.
 
-It is a child of the manager, in its namespaces, so it can look into every cell and no cell can reach it. A cell is
-watched from the moment its guest closes `go`. If the guest may write to directories of the host, these are measured
-first: the supervisor asks for it when it has a job, and sends the job when it is answered. When a ceiling is exceeded,
-the watcher reports that before it kills the cell's init, so the verdict is there when the guest is reaped.
+It is a child of the manager, in its namespaces, so it can see every cell and no cell can reach it. A cell is watched
+from the moment its guest closes `go`. If the guest may write to directories of the host, these are measured first: the
+supervisor requests that when it has a job, and sends the job after the answer. When a ceiling is exceeded, the watcher
+reports it before it kills the cell's init, so that the manager has the verdict when it reaps the guest.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """The watcher's report on a cell that has ended. Without a `reason`, it ended by itself."""
+    """The watcher's report on an ended cell. Without a `reason`, it ended by itself."""
 
     reason: str
     peak: int
     cpu_lost: float
-    #: Limits that the guest met without ending by them.
+    #: Limits that the guest reached without being ended by them.
     met: Tuple[str, ...] = ()
-    #: The most file pages that one process had mapped at any look. -1: there was no look.
+    #: The most file pages that one process had mapped at any look. -1: not measured.
     mapped_files: int = -1
-    #: The most memory that it had on one GPU, and for how long its kernels executed. -1: not known.
+    #: The most memory that it had on one GPU, and how long its kernels executed. -1: unknown.
     gpu_peak: int = -1
     gpu_seconds: float = -1.0
 
@@ -49,9 +49,9 @@ LOST = Verdict("lost", 0, 0.0)
 
 
 def ceilings_for(plan: LaunchPlan, host_id: int) -> Watch:
-    """What the watcher enforces of a plan, if anything.
+    """The limits of a plan that the watcher must enforce.
 
-    Guests of root have a user of their own on the host and share its quotas with no other guest.
+    Root's guests have their own users on the host, so they do not share per-user limits.
     """
     return plan.watch._replace(descriptors=plan.watch.descriptors and host_id == 0)
 
@@ -64,10 +64,10 @@ class Watcher:
         self._number = 0
         self._is_up = False
         self.pid = 0
-        #: Cells that were looked at: the watcher knows more about them than the kernel reports at their end.
+        #: Cells that were looked at: the watcher must be asked for a verdict on them.
         self._looked_at: set[int] = set()
-        #: Cells that ended without a look. The watcher learns of them with the next order or when there is time, since
-        #: every message wakes it.
+        #: Cells that ended without a look. The watcher is notified with the next order or when the manager is idle,
+        #: since every message wakes it.
         self._ended: Set[int] = set()
         #: Verdicts received and not yet collected.
         self.verdicts: Dict[int, Verdict] = {}
@@ -77,16 +77,16 @@ class Watcher:
         return self._channel.fileno() if self._channel is not None else -1
 
     def start(self, *, is_sure: bool = False) -> None:
-        """Starts it ahead of the first cell that needs it, unless it runs. `is_sure`: a cell to measure will come."""
+        """Start it before the first cell that needs it, unless it runs. `is_sure`: there will be a cell to measure."""
         if self._channel is None:
             self._start(is_sure)
 
     def watch(
         self, plan: LaunchPlan, init: int, go: int, given: Dict[str, int], asker: int, answer: Dict[str, Any]
     ) -> int:
-        """Watches a cell from the moment `go` is closed. Returns its number, for `end_of`.
+        """Watch a cell from the moment `go` is closed. Returns its number, for `end_of`.
 
-        The disk is measured when `asker` asks for it, or at once if `go` is closed already. Then `asker` gets `answer`.
+        The disk is measured on a request over `asker`, or at once if `go` is closed already; then `answer` is sent.
         """
         self.start()
         self._await_up()
@@ -111,7 +111,7 @@ class Watcher:
         return self._number
 
     def _await_up(self) -> None:
-        """No guest starts before the watcher can look."""
+        """Wait until the watcher is running: no guest may start before."""
         until = time.monotonic() + _UP_SECONDS
         poll = select.poll()
         poll.register(self.listens_to, select.POLLIN)
@@ -122,7 +122,7 @@ class Watcher:
                 raise OSError(errno.ESRCH, "the watcher did not start")
 
     def note_shared_memory(self, number: int, length: int) -> bool:
-        """A guest is about to map so much of it. False if the watcher does not keep up with its requests."""
+        """A guest is about to map this length. False if the watcher does not keep up with its requests."""
         if self._channel is None:
             return False
         try:
@@ -132,7 +132,7 @@ class Watcher:
             return False
 
     def receive(self) -> bool:
-        """Takes all messages that have arrived. False if the watcher is gone: then no cell is watched any more."""
+        """Receive all messages that have arrived. False if the watcher has exited: then no cell is watched."""
         assert self._channel is not None
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -154,7 +154,7 @@ class Watcher:
         return True
 
     def end_of(self, number: int) -> Optional[Verdict]:
-        """The verdict on a cell whose guest has ended. None if it was requested: `receive` will get it."""
+        """The verdict on a cell whose guest has ended; None if it was requested and `receive` will get it."""
         if self._channel is None or not self.receive():
             return LOST
         if number in self.verdicts:
@@ -171,7 +171,7 @@ class Watcher:
         return not self._ended
 
     def forget_ended(self) -> None:
-        """Has the watcher release what it has of cells that ended."""
+        """Let the watcher release ended cells."""
         if self._ended and self._channel is not None:
             self._send({"ended": list(self._ended)})
         self._ended.clear()
@@ -181,7 +181,7 @@ class Watcher:
         try:
             send_packet(self._channel, message)
         except OSError:
-            self.close()  # else it would keep what it has of the cell for ever
+            self.close()  # otherwise it would never release the cell
             return False
         return True
 
@@ -191,25 +191,25 @@ class Watcher:
             self._channel = None
 
     def _start(self, is_sure: bool) -> None:
-        from . import loop  # noqa: F401  # loaded before the fork, its pages are shared
+        from . import loop  # noqa: F401  # before the fork, so that its pages are shared
 
         ours, theirs = make_pair(socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            _be_watcher(theirs, is_sure)
+            _run_watcher(theirs, is_sure)
         theirs.close()
         self._channel, self.pid, self._is_up = ours, pid, False
 
 
-def _be_watcher(channel: socket.socket, is_sure: bool) -> NoReturn:
-    """In the new process. However it ends, it must not run the manager's clean-up."""
+def _run_watcher(channel: socket.socket, is_sure: bool) -> NoReturn:
+    """The new process, which must never run the manager's clean-up."""
     try:
         close_all_but(channel.fileno(), *bundle.descriptors())
         from .loop import Loop
 
         send_packet(channel, {"up": True})
         if is_sure:
-            from . import ceilings  # noqa: F401  # now, while no cell waits for it
+            from . import ceilings  # noqa: F401  # before a cell waits for it
         Loop(channel).run()
     finally:
         os._exit(0)

@@ -1,1 +1,1 @@
-"""The zygote: a warm interpreter that guests are copies of. It forks, and does nothing else."""
+"""The zygote: a warm interpreter from which guests are forked."""

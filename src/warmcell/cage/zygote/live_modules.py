@@ -1,7 +1,7 @@
 """The modules of the agent of live cages and of its Python sessions, loaded once for all later cages.
 
-They do not stay in `sys.modules`: other guests find what a new interpreter has, and a session only what it needs. So a
-guest's own `pickle.py` is imported as it would be without this.
+They do not stay in `sys.modules`: other guests have the modules of a new interpreter, and a session only those that it
+needs. So a guest's own `pickle.py` is imported as usual.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _PACKAGE, _SHOWN_DIRECTORY = "warmcell_live", "/code/live"
 _AGENT = "agent"
 _ENTRY_POINTS = ("__init__", "start")
-#: What is imported, one after the other: the agent, a Python session, and how a session continues from an image.
+#: Imported in this order: the agent, a Python session, and the code that resumes a session from an image.
 _IMPORTED = (_AGENT, "python_session", "session_image")
 
 
 def find_version(directory: str) -> Version:
-    """Inodes and times of its modules: they differ after an upgrade. Empty if the directory cannot be read."""
+    """Inodes and times of its modules, which change with an upgrade. Empty if the directory cannot be read."""
     try:
         with os.scandir(directory) as entries:
             states = [entry.stat() for entry in entries if entry.name.endswith(".py")]
@@ -42,16 +42,16 @@ def find_version(directory: str) -> Version:
 
 
 class LiveModules(NamedTuple):
-    """What an agent has before it is given its job."""
+    """The modules that an agent has before it receives its job."""
 
     #: The modules of the agent, by name. Its module `preloaded` has those of sessions.
     modules: Modules
-    #: Finds all others of the package, such as those of other sessions.
+    #: Finds all other modules of the package, such as those of other sessions.
     finder: _Finder
 
 
 def load(directory: str, version: Version) -> Optional[LiveModules]:
-    """None if they cannot be loaded, or are another version than the supervisor's: the agent then loads its own."""
+    """Load the modules. None if that fails, or for another version than the supervisor's: the agent loads its own."""
     if not version or find_version(directory) != version:
         return None
     before, finder = set(sys.modules), _Finder()
@@ -78,7 +78,7 @@ def _load_all(before: Set[str]) -> Modules:
         loaded[name] = {new: module for new, module in sys.modules.copy().items() if new not in known}
     of_agent = loaded.pop(_AGENT)
     for name in [name for found in loaded.values() for name in found if name.startswith(f"{_PACKAGE}.")]:
-        delattr(package, name.rpartition(".")[2])  # an import would find it there
+        delattr(package, name.rpartition(".")[2])  # otherwise an import would find it there
     of_agent[f"{_PACKAGE}.preloaded"].modules.update(loaded)
     return of_agent
 
@@ -90,7 +90,7 @@ class _Finder:
         self._codes: Dict[str, CodeType] = {}
 
     def read(self, directory: str) -> None:
-        """They get their file names in the cage: guests must not see our paths."""
+        """Read all modules, with their file names in the cage: guests must not see our paths."""
         for file in os.listdir(directory):
             stem, _, suffix = file.rpartition(".")
             if suffix == "py" and stem not in _ENTRY_POINTS:

@@ -1,7 +1,7 @@
-"""The zygote's loop: for every order, with descriptors, it forks a guest. It never does anything else.
+"""The zygote's loop: forks a guest for every order.
 
-Guests start as copies of its memory. So it never sees a guest's output, a report or another caller's path, and it
-touches as little of its own memory as it can: every page that it writes to between two forks must be copied again.
+Guests start as copies of its memory. So it never receives a guest's output, a report or another caller's path, and it
+touches as little of its own memory as possible: every page that it writes to between two forks must be copied again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x00200000, 
 _PR_GET_TID_ADDRESS = 40
 _MOST_PREPARED = 64
 _FEW_FORKS, _ENOUGH_REHEARSALS = 4, 10
-#: A program with one live cage does without preloaded modules, which take as long to load as the agent saves.
+#: For the first live cage no modules are preloaded: loading takes as long as it saves.
 _FEW_LIVE_CAGES = 1
 _MSG_NOSIGNAL = 0x4000
 
@@ -48,10 +48,10 @@ _python = fast_ctypes.PyDLL(None)
 
 
 def serve(channel: socket.socket, order: Dict[str, Any]) -> GuestMain:
-    """Loads what guests need, then forks guests until the manager is gone.
+    """Load the modules of guests, then fork guests until the manager exits.
 
-    Returns in a guest's process only, with a function that locks it in, waits for its job and returns the function that
-    runs the job. By then this one is off the stack: returning later would write to, and so copy, a dozen pages.
+    Returns only in a guest's process, with a function that builds its cage, waits for its job and returns the function
+    that runs the job. This frame leaves the stack first: returning later would write to, and so copy, a dozen pages.
     """
     try:
         zygote = _Zygote(channel, order)
@@ -63,16 +63,16 @@ def serve(channel: socket.socket, order: Dict[str, Any]) -> GuestMain:
 
 
 class _PreparedFork(NamedTuple):
-    """An order, laid out before the fork: objects made after it would cost copied pages."""
+    """An order, prepared before the fork: objects that the guest creates cost copied pages."""
 
     number: int
     #: The function of the new process.
     become: GuestMain
     descriptors: List[int]
     fork: PreparedCalls
-    #: The place of the new pid in the list's values.
+    #: The index of the new pid in the list's values.
     pid: int
-    #: What the zygote does then: return to its own namespace, answer, and close the descriptors.
+    #: The calls of the zygote after the fork: return to its own namespace, answer, and close the descriptors.
     after: PreparedCalls
 
 
@@ -96,7 +96,7 @@ class _Zygote:
         self._is_caging = order["isolation"] == "namespaces"
         reset_signals()
         keeps_spares = bool(order.get("spares"))
-        #: Whether modules that many programs import are still to be loaded: after the first guest, which need not wait.
+        #: Whether common modules will be loaded after the first guest, which does not wait for them.
         self._loads_later = keeps_spares and not (order.get("packages") or order.get("preload") or order.get("site"))
         if keeps_spares and not self._loads_later:
             load_common_modules()
@@ -106,10 +106,10 @@ class _Zygote:
             self._worker = load_worker(order["worker"], order.get("site", False), order.get("preload", []))
         hide_command_line()
         if not order.get("once"):
-            # What is done here, no guest has to do again on copied pages.
+            # Now, so that guests need not repeat it on copied pages.
             self._rehearse()
         if not self._is_caging:
-            from .. import keeper  # and with it all that watches a guest
+            from .. import keeper  # with the modules that watch a guest
             from ..watching.patterns import compile_all
 
             compile_all()
@@ -123,7 +123,7 @@ class _Zygote:
         namespaces.send_children_to(come_back, self._own_pids)
         self._come_back = come_back.prepare(())
         self._programs = ProgramStarter(self._is_caging)
-        #: By the order and the numbers of its descriptors, which are nearly always the same.
+        #: By the order and the numbers of its descriptors, which rarely change.
         self._prepared: Dict[Tuple[bytes, bytes], _PreparedFork] = {}
         self._file_pages: List[Tuple[int, int]] = []
         if keeps_spares and not self._loads_later:
@@ -134,21 +134,21 @@ class _Zygote:
     def _tidy_memory(self) -> None:
         gc.collect()
         self._file_pages += job.find_file_pages()
-        # Frozen objects are not visited by a guest's collector, which would copy every page that it touches.
+        # A guest's garbage collector skips frozen objects; visiting them would copy their pages.
         gc.freeze()
 
     def _load_later(self) -> None:
         self._loads_later = False
         try:
             load_common_modules()
-        except Exception:  # guests load what they need
+        except Exception:  # guests load them on demand
             return
         if self._worker is not None:
             self._worker.note_libraries()
         self._tidy_memory()
 
     def run(self) -> GuestMain:
-        """Most orders are equal to an earlier one, byte for byte and by descriptor numbers: those are looked up."""
+        """Fork a guest for each order. Most equal an earlier one, including descriptor numbers, and are looked up."""
         prepared, channel, inbox = self._prepared, self._channel, self._inbox
         forks = 0
         while True:
@@ -168,8 +168,8 @@ class _Zygote:
                     self._rehearse_for_many()
 
     def _rehearse_for_many(self) -> None:
-        """The interpreter specialises code that has run a few times, and every guest would do so again. Rehearsing
-        takes some milliseconds, which a zygote with few guests does without.
+        """The interpreter specialises code that has run a few times; without rehearsal every guest would do that again.
+        It takes some milliseconds, so a zygote with few guests skips it.
         """
         for _ in range(_ENOUGH_REHEARSALS):
             self._rehearse()
@@ -187,7 +187,7 @@ class _Zygote:
             self._worker.warm_up()
 
     def _fork(self, fork: _PreparedFork) -> bool:
-        """Forks, by two lists of calls. Returns True in the new process; in this one the manager has its answer."""
+        """Fork by two call lists. Returns True in the new process; here, the manager has been answered."""
         if self._runs_fork_hooks:
             _python.PyOS_BeforeFork()
         function, arguments = fork.fork.bound
@@ -212,12 +212,12 @@ class _Zygote:
         _close(descriptors)
 
     def _prepare_order(self, message: bytes, numbers: bytes) -> Optional[_PreparedFork]:
-        """Lays out a new order; None if the message was a lesson, or the order has been carried out."""
+        """Prepare a new order. None if the message was not an order, or the order has been completed."""
         if not message:
             os._exit(0)
-        # By length: an order begins with a number, and 123 is the code of a brace.
+        # By length: an order may begin with the byte of a brace too.
         if len(message) != FORK_ORDER.size:
-            self._learn(read_json(message), numbers)
+            self._handle_message(read_json(message), numbers)
             return None
         number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
         descriptors = list(struct.unpack(f"{len(numbers) // 4}i", numbers))
@@ -233,7 +233,7 @@ class _Zygote:
             self._refuse(CageError("fork guest", error.errno or 0, ""), descriptors)
             return None
         fork = self._prepare_fork(number, become, descriptors)
-        if not is_live or self._live_cages > _FEW_LIVE_CAGES:  # before that, the next one is prepared anew, and counted
+        if not is_live or self._live_cages > _FEW_LIVE_CAGES:  # before that, each must be counted
             if len(self._prepared) == _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[message, numbers] = fork
@@ -242,12 +242,12 @@ class _Zygote:
     def _guest_main(self, number: int, may_exec: bool, descriptors: List[int], droppable: Droppable) -> GuestMain:
         wait = partial(await_job, worker=self._worker, droppable=droppable)
         if not self._is_caging:
-            return partial(_be_keeper, self._keeper, self._recipes[number], may_exec, descriptors, wait)
+            return partial(_run_keeper, self._keeper, self._recipes[number], may_exec, descriptors, wait)
         given = recipe.from_order(descriptors)
-        # The results are in the guest's copy of the memory, so one layout serves all orders like this one.
-        become = partial(_be_guest, self._recipes[number].prepare(given), given, wait)
+        # Each guest writes the results to its own copy of the memory, so that equal orders can share the list.
+        become = partial(_run_guest, self._recipes[number].prepare(given), given, wait)
         loaded = self._live_modules if self._recipes[number].plan.terminals else None
-        return become if loaded is None else partial(_be_agent, become, loaded)
+        return become if loaded is None else partial(_run_agent, become, loaded)
 
     def _prepare_fork(self, number: int, become: GuestMain, descriptors: List[int]) -> _PreparedFork:
         has_modules = self._recipes[number].plan.terminals and self._live_modules is not None
@@ -265,16 +265,16 @@ class _Zygote:
         fds.close_numbers(after, descriptors)
         return _PreparedFork(number, become, descriptors, fork.prepare(()), pid.place, after.prepare(()))
 
-    def _learn(self, lesson: Dict[str, Any], descriptors: bytes) -> None:
-        if "forget" in lesson:
-            self._forget(lesson["forget"])
+    def _handle_message(self, message: Dict[str, Any], descriptors: bytes) -> None:
+        if "forget" in message:
+            self._forget(message["forget"])
             return
-        if "twin" in lesson:
+        if "twin" in message:
             self._fork_twin(*struct.unpack("i", descriptors))
             return
-        attached = tuple((target, is_directory) for target, is_directory in lesson["attached"])
-        shape = CellShape(plans.decode(lesson["plan"]), lesson["cgroups"], attached, tuple(lesson["files"]))
-        self._recipes[lesson["learn"]] = recipe.Recipe(shape, self._programs.room())
+        attached = tuple((target, is_directory) for target, is_directory in message["attached"])
+        shape = CellShape(plans.decode(message["plan"]), message["cgroups"], attached, tuple(message["files"]))
+        self._recipes[message["learn"]] = recipe.Recipe(shape, self._programs.reserve_arena())
 
     def _forget(self, number: int) -> None:
         self._programs.forget(number)
@@ -285,7 +285,7 @@ class _Zygote:
             forgotten.arena.close()
 
     def _fork_twin(self, channel: int) -> None:
-        """Forks a zygote that has learnt the same so far and takes its orders from `channel`, a child of the manager.
+        """Fork a zygote with the same recipes that receives its orders from `channel`. It is a child of the manager.
 
         If that fails, the error is the answer to its first order.
         """
@@ -298,14 +298,14 @@ class _Zygote:
         if self._runs_fork_hooks:
             (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
         if pid == 0:
-            # Under the old number, which is part of the prepared lists.
+            # With the same number, which is part of the prepared lists.
             os.dup2(channel, self._channel.fileno(), inheritable=False)
         elif pid < 0:
             os.write(channel, FORK_ANSWER.pack(pid, False, False))
         os.close(channel)
 
     def _start_program(self, number: int, descriptors: List[int]) -> bool:
-        """Starts a guest that becomes a program and answers the manager; False: it must be forked like any other."""
+        """Start a guest that becomes a program, and answer the manager. False if it must be forked as usual."""
         try:
             pid = self._programs.start(number, self._recipes[number], descriptors)
         finally:
@@ -330,18 +330,18 @@ def _close(descriptors: List[int]) -> None:
 _kept: List[object] = []
 
 
-def _be_guest(steps: recipe.GuestSteps, given: recipe.GuestDescriptors, await_job: _AwaitJob) -> Callable[[], None]:
+def _run_guest(steps: recipe.GuestSteps, given: recipe.GuestDescriptors, await_job: _AwaitJob) -> Callable[[], None]:
     recipe.lock_in(steps, given.handoff)
     return await_job(given.job, given.go)
 
 
-def _be_agent(become: GuestMain, loaded: LiveModules) -> Callable[[], None]:
+def _run_agent(become: GuestMain, loaded: LiveModules) -> Callable[[], None]:
     sys.modules.update(loaded.modules)
     sys.meta_path.append(loaded.finder)
     return become()
 
 
-def _be_keeper(
+def _run_keeper(
     keeper: ModuleType, steps: recipe.Recipe, may_exec: bool, descriptors: List[int], await_job: _AwaitJob
 ) -> Callable[[], None]:
     given = keeper.KeeperDescriptors._make([*descriptors[:7], tuple(descriptors[7:])])
@@ -350,11 +350,11 @@ def _be_keeper(
 
 
 def _clone_arguments() -> Tuple[int, ...]:
-    """For a fork whose parent is the manager.
+    """The arguments of clone() for a child of the manager.
 
-    `os.fork` makes the new process go through the whole interpreter, which costs as much as the rest of a cell. With
-    one thread and no lock held there is nothing to repair; but the caller's modules may have registered fork hooks, and
-    where any are loaded, the hooks are run as Python does.
+    `os.fork` reinitialises the interpreter in the child, which costs as much as the rest of a cell. With one thread and
+    no lock held that is unnecessary; but the caller's modules may have registered fork hooks, so if any are loaded,
+    Python's functions around a fork are called.
     """
     # libc caches its thread id, and the kernel can store the new one there.
     place = fast_ctypes.c_void_p()
@@ -362,7 +362,7 @@ def _clone_arguments() -> Tuple[int, ...]:
     try:
         prctl(_PR_GET_TID_ADDRESS, fast_ctypes.addressof(place))
         flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: abort() in a guest then crashes by another signal
+    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE: abort() in a guest ends by another signal
         pass
     address = place.value or 0
     return (flags, 0, 0, address, 0) if MACHINE == "x86_64" else (flags, 0, 0, 0, address)

@@ -1,4 +1,4 @@
-"""What an interpreter does once, before it forks guests."""
+"""Prepares an interpreter before it forks guests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load_worker(directory: str, with_site: bool, preload: Sequence[str]) -> ModuleType:
-    """Runs the guest's worker module and lets it import what runs will need."""
+    """Run the guest's worker module and let it import the modules of guests."""
     sys.modules["warmcell_interpreter_exit"] = _load_file(directory, "interpreter_exit")
     worker = _load_file(directory, "worker")
     del sys.modules["warmcell_interpreter_exit"]  # a new interpreter would not have it
@@ -30,8 +30,8 @@ def load_worker(directory: str, with_site: bool, preload: Sequence[str]) -> Modu
 
 
 def load_wasm_worker(directory: str, packages: str, is_for_one: bool) -> ModuleType:
-    """Imports the WebAssembly worker, and with it its runtime: the package wasmtime in `packages`."""
-    # The paths stay: workers load more from both when they run Python.
+    """Import the WebAssembly worker and its runtime, the package wasmtime in `packages`."""
+    # The paths are kept: workers load more from both when they run Python.
     sys.path[:] = [directory.rpartition("/")[0], *sys.path, packages]
     try:
         __import__("wasm.forked")
@@ -43,7 +43,7 @@ def load_wasm_worker(directory: str, packages: str, is_for_one: bool) -> ModuleT
 
 
 def _load_file(directory: str, name: str) -> ModuleType:
-    """Runs one file of ours as a module that cannot be imported."""
+    """Run one of our files as a module that cannot be imported."""
     module = ModuleType(f"warmcell_{name}")
     path = f"{directory}/{name}.py"
     with step("load worker", path):
@@ -57,13 +57,13 @@ def _load_file(directory: str, name: str) -> ModuleType:
 
 
 def load_common_modules() -> None:
-    """Modules of the standard library that many programs import and the cage does not."""
+    """Load modules of the standard library that many programs import, but the cage does not."""
     for name in ("importlib.machinery", "typing", "socket", "json", "threading", "ctypes"):
         __import__(name)
 
 
 def hide_modules() -> None:
-    """Removes our modules from sys.modules. They stay in use: nothing of ours is imported after this."""
+    """Remove our modules from sys.modules. They stay in use; nothing of ours may be imported after this."""
     stop_using()
     for name in [name for name in sys.modules if name == "cage" or name.startswith("cage.")]:
         _hidden.append(sys.modules.pop(name))
@@ -74,7 +74,7 @@ _LOADER_PATH = b"LD_LIBRARY_PATH="
 
 
 def hide_command_line() -> None:
-    """Guests are forks of this process, and would see in /proc/self where Warmcell and the host's libraries are."""
+    """Overwrite the command line and LD_LIBRARY_PATH, which guests, as forks, would see in /proc/self."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     arguments, arguments_end, variables, variables_end = (int(field) for field in fields[45:49])
@@ -89,7 +89,7 @@ def hide_command_line() -> None:
 
 
 def reset_signals() -> None:
-    """Guests do not inherit what the caller ignored or blocked, as background jobs and nohup do."""
+    """Reset signals that the caller ignored or blocked, as in background jobs and under nohup."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals():
         if number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) is signal.SIG_IGN:

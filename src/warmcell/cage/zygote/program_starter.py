@@ -18,24 +18,24 @@ _MOST_MADE = 64
 
 
 class ProgramStarter:
-    """Owned by the zygote. What it cannot start must be forked like any other guest."""
+    """Owned by the zygote. Guests that it cannot start must be forked as usual."""
 
     def __init__(self, is_caging: bool) -> None:
-        self._are_possible = is_caging and list_program.is_supported()
-        #: By recipe and descriptors, which have the same numbers nearly every time.
+        self._is_supported = is_caging and list_program.is_supported()
+        #: By recipe and descriptors, whose numbers rarely change.
         self._made: Dict[Tuple[int, ...], ListProgram] = {}
         calls = CallList(1)
         calls.begin_step("fork guest")
         namespaces.send_children_to(calls, Value(0))
         self._send_children_to = calls.prepare([-1])
 
-    def room(self) -> Optional[native_code.Arena]:
+    def reserve_arena(self) -> Optional[native_code.Arena]:
         """An arena for a recipe, so that it can become an executable."""
-        return native_code.reserve_arena() if self._are_possible else None
+        return native_code.reserve_arena() if self._is_supported else None
 
     def start(self, number: int, steps: recipe.Recipe, descriptors: List[int]) -> Optional[int]:
-        """The pid, or None. Afterwards our next children may still go to another namespace."""
-        if not self._are_possible:
+        """Start a guest; returns its pid, or None. Afterwards the caller must return to its own pid namespace."""
+        if not self._is_supported:
             return None
         given = recipe.from_order(descriptors)
         program = self._program(number, steps, given, descriptors)
@@ -46,7 +46,7 @@ class ProgramStarter:
             self._send_children_to.run()
             return program.start()
         except ExecRefused:
-            self._are_possible = False
+            self._is_supported = False
             return None
         except CageError as failure:
             raise OSError(failure.errno, os.strerror(failure.errno)) from None
@@ -57,14 +57,14 @@ class ProgramStarter:
         key = (number, *descriptors)
         if key not in self._made:
             try:
-                made = steps.program(given, descriptors)
+                program = steps.program(given, descriptors)
             except OSError:
-                made = None
-            if made is None:
+                program = None
+            if program is None:
                 return None
             if len(self._made) == _MOST_MADE:
                 self._made.pop(next(iter(self._made))).close()
-            self._made[key] = made
+            self._made[key] = program
         return self._made[key]
 
     def forget(self, number: int) -> None:
