@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ from tests.wasm.conftest import Run
 
 from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.backends.wasm.worker_handle import WorkerHandle
 from warmcell.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
@@ -77,6 +79,17 @@ def test_a_guest_that_dies_of_refused_growth_exceeded_its_memory(run: Run, code:
     assert caught.value.limit_mb == 64
     assert caught.value.result is not None
     assert caught.value.result.usage.peak_memory_bytes <= 64 << 20
+
+
+@pytest.mark.attack("WA-04", "S2-37")
+def test_a_worker_over_its_memory_has_no_later_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guest may still run, and would write into the next result."""
+    sizes = itertools.count(0, 1 << 40)
+    monkeypatch.setattr(WorkerHandle, "anonymous_bytes", lambda _: next(sizes))
+    with pytest.raises(MemoryExceeded):
+        run(guests.floods(1, None))
+    monkeypatch.undo()
+    assert [run(HELLO).stdout for _ in range(3)] == ["hello\n"] * 3
 
 
 @pytest.mark.attack("WA-04")

@@ -284,7 +284,7 @@ def _execute(
 ) -> ExecResult:
     """One run in the leased worker, which has the module."""
     worker, limits = lease.worker, request.limits
-    worker.is_clean = False
+    worker.is_clean = lease.is_reusable = False
     started = time.monotonic()
     is_sent = _send_run(lease, spec, request)
     # The worker is waking up: what is not needed to send the run is made now, while nothing waits for it.
@@ -293,7 +293,7 @@ def _execute(
     pending = PendingRequest(worker, request_limits, make_handler, request.listener)
     enforced = enforcement(request, worker_launcher().isolation_class, wasmtime_version())
     report = _await_exit(lease, pending, spec.module_key) if is_sent else ExitReport("timeout")
-    lease.is_reusable = report.kind in _CLEAN_EXITS and not worker.is_killed and worker.drain()
+    lease.is_reusable = lease.is_reusable and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
     extra = pending.extra_seconds
@@ -330,10 +330,13 @@ def _send_run(lease: Lease, spec: RunSpec, request: RunRequest) -> bool:
 
 
 def _await_exit(lease: Lease, pending: PendingRequest, key: str) -> ExitReport:
+    """How the run ended. The worker is reusable only if it reported the end itself: otherwise the run may go on."""
     try:
         answer = pending.wait()
         if not answer.message:
-            return decode_exit(answer.blob)
+            report = decode_exit(answer.blob)
+            lease.is_reusable = report.kind in _CLEAN_EXITS
+            return report
         if answer.message.get("op") != "unknown":
             raise ProtocolViolation("unexpected answer to a run")
         lease.worker.loaded.pop(key, None)
