@@ -35,7 +35,9 @@ class RunRecord:
 
     def __init__(self, backend: str, request: ExecRequest, policy: Any = None) -> None:
         self._backend = backend
-        self._language = check_kind("request", request, ExecRequest, _MAKES_REQUEST).language
+        if not isinstance(request, ExecRequest):
+            check_kind("request", request, ExecRequest, _MAKES_REQUEST)
+        self._language = request.language
         self._policy = policy
         self._subject = self._outer = ""
         self.result: ExecResult | None = None

@@ -209,8 +209,8 @@ def _result(
         duration=end.duration,
         stdout_bytes=stdout_bytes,
         stderr_bytes=stderr_bytes,
-        stdout_truncated=end.stdout.is_truncated,
-        stderr_truncated=end.stderr.is_truncated,
+        stdout_truncated=end.stdout.total > end.stdout.cap,
+        stderr_truncated=end.stderr.total > end.stderr.cap,
         usage=Usage(
             # A wrapper's init reaps the guest, so the kernel may report less than the limit that ended it.
             cpu_time=max(kernel.cpu_time or end.cpu_time, (is_over_cpu and terms.cpu_seconds) or 0.0),
@@ -242,7 +242,7 @@ def _exit_code(end: Exit, is_wrapped: bool, is_over_cpu: bool) -> tuple[int, int
 def text_of(capture: Capture) -> tuple[str, bytes]:
     """The guest's output as text and as bytes. Truncated output ends at a character boundary."""
     kept = bytes(capture.kept)
-    if capture.is_truncated:
+    if capture.total > capture.cap:  # as a property it would be a call more for each run
         kept = cut_at_character(kept)
     return kept.decode("utf-8", "replace"), kept
 
