@@ -51,7 +51,10 @@ class Program(Protocol):
 
     async def signal(self, number: int) -> None: ...
     async def kill(self) -> None: ...
-    def kill_soon(self) -> None: ...
+    def kill_soon(self) -> Future[Any]:
+        """`kill` without waiting for the answer."""
+        ...
+
     def end_cage(self, reason: str) -> None: ...
     async def resize(self, columns: int, rows: int) -> None: ...
 
@@ -159,6 +162,26 @@ class LiveProcess:
 
         self._loop.call(leave)
 
+    async def signal(self, number: int) -> None:
+        """From any event loop."""
+        await self.program.signal(number)
+        if number == _KILLED:
+            self._loop.call(self._take_last_output)
+
+    async def kill(self) -> None:
+        """From any event loop: kills it and everything that it started."""
+        await self.program.kill()
+        self._loop.call(self._take_last_output)
+
+    def kill_soon(self) -> None:
+        """From any thread: `kill` without waiting."""
+        # After the answer it prints no more: before, it would fill the room for its last output.
+        self.program.kill_soon().add_done_callback(call_once(partial(self._loop.call, self._take_last_output)))
+
+    def _take_last_output(self) -> None:
+        for output in self.outputs:
+            output.take_last()
+
     def forget(self) -> None:
         """Closes its pipes, even if another process still writes to them."""
         for output in self.outputs:
@@ -182,7 +205,7 @@ class LiveProcess:
         """Asks the agent to kill it; if that does not work, the cage is ended."""
         if self.outcome is None:
             self.timed_out = timeout
-            self.program.kill_soon()
+            self.kill_soon()
             self._loop.call_later(KILL_SECONDS, self._unless_freed(LiveProcess._end_cage_if_running))
 
     def _end_cage_if_running(self) -> None:

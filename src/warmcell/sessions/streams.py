@@ -62,6 +62,8 @@ class Beginning(Ring):
 _CHUNK = 1 << 16
 #: How many bytes may wait for a follower before reading stops, which blocks the program.
 _MOST_WAITING = 1 << 20
+#: How many more the last output of a killed program may be: more than the agent and the pipe hold of a terminal's.
+_MOST_LAST = 4 << 20
 #: From so many followers on, reading pauses after each piece, so that small pieces become larger ones: passing a piece
 #: on takes time for each follower, which the other threads of this process need.
 _MANY_FOLLOWERS, _PAUSE_PER_FOLLOWER = 16, 20e-6
@@ -82,6 +84,10 @@ class Follower:
     @property
     def is_full(self) -> bool:
         return self._bytes >= _MOST_WAITING
+
+    @property
+    def has_room_for_last(self) -> bool:
+        return self._bytes < _MOST_WAITING + _MOST_LAST
 
     @property
     def was_let_go(self) -> bool:
@@ -118,15 +124,27 @@ class Output:
         self.name, self.ring = name, ring
         self.followers: list[Follower] = []
         self._is_open = True
+        self._is_taking_last = False
 
     def listen(self) -> None:
         """Watches the pipe while no follower is full."""
         if not self._is_open:
             return
-        if any(follower.is_full for follower in self.followers):
-            self._loop.forget(self._descriptor)
-        else:
+        if all(self._has_room(follower) for follower in self.followers):
             self._loop.watch(self._descriptor, READ, self._read_once)
+        else:
+            self._loop.forget(self._descriptor)
+
+    def take_last(self) -> None:
+        """Reads on although a follower is full: what is left of a killed program's output is bounded.
+
+        The agent reports the exit of a program with a terminal only after the pipe has taken all of its output.
+        """
+        self._is_taking_last = True
+        self.listen()
+
+    def _has_room(self, follower: Follower) -> bool:
+        return follower.has_room_for_last if self._is_taking_last else not follower.is_full
 
     def take_all(self) -> None:
         """Reads what the pipe holds now; other processes may keep writing."""

@@ -219,9 +219,9 @@ class LiveCage:
             await wait_for_future(self.ended, _GRACE_SECONDS)
             raise self._end_error()
 
-    def send(self, pid: int, op: str, **fields: Any) -> None:
+    def send(self, pid: int, op: str, **fields: Any) -> Future[Message]:
         """`request` without waiting for the answer."""
-        self._channel.ask(op, pid=pid, **fields)
+        return self._channel.ask(op, pid=pid, **fields)
 
     def end_soon(self, reason: str) -> None:
         """Ends the cage and everything in it from outside, without waiting for it."""

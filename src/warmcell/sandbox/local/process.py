@@ -79,7 +79,7 @@ class LocalProcess:
         await self._if_running(self._process.program.resize(size.cols, size.rows))
 
     async def signal(self, number: int) -> None:
-        await self._if_running(self._process.program.signal(number))
+        await self._if_running(self._process.signal(number))
 
     async def _if_running(self, request: Coroutine[Any, Any, None]) -> None:
         if not self._process.is_running:
@@ -91,7 +91,7 @@ class LocalProcess:
     async def kill(self) -> None:
         self._operations.check_open()
         with suppress(SessionEnded):  # its cage has ended, and everything in it
-            await self._operations.run(self._process.program.kill())
+            await self._operations.run(self._process.kill())
         await self._operations.run(self._wait_for_end())
 
     async def _wait_for_end(self) -> None:
@@ -108,7 +108,7 @@ class LocalProcess:
 
     def kill_soon(self) -> None:
         """`kill` without waiting for the end."""
-        self._process.program.kill_soon()
+        self._process.kill_soon()
 
     async def wait(self, callbacks: asyncio.Future[None] | None = None) -> ExecResult:
         async def wait() -> None:
