@@ -12,6 +12,7 @@ from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
+from warmcell.lifetime.cancellable import CancellableIterator
 from warmcell.lifetime.portal import CallbackQueue, portal
 from warmcell.sandbox.interface import ProcessDriver, ProcessInfo, PtySize
 from warmcell.sandbox.local.process import LocalProcess
@@ -91,11 +92,12 @@ class AsyncProcess:
                 raise
             raise TimeoutError(f"process {self.pid} is still running after {timeout:g} s") from None
 
-    async def output(self) -> AsyncGenerator[OutputEvent]:
-        """The output still kept, then new output as it arrives, as bytes, until the process has ended."""
-        async with aclosing(self._driver.output()) as events:
-            async for event in events:
-                yield event
+    def output(self) -> AsyncGenerator[OutputEvent]:
+        """The output still kept, then new output as it arrives, as bytes, until the process has ended.
+
+        An `anext` that times out loses nothing: the next one gets the output.
+        """
+        return CancellableIterator(self._driver.output())
 
     def start_callbacks(self, texts: Texts) -> None:
         """Calls back as output arrives. A callback that raises kills the process, and `wait` raises its error."""

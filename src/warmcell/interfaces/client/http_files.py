@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.interfaces.client.connection import SandboxEndpoint
 from warmcell.interfaces.client.wire import record
+from warmcell.lifetime.cancellable import CancellableIterator
 from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
@@ -188,33 +189,39 @@ def _quote(path: str) -> str:
 
 
 class HttpWatch:
-    """A watch for one reader. Starts with `begin` or the first `next`."""
+    """A watch for one reader. Starts with `begin` or the first `next`. If either is cancelled, it can be repeated."""
 
     def __init__(self, endpoint: SandboxEndpoint, path: str, recursive: bool) -> None:
-        self._endpoint = endpoint
-        self._params = {"path": path, "recursive": str(recursive).lower()}
-        self._stack = AsyncExitStack()
-        self._events: AsyncIterator[tuple[str, Any, str]] | None = None
-        self._is_closed = False
+        params = {"path": path, "recursive": str(recursive).lower()}
+        self._open = partial(_watch_events, endpoint, params)
+        self._events = CancellableIterator(self._open())
+        self._is_ready = self._is_closed = False
 
     async def begin(self) -> None:
-        if self._events is None and not self._is_closed:
-            stream = self._endpoint.events("GET", "watch", params=self._params)
-            self._events = await self._stack.enter_async_context(stream)
-            await anext(self._events)
+        if self._is_ready or self._is_closed:
+            return
+        try:
+            await anext(self._events, None)
+        except SandboxError:  # perhaps there were too many watches
+            self._events = CancellableIterator(self._open())
+            raise
+        self._is_ready = True
 
     async def next(self) -> FileEvent | None:
         await self.begin()
-        if self._is_closed or self._events is None:
-            return None
-        try:
-            _, data, _ = await anext(self._events)
-        except StopAsyncIteration:
+        event = await anext(self._events, None)
+        if event is None:
             await self.aclose()
-            return None
-        event: FileEvent = record(FileEvent, data)
         return event
 
     async def aclose(self) -> None:
+        """Ends a pending `next` with None. May be called twice."""
         self._is_closed = True
-        await self._stack.aclose()
+        await self._events.aclose()
+
+
+async def _watch_events(endpoint: SandboxEndpoint, params: Mapping[str, str]) -> AsyncGenerator[FileEvent | None]:
+    """None once the server watches, then the events."""
+    async with endpoint.events("GET", "watch", params=params) as events:
+        async for name, data, _ in events:
+            yield None if name == "ready" else record(FileEvent, data)
