@@ -127,6 +127,24 @@ def test_cells_remember(box: Box) -> None:
     assert box.client.get("/contexts", headers={"e2b-sandbox-id": box.id}).status_code == 502
 
 
+_FORGED = """
+import json
+class Plot:
+    def _repr_mimebundle_(self, include=None, exclude=None): return {"application/vnd.plotly.v1+json": {}, **nothing}
+nothing = {"application/json": {"not": float("nan")}}
+json.dumps = lambda *_, **__: '{"y": [1e999, -1e999, NaN, 1]}'
+Plot()
+"""
+
+
+def test_a_display_is_json_whatever_its_numbers(box: Box) -> None:
+    """Clients parse with JavaScript's JSON.parse, which takes neither NaN nor Infinity."""
+    answer = box.client.post("/execute", json={"code": _FORGED}, headers=box.headers)
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in answer.text.splitlines()]
+    [shown] = [line for line in lines if line["type"] == "result"]
+    assert shown["json"] == shown["extra"]["application/vnd.plotly.v1+json"] == {"y": [None, None, None, 1]}
+
+
 def _cell(box: Box, code: str, **more: Any) -> list[dict[str, Any]]:
     answer = box.client.post("/execute", json={"code": code, **more}, headers=box.headers)
     assert answer.status_code == 200, answer.text

@@ -88,6 +88,13 @@ def test_sizes_depths_and_counts_are_bounded() -> None:
     assert content_of("application/json", deep) == deep
     assert content_of("application/json", wide) == wide
     assert content_of("application/json", '{"a": NaN, "b": "\\ud800"}') == {"a": None, "b": "?"}
+    infinite = '{"a": [1e999, -1e999, {"b": 1e400}], "c": -Infinity, "d": 1e308}'
+    assert content_of("application/vnd.plotly.v1+json", infinite) == {
+        "a": [None, None, {"b": None}],
+        "c": None,
+        "d": 1e308,
+    }
+    assert content_of("application/json", '{"a": 1e999}') == {"a": None}
     assert content_of("application/json", "[1]") == "[1]"
     assert content_of("application/json", '{"a": 1' + "0" * 5000 + "}") == '{"a": 1' + "0" * 5000 + "}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import threading
 import time
@@ -292,6 +293,29 @@ def test_show_of_a_plotly_figure_is_a_display(own: Cells, tmp_path: Path) -> Non
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom plotly.basedatatypes import BaseFigure\nBaseFigure().show()"
     )
     assert result.error is None and "application/vnd.plotly.v1+json" in result.outputs[0].mime
+
+
+@pytest.mark.parametrize("mime", ["application/json", "application/vnd.vegalite.v5+json"])
+def test_json_without_numbers_that_json_does_not_have(own: Cells, mime: str) -> None:
+    own("nan, infinite = float('nan'), float('inf')\nnested = {'a': nan, 'b': [infinite, {'c': -infinite}], nan: 1}")
+    own("class Chart:\n    def _repr_mimebundle_(self, include=None, exclude=None): return {mime: content}")
+    own(f"mime = {mime!r}")
+    expected = {"a": None, "b": [None, {"c": None}], "NaN": 1}
+    assert own("content = nested; Chart()").outputs[0].mime[mime] == expected
+    assert own("display({mime: nested}, raw=True)").outputs[0].mime[mime] == expected
+    assert own("content = [nan, 1, infinite]; Chart()").outputs[0].mime[mime] == "[null, 1, null]"
+    assert own("content = infinite; Chart()").outputs[0].mime[mime] == "null"
+    assert own("content = 'NaN'; Chart()").outputs[0].mime[mime] == '"NaN"'
+    # Above the host's bounds for data: it stays text.
+    much = own("content = {'a': [nan] * 200_001}; Chart()").outputs[0].mime[mime]
+    assert isinstance(much, str) and json.loads(much, parse_constant=refuse)["a"][:1] == [None]
+    # An encoder of the guest's own writes an infinite number as digits.
+    forged = own("import json\njson.dumps = lambda *_, **__: '{\"a\": -1e999}'\nChart()")
+    assert forged.outputs[0].mime[mime] == {"a": None}
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
 
 
 def test_what_e2bs_kernel_does_is_done_where_that_is_said(cells: Cells, tmp_path: Path) -> None:

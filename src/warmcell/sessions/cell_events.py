@@ -6,6 +6,7 @@ The worker runs the guest's code in its own process, so the guest may have forge
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from warmcell.core.records import dataclass
@@ -177,7 +178,10 @@ def clean(text: str) -> str:
 
 
 def content_of(mime: str, text: str) -> str | dict[str, Any]:
-    """The decoded object for JSON types, if it is an object within the bounds; otherwise the text."""
+    """The decoded object for JSON types, if it is an object within the bounds; otherwise the text.
+
+    NaN and infinite numbers become null, as in notebooks: JSON has none, so clients would refuse the whole answer.
+    """
     if mime != "application/json" and not mime.endswith("+json"):
         return text
     parts = sum(text.count(sign) for sign in "[{,")
@@ -211,4 +215,6 @@ def _clean_all(content: Any) -> Any:
         return [_clean_all(part) for part in content]
     if isinstance(content, dict):
         return {clean(key): _clean_all(part) for key, part in content.items()}
+    if isinstance(content, float) and not math.isfinite(content):
+        return None  # 1e999: a number by its syntax
     return content

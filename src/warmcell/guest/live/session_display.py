@@ -72,8 +72,17 @@ def _text(mime, content):
     if isinstance(content, (bytes, bytearray, memoryview)):
         return base64.b64encode(content).decode()
     if mime == "application/json" or mime.endswith("+json"):
-        return json.dumps(content, default=str)
+        return _encode_json(content, str)
     return content if isinstance(content, str) else str(content)
+
+
+def _encode_json(content, default):
+    """JSON with null in place of NaN and infinite numbers, which JSON does not have."""
+    try:
+        return json.dumps(content, default=default, allow_nan=False)
+    except ValueError:
+        text = json.dumps(content, default=default)
+        return json.dumps(json.loads(text, parse_constant=lambda _: None))
 
 
 def _own_bundle(value):
@@ -263,7 +272,7 @@ def _bundle_with_data(value):
     found = bundle(value)
     if isinstance(value, (list, dict)) and 0 < len(found.get("text/plain", "")) <= _LONGEST:
         try:
-            found[VALUE] = json.dumps({"value": value}, default=_to_json_type)
+            found[VALUE] = _encode_json({"value": value}, _to_json_type)
         except Exception:
             return found  # not JSON, or its representation raised: text only
     return found
