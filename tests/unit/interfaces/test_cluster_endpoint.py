@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from warmcell.core.errors import BackendBusy
-from warmcell.interfaces.client.cluster_sandbox import ClusterEndpoint
+from warmcell.core.errors import BackendBusy, BackendUnavailable
+from warmcell.interfaces.client.cluster_sandbox import ClusterEndpoint, ClusterSandbox
 
 
 class BusyOnce:
@@ -44,3 +45,38 @@ async def test_a_sandbox_that_could_not_be_placed_is_placed_at_the_next_request(
         await endpoint.open()
     await endpoint.open()
     assert endpoint.is_open and endpoint.path == "/v1/sandboxes/a"
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_sandbox_is_released_once_however_often_it_is_closed(is_answered: bool) -> None:
+    released: list[object] = []
+    backend: Any = SimpleNamespace(release_sandbox=released.append)
+    settings: Any = None
+    endpoint = ClusterEndpoint(backend, settings)
+    sandbox = object.__new__(ClusterSandbox)
+    sandbox._use(endpoint)
+
+    async def request_end(path: str) -> None:
+        await asyncio.sleep(0.01)
+        if not is_answered:
+            raise BackendUnavailable("no answer")
+
+    async def release() -> None:
+        released.append("connection")
+
+    connection: Any = SimpleNamespace(request_end=request_end, release=release, link="link")
+    place = asyncio.Event()
+
+    async def open_late() -> None:
+        await place.wait()
+        endpoint.join(connection, {"id": "a"})
+
+    endpoint._opening = asyncio.ensure_future(open_late())
+    closes = [asyncio.ensure_future(sandbox.close()) for _ in range(3)]
+    await asyncio.sleep(0)
+    closes.pop().cancel()
+    place.set()
+    outcomes = await asyncio.gather(*closes, return_exceptions=True)
+    assert all(isinstance(outcome, BackendUnavailable) != is_answered for outcome in outcomes)
+    await sandbox.close()
+    assert released == ["connection", "link"]

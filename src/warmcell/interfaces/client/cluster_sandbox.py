@@ -237,9 +237,9 @@ class ClusterSandbox(HttpSandbox):
         self._endpoint.backend.hold_sandbox(connection.link)
         return sibling
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         endpoint = self._endpoint
-        if endpoint.is_closed:
+        if endpoint.is_closed:  # and released, by a close that failed
             return
         if endpoint._opening is not None and not endpoint.is_open:
             await asyncio.wait([endpoint._opening])
@@ -248,7 +248,7 @@ class ClusterSandbox(HttpSandbox):
             return
         try:
             with suppress(NodeLost):
-                await super().close()
+                await super()._close()
         finally:
             await endpoint.connection.release()
             endpoint.backend.release_sandbox(endpoint.connection.link)

@@ -4,19 +4,23 @@ routes of one sandbox there.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import Any
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxDestroyed, SandboxError
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxDestroyed, SandboxError, SessionNotFound
 from warmcell.interfaces.client.wire import error_from
+from warmcell.lifetime.cancellable import SharedClose
 
 #: Seconds beyond a run's own timeout: for the server's queue and for its answer.
 EXTRA_SECONDS = 120.0
 #: Servers send a keep-alive at least every 15 s.
 MAX_SILENCE = 60.0
+#: How long the server may take to end what a client closes.
+CLOSE_SECONDS = 120.0
 
 
 class Connection:
@@ -27,9 +31,12 @@ class Connection:
             raise InvalidRequest("must be a URL such as http://127.0.0.1:8000", field="url")
         self.url = url.rstrip("/")
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._is_closed = False
+        self._closing = SharedClose(self._close)
 
     async def request(self, method: str, path: str, *, seconds: float = 0, **more: Any) -> Any:
         """Send a request; return the body of the answer, parsed if it is JSON, else bytes."""
+        self.check_open()
         try:
             return self._read_body(await self.http.request(method, path, timeout=seconds + EXTRA_SECONDS, **more))
         except import_httpx().HTTPError as error:
@@ -57,6 +64,7 @@ class Connection:
         httpx = import_httpx()
         sent_headers = {"Accept": "text/event-stream"} | dict(headers or {})
         timeout = httpx.Timeout(EXTRA_SECONDS, read=MAX_SILENCE)
+        self.check_open()
         try:
             async with self.http.stream(method, path, headers=sent_headers, timeout=timeout, **more) as answer:
                 if answer.status_code >= 400:
@@ -79,12 +87,26 @@ class Connection:
         url = self.url.replace("http", "ws", 1) + path
         return import_websockets().connect(url, additional_headers=self.headers, **options)
 
+    async def request_end(self, path: str) -> None:
+        """Send a DELETE for what may be gone already. `BackendUnavailable` if the server does not answer in time."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.request("DELETE", path)
+        except (SandboxDestroyed, SessionNotFound):
+            return  # its lifetime was over
+        except TimeoutError:
+            raise BackendUnavailable(f"{self.url} did not answer within {CLOSE_SECONDS:g} s") from None
+
     async def aclose(self) -> None:
+        self._is_closed = True
+        await self._closing.run()
+
+    async def _close(self) -> None:
         if "http" in self.__dict__:
             await self.http.aclose()
 
     def check_open(self) -> None:
-        if self.http.is_closed:
+        if self._is_closed:
             raise BackendUnavailable("the client was closed", hint="create a new one")
 
     def _error_from_answer(self, answer: Any) -> Exception:

@@ -15,10 +15,10 @@ from warmcell.core.errors import (
     BackendUnavailable,
     InvalidRequest,
     NetworkingDisabled,
+    NodeLost,
     SandboxDestroyed,
     SandboxError,
     SessionEnded,
-    SessionNotFound,
 )
 from warmcell.core.output_events import OutputEvent, StreamEvent
 from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecResult
@@ -27,6 +27,7 @@ from warmcell.interfaces.client.connection import Connection, SandboxEndpoint
 from warmcell.interfaces.client.http_files import HttpFiles, optional_path_text
 from warmcell.interfaces.client.http_port import HttpPort
 from warmcell.interfaces.client.wire import cell_outcome, content, outcome, record, stream_event
+from warmcell.lifetime.cancellable import SharedClose
 from warmcell.lifetime.portal import CallbackQueue, portal
 from warmcell.sandbox.interface import NO_CALLBACKS, CellCallbacks, ProcessInfo, PtySize, RunOptions, SpawnOptions
 from warmcell.sessions.cell_results import CellResult, DisplayData
@@ -119,6 +120,7 @@ class HttpSession:
         self.is_closed = False
         self._endpoint, self._make_sandbox = endpoint, make_sandbox
         self._route = f"sessions/{self.id}"
+        self._closing = SharedClose(self._close)
         #: Cells whose responses are not complete, in order.
         self._cells: list[asyncio.Event] = []
 
@@ -194,9 +196,13 @@ class HttpSession:
         raise InvalidRequest("sessions on a server have no checkpoints", hint="fork the session as often as needed")
 
     async def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            await self._endpoint.request("DELETE", self._route)
+        self.is_closed = True
+        await self._closing.run()
+
+    async def _close(self) -> None:
+        with suppress(SandboxDestroyed, NodeLost):
+            await self._endpoint.open()
+            await self._endpoint.connection.request_end(f"{self._endpoint.path}/{self._route}")
 
     async def _request(self, method: str, route: str, **more: Any) -> Any:
         self._check_open()
@@ -234,6 +240,7 @@ class HttpSandbox:
 
     def _use(self, endpoint: SandboxEndpoint) -> None:
         self._endpoint = endpoint
+        self._closing = SharedClose(self._close)
         self.files = HttpFiles(endpoint)
         self.runs = HttpRuns(endpoint)
         self.live = HttpLive(endpoint, self._sibling)
@@ -283,14 +290,13 @@ class HttpSandbox:
         return HttpSandbox(self._endpoint.connection, self.capabilities, created)
 
     async def close(self) -> None:
-        if self.is_closed:
-            return
+        """`BackendUnavailable` if the server does not confirm it; another call tries again."""
+        await self._closing.run()
+
+    async def _close(self) -> None:
         self._endpoint.is_closed = True
         await self.live.close_ports()
-        try:
-            await self._endpoint.connection.request("DELETE", self._endpoint.path)
-        except (SandboxDestroyed, SessionNotFound):
-            return  # its lifetime was over
+        await self._endpoint.connection.request_end(self._endpoint.path)
 
 
 class HttpRuns:
@@ -355,6 +361,9 @@ class HttpLive:
         exposed = HttpPort(self._endpoint.connection, path, self._ports.discard)
         await exposed.listen(host_port)
         self._ports.add(exposed)
+        if self._endpoint.is_closed:  # meanwhile
+            await exposed.aclose()
+            raise SandboxDestroyed
         return exposed
 
     async def close_ports(self) -> None:
