@@ -11,7 +11,7 @@ from warmcell.core.light import Closing
 from warmcell.core.output_events import StreamEvent
 from warmcell.core.request_checks import check_kind
 from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
-from warmcell.interfaces.client.connection import Connection
+from warmcell.interfaces.client.connection import Connection, until_result
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
 from warmcell.interfaces.client.wire import outcome, plain_image, plain_limits, plain_request, record, stream_event
 from warmcell.lifetime.portal import portal
@@ -47,7 +47,7 @@ class AsyncClient:
         """`OutputEvent`s as they arrive, last a `ResultEvent`. Leaving the iteration ends the run."""
         self._connection.check_open()
         async with self._connection.events("POST", "/v1/run", json=self._body(request)) as events:
-            async for name, data, _ in events:
+            async for name, data, _ in until_result(events):
                 yield stream_event(name, data)
 
     def _body(self, request: ExecRequest) -> dict[str, Any]:

@@ -21,6 +21,12 @@ EXTRA_SECONDS = 120.0
 MAX_SILENCE = 60.0
 #: How long the server may take to end what a client closes.
 CLOSE_SECONDS = 120.0
+#: Its name, data and id.
+Event = tuple[str, Any, str]
+
+
+class ResponseEnded(BackendUnavailable):
+    """The response ended as if it were complete, without a result."""
 
 
 class Connection:
@@ -59,7 +65,7 @@ class Connection:
     @asynccontextmanager
     async def events(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
-    ) -> AsyncIterator[AsyncIterator[tuple[str, Any, str]]]:
+    ) -> AsyncIterator[AsyncIterator[Event]]:
         """Yield the name, data and id of each event. An `error` event, always the last, is raised."""
         httpx = import_httpx()
         sent_headers = {"Accept": "text/event-stream"} | dict(headers or {})
@@ -124,7 +130,7 @@ class Connection:
         return BackendUnavailable(f"{self.url} could not be reached: {reason}", hint="is `warmcell serve` running?")
 
 
-async def _events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any, str]]:
+async def _events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
     fields = {"id": ""}
     async for line in lines:
         name, _, value = line.partition(": ")
@@ -136,6 +142,15 @@ async def _events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any, st
                 raise error_from(data["error"])
             yield fields["event"], data, fields["id"]
             fields = {"id": fields["id"]}
+
+
+async def until_result(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    """The events up to `result`. A proxy may end a response early, as if it were complete."""
+    async for event in events:
+        yield event
+        if event[0] == "result":
+            return
+    raise ResponseEnded("the response of the server ended without a result", hint="check the proxy before the server")
 
 
 def import_httpx() -> Any:
@@ -171,9 +186,7 @@ class SandboxEndpoint:
         self.check_open()
         return await self.connection.request(method, f"{self.path}/{route}", **more)
 
-    def events(
-        self, method: str, route: str, **more: Any
-    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[str, Any, str]]]:
+    def events(self, method: str, route: str, **more: Any) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         self.check_open()
         return self.connection.events(method, f"{self.path}/{route}", **more)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import time
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from warmcell.core.errors import (
 from warmcell.core.output_events import OutputEvent, StreamEvent
 from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecResult
 from warmcell.core.types import Connection as EgressConnection
-from warmcell.interfaces.client.connection import Connection, SandboxEndpoint
+from warmcell.interfaces.client.connection import Connection, ResponseEnded, SandboxEndpoint, until_result
 from warmcell.interfaces.client.http_files import HttpFiles, optional_path_text
 from warmcell.interfaces.client.http_port import HttpPort
 from warmcell.interfaces.client.wire import cell_outcome, content, outcome, record, stream_event
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _WAIT_SECONDS = 30.0
 #: `output` gives up after so many failed connections in a row.
 _ATTEMPTS = 3
+#: A response that lasted longer does not count as a failure: proxies limit how long one may last.
+_STEADY_SECONDS = 10.0
 Callback = Callable[[Any], object]
 _RETRY_SECONDS = 0.05
 
@@ -91,15 +94,18 @@ class HttpProcess:
         """Yield output. Reconnects when the connection is lost, and resumes after the last event."""
         position, failures = "0-0", 0
         while True:
+            began = time.monotonic()
             try:
                 async with self._endpoint.events("GET", f"{self._route}/output", params={"from": position}) as events:
-                    async for name, data, event_id in events:
+                    async for name, data, event_id in until_result(events):
                         if name == "result":
                             return
-                        position, failures = event_id, 0
-                        yield OutputEvent(name, b64decode(data["base64"]))  # type: ignore[arg-type]
-            except BackendUnavailable:
-                failures += 1
+                        if event_id != position:
+                            position, failures = event_id, 0
+                            yield OutputEvent(name, b64decode(data["base64"]))  # type: ignore[arg-type]
+            except BackendUnavailable as error:
+                is_served = isinstance(error, ResponseEnded) and time.monotonic() - began > _STEADY_SECONDS
+                failures = 0 if is_served else failures + 1
                 if failures >= _ATTEMPTS:
                     raise
 
@@ -138,9 +144,8 @@ class HttpSession:
         if callbacks is NO_CALLBACKS:
             return cell_outcome(await self._request("POST", "/run", json=body, seconds=timeout))
         self._check_open()
-        result = CellResult()
         async with self._endpoint.events("POST", f"{self._route}/run", json=body) as events:
-            async for name, data, _ in events:
+            async for name, data, _ in until_result(events):
                 if name == "result":
                     result = cell_outcome(data)
                 else:
@@ -321,7 +326,7 @@ class HttpRuns:
 
     async def _events(self, route: str, body: dict[str, Any]) -> AsyncIterator[StreamEvent]:
         async with self._endpoint.events("POST", route, json=body) as events:
-            async for name, data, _ in events:
+            async for name, data, _ in until_result(events):
                 yield stream_event(name, data)
 
 
