@@ -41,6 +41,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         "seeds-2.0-py3-none-any.whl": wheel("seeds", "2.0", "WORD = 'with seeds'\n"),
     }
     yield made
+    made.gate.set()  # its threads wait for it
     made.shutdown()
     made.server_close()
 

@@ -38,12 +38,14 @@ def wheel(name: str, version: str, code: str, needs: str = "", extra: bytes = b"
 
 
 class Index(http.server.ThreadingHTTPServer):
-    """A simple index, as PEP 503 has it. `asked` are the paths that were fetched."""
+    """A simple index, as PEP 503 has it. `asked` are the paths that were fetched; answers wait for the `gate`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), IndexPage)
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -56,6 +58,7 @@ class IndexPage(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
+        self.server.gate.wait(60)
         name = self.path.strip("/").split("/")[-1]
         body, kind = self.server.files.get(name), "application/octet-stream"
         if body is None:

@@ -188,8 +188,8 @@ class AsyncSandboxBase:
         """Installs packages for this sandbox, from where pip or npm (`manager`) is configured to get them.
 
         Names with versions ("pandas", "numpy>=2"; "lodash@^4"); wheels only, and no scripts of packages are run. Later
-        runs find them, and so do sessions and processes of a live cage that starts later. Downloads are cached for
-        other sandboxes of this user.
+        runs find them, and so do sessions and processes of a live cage that starts later: raises `SessionBusy` if one
+        runs when the install begins or ends. Downloads are cached for other sandboxes of this user.
         """
         self._driver.check_open()
         await self._driver.install(packages, check_manager(manager))

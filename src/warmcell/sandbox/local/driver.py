@@ -47,7 +47,10 @@ class LocalSandbox:
         self.runs = LocalRuns(self.context, self._live_runs)
         self._operations = self.context.operations
         self._closing: asyncio.Task[None] | None = None
-        self._former_guests: list[Guest] = []
+        #: Held by the install in progress: each begins with the packages of the previous one.
+        self._installing = asyncio.Lock()
+        #: Guests that `install` replaced, with the packages that their runs may still use.
+        self._former_guests: list[tuple[Guest, Packages | None]] = []
         if events.listeners:
             events.emit("sandbox.made", self.id, {"backend": self.place})
 
@@ -100,30 +103,47 @@ class LocalSandbox:
         if getattr(self.context.guest, "has_image", False):
             hint = "put them into the image, or run the image's own pip or npm in a live sandbox"
             raise InvalidRequest("they are for the host's interpreters, not an image's", field="packages", hint=hint)
-        if self.live.is_in_use:  # by something that would not see the packages
+        self._check_live_unused()
+        await self._operations.run(self._install(packages, manager))
+
+    async def _install(self, packages: Sequence[str], manager: str) -> None:
+        async with self._installing:
+            installed = await self._make_packages(packages, manager)
+            self._check_live_unused()  # something may have started since
+            await self._use_packages(installed)
+
+    def _check_live_unused(self) -> None:
+        if self.live.is_in_use:
             raise SessionBusy("programs in the live cage would not see the packages; install before spawn and session")
+
+    async def _make_packages(self, packages: Sequence[str], manager: str) -> Packages:
+        """Those of the sandbox plus these."""
         settings, before = self.context.settings, self.context.packages
         config = getattr(settings.backend, "config", settings.config) or ProcessConfig()
         enforcer = getattr(settings.backend, "enforcer", settings.enforcer)
         weaker = getattr(settings.backend, "allow_weaker", settings.allow_weaker)
         installer = Installer(config, enforcer, self.limits.disk_mb, weaker)
-        work = install_npm(installer, packages, before) if manager == "npm" else installer.install(packages, before)
-        await self._use_packages(await self._operations.run(work))
+        if manager == "npm":
+            return await install_npm(installer, packages, before)
+        return await installer.install(packages, before)
 
     async def use_packages(self, directory: str) -> None:
         """A copy of packages that another sandbox had installed."""
         await self._use_packages(await in_thread(lambda: Packages(directory)))
 
     async def _use_packages(self, packages: Packages) -> None:
-        """Later runs get a new guest. The former one is closed when its last run has ended."""
+        """Later runs get a new guest. The former one and its packages stay while runs may use them."""
+        former = self.context.guest, self.context.packages
         self.context.packages = packages
-        former, self.context.guest = self.context.guest, self.context.make_guest()
+        with on_error(lambda: setattr(self.context, "packages", former[1])):
+            self.context.guest = self.context.make_guest()
+        self._former_guests.append(former)
         self.context.network.attach()
         await self.live.reset()
-        self._former_guests.append(former)
-        if not self._operations.is_busy:
+        if not self._operations.has_others:
             while self._former_guests:
-                await self._former_guests.pop().aclose()
+                await self._former_guests[0][0].aclose()
+                del self._former_guests[0]
 
     # ---- forks ----
 
@@ -170,8 +190,9 @@ class LocalSandbox:
         await self._operations.close()
         try:
             await self.live.close()
-            for guest in (*self._former_guests, self.context.guest):
+            for guest, _ in (*self._former_guests, (self.context.guest, None)):
                 await guest.aclose()
+            self._former_guests.clear()
             self.context.packages = None
         finally:
             await in_thread(self.context.close_files)

@@ -9,8 +9,9 @@ import asyncio
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ class LocalLive:
         self.has_session_images = context.settings.forkable
         self._cage: LiveCage | None = None
         self._lock = asyncio.Lock()
+        #: Number of programs and cages that are being started.
+        self._starts = 0
         self._table = ProcessTable()
         #: Held until they are closed: a session that its caller forgets still has a process and descriptors.
         self._sessions: set[LocalSession] = set()
@@ -61,6 +64,10 @@ class LocalLive:
         if (current := self.current()) is not None:
             return current
         open_cage = self._cage_opener()
+        with self.starting():
+            return await self._replace_cage(open_cage)
+
+    async def _replace_cage(self, open_cage: Callable[[], Awaitable[LiveCage]]) -> LiveCage:
         async with self._lock:
             if self._cage is None or not self._cage.is_alive:
                 await self._end_cage()
@@ -82,9 +89,18 @@ class LocalLive:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether processes or sessions run in the cage."""
+        """Whether processes or sessions run in the cage, or are being started."""
         cage = self.current()
-        return cage is not None and cage.has_programs
+        return self._starts > 0 or (cage is not None and cage.has_programs)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """A block that starts something in the cage, which `is_in_use` from the beginning."""
+        self._starts += 1
+        try:
+            yield
+        finally:
+            self._starts -= 1
 
     def _cage_opener(self) -> Callable[[], Awaitable[LiveCage]]:
         open_cage: Callable[[], Awaitable[LiveCage]] | None = getattr(self._context.guest, "live_cage", None)
@@ -154,19 +170,20 @@ class LocalLive:
         is_followed: bool = False,
     ) -> LocalProcess:
         """Starts a program. Tries again in a new cage if the old one ended just now because it was idle."""
-        for attempt in range(_ATTEMPTS):
-            cage = await self.cage()
-            try:
-                process = await start_program(cage, argv, cwd, command, env, pty, stdin, ring, files)
-                self._table.add(process)
-                emit_process_events(self._context.id, process)
-                process.begin(timeout, is_followed=is_followed)
-                return LocalProcess(process, self._operations)
-            except SessionEnded:
-                if attempt == _ATTEMPTS - 1 or not cage.was_idle:
-                    raise
-            except OSError as error:
-                raise host_failure(error, "start the process") from error
+        with self.starting():
+            for attempt in range(_ATTEMPTS):
+                cage = await self.cage()
+                try:
+                    process = await start_program(cage, argv, cwd, command, env, pty, stdin, ring, files)
+                    self._table.add(process)
+                    emit_process_events(self._context.id, process)
+                    process.begin(timeout, is_followed=is_followed)
+                    return LocalProcess(process, self._operations)
+                except SessionEnded:
+                    if attempt == _ATTEMPTS - 1 or not cage.was_idle:
+                        raise
+                except OSError as error:
+                    raise host_failure(error, "start the process") from error
         raise AssertionError("unreachable")
 
     async def processes(self) -> list[ProcessInfo]:
@@ -211,8 +228,9 @@ class LocalLive:
         python = None if find_python is None else find_python(name)
         directory = await self._context.guest_cwd(cwd)
         starter = self._make_starter(name, directory, env, python)
-        start = await starter()
-        worker = await in_thread(lambda: start_worker(start, image), discard=lambda worker: worker.close())
+        with self.starting():
+            start = await starter()
+            worker = await in_thread(lambda: start_worker(start, image), discard=lambda worker: worker.close())
         session = LocalSession(
             name,
             None if cwd is None else os.fspath(cwd),

@@ -20,8 +20,9 @@ class Operations:
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
-    def is_busy(self) -> bool:
-        return bool(self._running)
+    def has_others(self) -> bool:
+        """Whether operations other than the one that asks are in progress."""
+        return bool(self._running - {asyncio.current_task()})
 
     def check_open(self) -> None:
         if self.is_closed:
