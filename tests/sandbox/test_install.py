@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sandbox.package_servers import Index, wheel
+from tests.sandbox.package_servers import Index, Registry, wheel
 
 from warmcell import InvalidRequest, Limits, ProcessConfig, ProvisionFailed, Sandbox, SessionBusy
 from warmcell.net.rules.package_index import PublicIndex, configured_index
@@ -89,6 +89,33 @@ def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         os.utime(tmp_path / f"d{number}" / "file", (number, number))
     pip_packages.prune_cache(str(tmp_path))
     assert sorted(path.parent.name for path in tmp_path.rglob("file")) == ["d3", "d4"]
+
+
+def test_a_failed_install_leaves_the_cache_bounded(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.files["big-1.0-py3-none-any.whl"] = wheel("big", "1.0", "", "Requires-Dist: absent\n", bytes(300_000))
+    monkeypatch.setattr(pip_packages, "MAX_CACHE_BYTES", 100_000)
+    with Sandbox() as sandbox, pytest.raises(ProvisionFailed, match="absent"):
+        sandbox.install("big")
+    assert cached_bytes(tmp_path) <= 100_000
+
+
+def test_a_failed_npm_install_leaves_the_cache_bounded(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.publish("big", "", extra=bytes(range(256)) * 4000)
+    registry.publish("bad", "")
+    del registry.tarballs["/files/bad-1.0.0.tgz"]
+    registry.publish("both", "", {"big": "1.0.0", "bad": "1.0.0"})
+    monkeypatch.setattr(pip_packages, "MAX_CACHE_BYTES", 1000)
+    with Sandbox() as sandbox, pytest.raises(ProvisionFailed):
+        sandbox.install("both", manager="npm")
+    assert cached_bytes(tmp_path) <= 1000
+
+
+def cached_bytes(tmp_path: Path) -> int:
+    return sum(path.stat().st_size for path in (tmp_path / "cache/warmcell/packages").rglob("*") if path.is_file())
 
 
 def test_packages_over_the_disk_limit_are_refused(index: Index) -> None:

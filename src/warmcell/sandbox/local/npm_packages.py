@@ -63,9 +63,9 @@ async def install_npm(installer: Installer, names: Sequence[str], before: Packag
         packages = await in_thread(lambda: _prepare(settings.path, registry, before))
         await _resolve(installer, npm, registry, names, settings.path, packages)
         await _unpack(installer, npm, registry, cache, settings.path, packages)
-        await in_thread(lambda: prune_cache(cache))
     finally:
         await in_thread(settings.close)
+        await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
     return packages
 
 

@@ -110,12 +110,12 @@ class Installer:
         try:
             await self._download(names, index, cache, downloads.path)
             wheels = await in_thread(lambda: list_wheels(downloads.path))
-            await in_thread(lambda: prune_cache(cache))
             packages = await in_thread(lambda: Packages(before))
             await self._unpack(wheels, downloads.path, packages)
             await in_thread(lambda: _keep_commands(before, packages))
         finally:
             await in_thread(downloads.close)
+            await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
         return packages
 
     def _index(self) -> PackageIndex:
