@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -224,13 +225,34 @@ def share_no_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "shared_zygotes", SharedZygotes())
 
 
-class _CountSteps:
-    """Drives a coroutine and cancels its task at the given suspension."""
+#: What counts the suspensions of the tasks that are started in this context.
+_counter: ContextVar[_Suspensions | None] = ContextVar("suspensions", default=None)
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], cancel_at: int) -> None:
-        self._coroutine = coroutine
-        self._cancel_at = cancel_at
-        self.suspensions = 0
+
+class _Suspensions:
+    """Counts the suspensions of a task, and cancels it at one of them."""
+
+    def __init__(self, cancel_at: int, *, is_late: bool) -> None:
+        self._cancel_at, self._is_late = cancel_at, is_late
+        self.count = 0
+        self.task: asyncio.Task[Any] | None = None
+
+    def note(self, awaited: Any) -> None:
+        self.count += 1
+        if self.count != self._cancel_at:
+            return
+        assert self.task is not None
+        if self._is_late and awaited is not None:
+            awaited.add_done_callback(lambda _: self.task and self.task.cancel())
+        else:
+            self.task.cancel()
+
+
+class _CountSteps:
+    """Drives a coroutine and reports its suspensions."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], suspensions: _Suspensions) -> None:
+        self._coroutine, self._suspensions = coroutine, suspensions
 
     def __await__(self) -> Generator[Any, Any, Any]:
         send: Callable[[], Any] = lambda: self._coroutine.send(None)  # noqa: E731
@@ -239,17 +261,24 @@ class _CountSteps:
                 awaited = send()
             except StopIteration as done:
                 return done.value
-            self.suspensions += 1
-            if self.suspensions == self._cancel_at:
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
+            self._suspensions.note(awaited)
             try:
                 value = yield awaited
             except BaseException as error:
                 send = functools.partial(self._coroutine.throw, error)
             else:
                 send = functools.partial(self._coroutine.send, value)
+
+    async def run(self) -> Any:
+        return await self
+
+
+def _make_counted_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+) -> asyncio.Task[Any]:
+    if (counter := _counter.get()) is not None:
+        coroutine = _CountSteps(coroutine, counter).run()
+    return asyncio.Task(coroutine, loop=loop, **options)
 
 
 @dataclass
@@ -263,27 +292,37 @@ class Cancelled:
 
 
 async def cancel_at_every_await(
-    make_coroutine: Callable[[], Coroutine[Any, Any, Any]], *, most: int = 500, seconds: float = 60
+    make_coroutine: Callable[[], Coroutine[Any, Any, Any]],
+    *,
+    most: int = 500,
+    seconds: float = 60,
+    with_tasks: bool = False,
+    is_late: bool = False,
 ) -> AsyncIterator[Cancelled]:
     """Runs a coroutine again and again, cancelled at its 1st, 2nd, 3rd ... suspension, until one run is not reached.
 
     Yields after each run, for the caller's checks; the last run was not cancelled at all. A run that does not end within
     `seconds` of being cancelled fails the test. Suspensions are those of the coroutine's own task: every `await` that
-    really waits, at any depth.
+    really waits, at any depth. `with_tasks`: also those of the tasks that it starts. `is_late`: what was awaited is
+    there already, and the task has not received it yet.
 
         async for run in cancel_at_every_await(lambda: server.open_sandbox("a")):
             assert server.sandboxes == ({"a"} if run.is_complete else set())
     """
+    loop = asyncio.get_running_loop()
     for at in range(1, most + 1):
-        steps = _CountSteps(make_coroutine(), at)
-
-        async def drive(steps: _CountSteps = steps) -> Any:
-            return await steps
-
-        task = asyncio.ensure_future(drive())
-        _, pending = await asyncio.wait([task], timeout=seconds)
+        counter = _Suspensions(at, is_late=is_late)
+        former, token = loop.get_task_factory(), _counter.set(counter if with_tasks else None)
+        loop.set_task_factory(_make_counted_task if with_tasks else former)
+        try:
+            work = make_coroutine()
+            task = counter.task = loop.create_task(work if with_tasks else _CountSteps(work, counter).run())
+            _counter.reset(token)
+            _, pending = await asyncio.wait([task], timeout=seconds)
+        finally:
+            loop.set_task_factory(former)
         assert not pending, f"cancelled at suspension {at}, and still running after {seconds:g} s"
-        is_complete = steps.suspensions < at
+        is_complete = counter.count < at
         error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
         if is_complete and error is not None:
             raise error

@@ -1,0 +1,153 @@
+"""Callers that are cancelled while something is made for them: nothing of it is left, and the next call is right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helpers import Cancelled, cancel_at_every_await
+
+from warmcell import AsyncSandbox, ProcessConfig
+
+pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.timeout(280)]
+
+
+@dataclass
+class Maker:
+    """A call that makes something for its caller, and how the caller ends it."""
+
+    make: Callable[[AsyncSandbox], Awaitable[Any]]
+    end: Callable[[Any], Awaitable[object]]
+
+
+async def _spawn(sandbox: AsyncSandbox) -> Any:
+    return await sandbox.spawn(["sleep", "1000"])
+
+
+async def _spawn_code(sandbox: AsyncSandbox) -> Any:
+    return await sandbox.spawn_code("import time; time.sleep(1000)", timeout=1000)
+
+
+async def _session(sandbox: AsyncSandbox) -> Any:
+    return await sandbox.session("command")
+
+
+async def _destroy(made: Any) -> None:
+    await made.destroy()
+
+
+async def _close_socket(made: Any) -> None:
+    made.close()
+
+
+async def _begin_cage(sandbox: AsyncSandbox) -> Any:
+    """The first program of a sandbox begins its cage."""
+    async with await sandbox.fork() as fork:
+        return (await (await fork.spawn(["echo", "first"])).wait()).stdout
+
+
+async def _nothing(made: Any) -> None:
+    assert made == "first\n"
+
+
+MAKERS = {
+    "spawn": Maker(_spawn, lambda made: made.kill()),
+    "spawn_code": Maker(_spawn_code, lambda made: made.kill()),
+    "session": Maker(_session, lambda made: made.close()),
+    "expose": Maker(lambda sandbox: sandbox.expose(8000), lambda made: made.aclose()),
+    "expose and wait": Maker(lambda sandbox: sandbox.expose(8001, wait=30), lambda made: made.aclose()),
+    "connect": Maker(lambda sandbox: sandbox.connect(8001), _close_socket),
+    "fork": Maker(lambda sandbox: sandbox.fork(), _destroy),
+    "a cage": Maker(_begin_cage, _nothing),
+}
+SERVER = "python3 -m http.server 8001 --bind 127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import tempfile
+
+    place = tmp_path / "t"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def make_sandbox(work_dir: Path | None = None, **options: Any) -> AsyncSandbox:
+    return AsyncSandbox(work_dir, config=ProcessConfig(pool_size=0, pool_min=0), **options)
+
+
+def count_descendants() -> int:
+    parents = {}
+    for entry in os.listdir("/proc"):
+        try:
+            state = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        if entry.isdigit() and state[0] != "Z":
+            parents[int(entry)] = int(state[1])
+    found, left = {os.getpid()}, True
+    while left:
+        left = {pid for pid, parent in parents.items() if parent in found and pid not in found}
+        found |= left
+    return len(found)
+
+
+def list_names(place: Path) -> list[str]:
+    try:
+        return os.listdir(place)
+    except OSError:  # removed meanwhile, or a file
+        return []
+
+
+def what_exists(place: Path) -> tuple[int, int, int]:
+    """Descriptors, processes, and directories in the temporary directory and in that of the snapshots."""
+    names = list_names(place)
+    snapshots = [inside for name in names if "snapshots" in name for inside in list_names(place / name)]
+    return len(os.listdir("/proc/self/fd")), count_descendants(), len(names) + len(snapshots)
+
+
+async def check_nothing_is_left(before: tuple[int, int, int], place: Path, run: Cancelled) -> None:
+    async with asyncio.timeout(30):
+        for _ in range(200):
+            if what_exists(place) == before:
+                return
+            await asyncio.sleep(0.01)
+    raise AssertionError(f"cancelled at suspension {run.at}: left {what_exists(place)}, before {before}")
+
+
+async def check_next_call(sandbox: AsyncSandbox) -> None:
+    assert (await (await sandbox.spawn(["echo", "next"])).wait()).stdout == "next\n"
+
+
+async def check_maker(sandbox: AsyncSandbox, maker: Maker, place: Path, is_late: bool) -> None:
+    await maker.end(await maker.make(sandbox))
+    await check_next_call(sandbox)
+    await asyncio.sleep(0.2)
+    before = what_exists(place)
+
+    async def call() -> Any:
+        return await maker.make(sandbox)
+
+    async for run in cancel_at_every_await(call, with_tasks=True, is_late=is_late):
+        if run.error is None:
+            await maker.end(run.result)
+        run.result = None
+        await check_nothing_is_left(before, place, run)
+        await check_next_call(sandbox)
+    assert run.is_complete
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("name", MAKERS)
+async def test_what_was_made_for_a_cancelled_caller(temporary: Path, name: str, is_late: bool) -> None:
+    async with make_sandbox() as sandbox:
+        await sandbox.spawn(SERVER)
+        await (await sandbox.expose(8001, wait=30)).aclose()
+        await check_maker(sandbox, MAKERS[name], temporary, is_late)
