@@ -64,4 +64,4 @@ def test_every_documented_failure_has_a_reason(documented: dict[str, str]) -> No
     reasons = set(documented.values())
     page = PAGE.read_text(encoding="utf-8")
     assert reasons
-    assert [reason for reason in reasons if f"| {reason} |" not in page] == []
+    assert [reason for reason in reasons if f"- **{reason}**: " not in page] == []

@@ -7,12 +7,15 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.helpers import Cancelled, cancel_at_every_await
 
 from warmcell import AsyncSandbox, ProcessConfig
+from warmcell.sandbox.local import pip_packages
+from warmcell.sandbox.local.pip_packages import Installer
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.timeout(280)]
 
@@ -35,6 +38,14 @@ async def _spawn_code(sandbox: AsyncSandbox) -> Any:
 
 async def _session(sandbox: AsyncSandbox) -> Any:
     return await sandbox.session("command")
+
+
+async def _branch(sandbox: AsyncSandbox) -> Any:
+    return await sandbox.branch()
+
+
+async def _ignore(made: object) -> None:
+    pass
 
 
 async def _destroy(made: Any) -> None:
@@ -65,6 +76,7 @@ MAKERS = {
     "fork": Maker(lambda sandbox: sandbox.fork(), _destroy),
     "a cage": Maker(_begin_cage, _nothing),
 }
+is_late_or_early = pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
 SERVER = "python3 -m http.server 8001 --bind 127.0.0.1"
 
 
@@ -113,6 +125,15 @@ def what_exists(place: Path) -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), count_descendants(), len(names) + len(snapshots)
 
 
+async def settled_state(place: Path) -> tuple[int, int, int]:
+    """What exists when processes that were killed are gone."""
+    seen = [what_exists(place)]
+    while len(set(seen[-20:])) > 1 or len(seen) < 20:
+        await asyncio.sleep(0.01)
+        seen.append(what_exists(place))
+    return seen[-1]
+
+
 async def check_nothing_is_left(before: tuple[int, int, int], place: Path, run: Cancelled) -> None:
     async with asyncio.timeout(30):
         for _ in range(200):
@@ -129,8 +150,7 @@ async def check_next_call(sandbox: AsyncSandbox) -> None:
 async def check_maker(sandbox: AsyncSandbox, maker: Maker, place: Path, is_late: bool) -> None:
     await maker.end(await maker.make(sandbox))
     await check_next_call(sandbox)
-    await asyncio.sleep(0.2)
-    before = what_exists(place)
+    before = await settled_state(place)
 
     async def call() -> Any:
         return await maker.make(sandbox)
@@ -144,10 +164,92 @@ async def check_maker(sandbox: AsyncSandbox, maker: Maker, place: Path, is_late:
     assert run.is_complete
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
+@is_late_or_early
 @pytest.mark.parametrize("name", MAKERS)
 async def test_what_was_made_for_a_cancelled_caller(temporary: Path, name: str, is_late: bool) -> None:
     async with make_sandbox() as sandbox:
         await sandbox.spawn(SERVER)
         await (await sandbox.expose(8001, wait=30)).aclose()
         await check_maker(sandbox, MAKERS[name], temporary, is_late)
+
+
+@is_late_or_early
+async def test_a_snapshot(temporary: Path, is_late: bool) -> None:
+    async with make_sandbox() as sandbox:
+        await sandbox.write_file("a", b"a")
+        first = await sandbox.snapshot()
+        await check_next_call(sandbox)
+        before = what_exists(temporary)
+        async for run in cancel_at_every_await(lambda: sandbox.snapshot(), with_tasks=True, is_late=is_late):
+            if not run.is_complete:
+                await check_nothing_is_left(before, temporary, run)
+        await sandbox.restore(first)
+        await sandbox.restore(run.result)
+        assert await sandbox.read_file("a") == b"a"
+
+
+@is_late_or_early
+async def test_a_branch(temporary: Path, tmp_path: Path, is_late: bool) -> None:
+    work = tmp_path / "project"
+    work.mkdir()
+    async with make_sandbox(work, changes="ask") as sandbox:
+        await check_maker(sandbox, Maker(_branch, _destroy), temporary, is_late)
+
+
+@is_late_or_early
+async def test_a_fork_with_packages(temporary: Path, tmp_path: Path, is_late: bool) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "fruit.py").write_text("WORD = 'fruit'")
+    async with make_sandbox() as sandbox:
+        await sandbox.use_packages(str(packages))
+        await check_maker(sandbox, MAKERS["fork"], temporary, is_late)
+
+
+@is_late_or_early
+async def test_copies_of_a_session(temporary: Path, is_late: bool) -> None:
+    async with make_sandbox(forkable=True) as sandbox, sandbox.session() as session:
+        await session.run("a = 7")
+
+        async def end_fork(made: Any) -> None:
+            assert (await made.run("a")).value == "7"
+            await made.sandbox.destroy()
+
+        await check_maker(sandbox, Maker(lambda _: session.fork(), end_fork), temporary, is_late)
+        await check_maker(sandbox, Maker(lambda _: session.checkpoint(), lambda made: made.close()), temporary, is_late)
+
+
+@is_late_or_early
+async def test_sessions_of_a_checkpoint(temporary: Path, is_late: bool) -> None:
+    """The sandbox of the second is prepared while the first is used; `close` ends the one prepared for a third."""
+    async with make_sandbox(forkable=True) as sandbox, sandbox.session() as session:
+        await session.run("a = 7")
+
+        async def use_two(_: object) -> None:
+            async with await session.checkpoint() as checkpoint:
+                for _ in range(2):
+                    copy = await checkpoint.session()
+                    try:
+                        assert (await copy.run("a")).value == "7"
+                    finally:
+                        await copy.sandbox.destroy()
+
+        await check_maker(sandbox, Maker(use_two, _ignore), temporary, is_late)
+
+
+@is_late_or_early
+async def test_directories_of_an_installation(temporary: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    async def do_nothing(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Installer, "_index", lambda _: SimpleNamespace(urls=(), directories=()))
+    monkeypatch.setattr(Installer, "_download", do_nothing)
+    monkeypatch.setattr(Installer, "_unpack", do_nothing)
+    monkeypatch.setattr(pip_packages, "cache_directory", lambda *_: str(temporary))
+    installer = Installer(ProcessConfig(), "auto", 100)
+    (await installer.install(["fruit"], None)).close()
+    before = what_exists(temporary)
+    async for run in cancel_at_every_await(lambda: installer.install(["fruit"], None), is_late=is_late):
+        if run.result is not None:
+            run.result.close()
+        await check_nothing_is_left(before, temporary, run)

@@ -56,6 +56,10 @@ class SnapshotStore:
             clear(target)
             copy_tree(source, target, limits=limits)
 
+    def remove(self, snapshot: str) -> None:
+        """Remove one snapshot."""
+        remove(self._root, self._parts(snapshot))
+
     def close(self) -> None:
         """Remove the store. Idempotent."""
         self._root.close()

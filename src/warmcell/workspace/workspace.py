@@ -284,6 +284,10 @@ class Workspace:
         """Copy the work directory. The copy is kept until the sandbox is closed."""
         return self._store().take(self._mounts.work.root)
 
+    def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot and free its share of the disk limit."""
+        self._store().remove(snapshot)
+
     def restore(self, snapshot: str) -> None:
         """Replace the content of the work directory by a snapshot."""
         root, _ = self._mounts.find_writable(".")

@@ -237,9 +237,12 @@ class SandboxContext:
         self.workspace.begin()
         return work()
 
-    async def on_disk(self, work: Callable[[], T]) -> T:
-        """Runs blocking file work in a thread, after the state that `diff` compares with was recorded."""
-        return await self.operations.run(in_thread(lambda: self._record_state_and_run(work)))
+    async def on_disk(self, work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
+        """Runs blocking file work in a thread, after the state that `diff` compares with was recorded.
+
+        `discard` is called with the result that a cancelled caller does not get.
+        """
+        return await self.operations.run(in_thread(lambda: self._record_state_and_run(work), discard=discard))
 
     async def start(self) -> None:
         if self.workspace.has_begun:  # a thread would cost as much as a small run

@@ -158,7 +158,12 @@ class LocalSandbox:
         """A new sandbox on the same directory that starts with these changes and is then independent."""
         self.check_open()
         parent = self.changes.layer
-        child = await in_thread(lambda: LocalSandbox(self.context.settings, parent))
+        loop = asyncio.get_running_loop()
+
+        def close(child: LocalSandbox) -> None:
+            asyncio.run_coroutine_threadsafe(child.close(), loop).result()
+
+        child = await in_thread(lambda: LocalSandbox(self.context.settings, parent), discard=close)
         async with on_error(child.close):
             if self.context.packages is not None:
                 await child._use_packages(self.context.packages)
@@ -169,11 +174,12 @@ class LocalSandbox:
         """A sandbox with the same settings and packages, and no files yet."""
         self.check_open()
         child = LocalSandbox(replace(self.context.settings, work_dir=None, changes=None))
-        if self.context.packages is not None:
-            await child._use_packages(self.context.packages)
-        child.context.network.adopt(self.context.network)
-        if (adopt := getattr(child.context.guest, "adopt", None)) is not None:
-            adopt(self.context.guest)
+        async with on_error(child.close):
+            if self.context.packages is not None:
+                await child._use_packages(self.context.packages)
+            child.context.network.adopt(self.context.network)
+            if (adopt := getattr(child.context.guest, "adopt", None)) is not None:
+                adopt(self.context.guest)
         return child
 
     # ---- the end ----

@@ -15,7 +15,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.threads import running_loop
 from warmcell.sandbox.local.context import SandboxContext
 from warmcell.workspace.file_watch import FileEvent, FileWatch
-from warmcell.workspace.workspace import AnyPath
+from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
     from warmcell.changes.layer import ChangeLayer
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Methods that emit a "file" event.
 _CHANGES = frozenset({"write_file", "remove", "mkdir", "upload", "apply_patch", "restore"})
+#: Called with the result that a cancelled caller does not get.
+_UNDO: dict[str, Callable[..., object]] = {"snapshot": Workspace.remove_snapshot}
 
 
 class LocalFiles:
@@ -33,7 +35,9 @@ class LocalFiles:
 
     async def call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         context = self._context
-        result = await context.on_disk(functools.partial(method, context.workspace, *args, **kwargs))
+        undo: Callable[[Workspace, T], object] | None = _UNDO.get(method.__name__)
+        discard = None if undo is None else functools.partial(undo, context.workspace)
+        result: T = await context.on_disk(functools.partial(method, context.workspace, *args, **kwargs), discard)
         if events.listeners and method.__name__ in _CHANGES:
             events.emit("file", context.id, {"operation": method.__name__, "path": _event_path(args)})
         return result

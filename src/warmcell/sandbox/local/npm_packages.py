@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import BackendUnavailable, ProvisionFailed
+from warmcell.core.light import on_error
 from warmcell.core.records import dataclass
 from warmcell.enforcers.host import find_program, query_tool
 from warmcell.languages.javascript import find_node, runs_javascript
@@ -58,23 +59,23 @@ async def install_npm(installer: Installer, names: Sequence[str], before: Packag
     npm = await in_thread(lambda: find_npm(installer))
     registry = await in_thread(lambda: configured_registry(npm))
     cache = await in_thread(lambda: cache_directory("npm", registry.urls))
-    settings = await in_thread(lambda: PrivateDirectory("packages"))
-    try:
-        packages = await in_thread(lambda: _prepare(settings.path, registry, before))
-        await _resolve(installer, npm, registry, names, settings.path, packages)
-        await _unpack(installer, npm, registry, cache, settings.path, packages)
-    finally:
-        await in_thread(settings.close)
-        await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
+    packages = await in_thread(lambda: Packages(before), discard=lambda made: made.close())
+    async with on_error(lambda: in_thread(packages.close)):  # an error may keep the last reference
+        settings = await in_thread(lambda: PrivateDirectory("packages"), discard=PrivateDirectory.close)
+        try:
+            await in_thread(lambda: _prepare(settings.path, registry, packages))
+            await _resolve(installer, npm, registry, names, settings.path, packages)
+            await _unpack(installer, npm, registry, cache, settings.path, packages)
+        finally:
+            await in_thread(settings.close)
+            await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
     return packages
 
 
-def _prepare(settings: str, registry: NpmRegistry, before: Packages | None) -> Packages:
+def _prepare(settings: str, registry: NpmRegistry, packages: Packages) -> None:
     with open(os.path.join(settings, "npmrc"), "w", encoding="utf-8") as file:
         file.write(registry.settings())
-    packages = Packages(before)
     os.makedirs(os.path.join(packages.path, NPM_PLACE), exist_ok=True)
-    return packages
 
 
 async def _resolve(

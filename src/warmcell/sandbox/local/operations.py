@@ -54,7 +54,8 @@ class Operations:
     @property
     def has_others(self) -> bool:
         """Whether operations other than the one that asks are in progress."""
-        return bool(self._running - {asyncio.current_task()})
+        own = asyncio.current_task()
+        return any(operation.task is not own for operation in self._running)
 
     def check_open(self) -> None:
         if self.is_closed:

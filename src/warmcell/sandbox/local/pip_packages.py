@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, ProvisionFailed, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, ExecRequest, ExecResult, Limits, check_text
 from warmcell.languages.config import ProcessConfig
@@ -106,16 +107,17 @@ class Installer:
         names = check_requirements(requirements)
         index = await in_thread(self._index)
         cache = await in_thread(lambda: cache_directory("pip", (index.urls, index.directories)))
-        downloads = await in_thread(lambda: PrivateDirectory("packages"))
-        try:
-            await self._download(names, index, cache, downloads.path)
-            wheels = await in_thread(lambda: list_wheels(downloads.path))
-            packages = await in_thread(lambda: Packages(before))
-            await self._unpack(wheels, downloads.path, packages)
-            await in_thread(lambda: _keep_commands(before, packages))
-        finally:
-            await in_thread(downloads.close)
-            await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
+        packages = await in_thread(lambda: Packages(before), discard=lambda made: made.close())
+        async with on_error(lambda: in_thread(packages.close)):  # an error may keep the last reference
+            downloads = await in_thread(lambda: PrivateDirectory("packages"), discard=PrivateDirectory.close)
+            try:
+                await self._download(names, index, cache, downloads.path)
+                wheels = await in_thread(lambda: list_wheels(downloads.path))
+                await self._unpack(wheels, downloads.path, packages)
+                await in_thread(lambda: _keep_commands(before, packages))
+            finally:
+                await in_thread(downloads.close)
+                await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
         return packages
 
     def _index(self) -> PackageIndex:

@@ -53,8 +53,8 @@ async def fork_session(sandbox: BranchSandbox, session: LocalSession, reseed: bo
     context = sandbox.context
     check_fork(context, session.language, reseed)
     branch = await sandbox.make_sibling()
-    with SessionImage(context.limits.memory_mb << 20) as image:  # the session's memory bounds its image
-        async with on_error(branch.close):
+    async with on_error(branch.close):
+        with SessionImage(context.limits.memory_mb << 20) as image:  # the session's memory bounds its image
             begin_cage(branch)
             await copy_session(context, session, branch.context, image)
             started = await start_interpreter(branch, session.language, session.env, image)
@@ -140,6 +140,7 @@ class LocalCheckpoint:
         self._next: asyncio.Task[Branch] | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -151,7 +152,8 @@ class LocalCheckpoint:
         check_fork(self._template.context, self._language, reseed)
         making = asyncio.ensure_future(self._start(reseed))
         self._track(making)
-        return await making
+        async with on_error(lambda: _end(making)):
+            return await making
 
     def _track(self, task: asyncio.Task[object]) -> None:
         self._under_way.add(task)
@@ -216,6 +218,11 @@ class LocalCheckpoint:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         while self._under_way:
             await asyncio.wait(self._under_way)
         unused, self._next = self._next, None
@@ -233,7 +240,8 @@ def _is_in_reach(task: asyncio.Task[object]) -> bool:
 async def _finish(preparing: asyncio.Task[Branch]) -> Branch | None:
     """None if it could not be made: making another one then fails with the reason."""
     with suppress(Exception):
-        branch, session = await preparing  # cancelling this cancels it
+        async with on_error(lambda: _end(preparing)):
+            branch, session = await preparing  # cancelling this cancels it
         if branch.live.current() is not None:
             return branch, session
         await branch.close()
@@ -253,8 +261,8 @@ async def _end(preparing: asyncio.Task[Branch]) -> None:
 async def take_checkpoint(sandbox: BranchSandbox, session: LocalSession) -> LocalCheckpoint:
     check_fork(sandbox.context, session.language, True)
     template = await sandbox.make_sibling()
-    image = SessionImage(sandbox.context.limits.memory_mb << 20)  # the session's memory bounds its image
     async with on_error(template.close):
+        image = SessionImage(sandbox.context.limits.memory_mb << 20)  # the session's memory bounds its image
         with on_error(image.close):
             await copy_session(sandbox.context, session, template.context, image)
             image.seal()
