@@ -53,7 +53,7 @@ def test_the_caller_of_a_warm_run_calls_few_functions() -> None:
 
 
 @pytest.mark.needs("linux", "strace")
-def test_a_worker_sleeps_between_its_answer_and_what_it_does_for_nobody(tmp_path: Path) -> None:
+def test_a_worker_sleeps_between_its_answer_and_later_work(tmp_path: Path) -> None:
     """Else it goes on while the supervisor waits for its processor: half a millisecond, and more on a busy host."""
     require(importlib.util.find_spec("wasmtime"), "wasmtime is not installed")
     command = ["strace", "-f", "-e", "trace=sendto,poll,munmap", "-o", str(tmp_path / "calls"), sys.executable]
