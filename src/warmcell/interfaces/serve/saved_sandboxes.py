@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -43,6 +43,8 @@ class SavedSandbox:
     def __init__(self, protocol: str, home: StateHome, describe: Callable[[], dict[str, Any]]) -> None:
         self.protocol, self.home, self.describe = protocol, home, describe
         self.packages: str | None = None
+        #: Held from an installation until its packages are saved.
+        self.installing = asyncio.Lock()
 
 
 def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = False, lost: str = "") -> None:
@@ -90,14 +92,35 @@ def _save_files(service: Service, entry: SandboxEntry, home: StateHome, lost: st
     home.drop_previous_versions()
 
 
+async def install_packages(service: Service, entry: SandboxEntry, names: Sequence[str], manager: str) -> None:
+    """Install packages, and save them. One call at a time for each sandbox, so that the last copy has all of them."""
+    saved = entry.state.find(SavedSandbox)
+    if saved is None:
+        await entry.sandbox.install(*names, manager=manager)
+        return
+    async with saved.installing:
+        await entry.sandbox.install(*names, manager=manager)
+        await save_packages(service, entry)
+
+
 async def save_packages(service: Service, entry: SandboxEntry) -> None:
-    """Copy newly installed packages to the state, and name the copy in the record."""
+    """Copy installed packages to the state, and name the copy in the record. Goes on if the caller is cancelled."""
     saved, state = entry.state.find(SavedSandbox), service.saved
     if saved is not None and state is not None:
-        source, before = entry.sandbox.packages_directory, saved.packages
-        saved.packages = await in_thread(lambda: state.keep_packages(source))
+        await in_thread(lambda: _save_packages(service, entry, saved, state))
+
+
+def _save_packages(service: Service, entry: SandboxEntry, saved: SavedSandbox, state: SavedState) -> None:
+    before, copy = saved.packages, state.keep_packages(entry.sandbox.packages_directory)
+
+    def take_back() -> None:
+        saved.packages = before
+        state.remove_packages(copy)
+
+    saved.packages = copy
+    with on_error(take_back):
         save_sandbox(service, entry)
-        await in_thread(lambda: state.remove_packages(before))  # now that no record names it
+    state.remove_packages(before)  # now that no record names it
 
 
 async def keep_new_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> None:

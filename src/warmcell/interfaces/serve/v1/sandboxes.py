@@ -18,7 +18,7 @@ from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry
-from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox, SavedSandbox, keep_new_sandbox, save_packages
+from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox, SavedSandbox, install_packages, keep_new_sandbox
 from warmcell.interfaces.serve.server_limits import DEFAULT_TIMEOUT, check_timeout
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
 from warmcell.interfaces.serve.state_homes import StateHome
@@ -132,8 +132,7 @@ async def install(request: Request, tenant: Tenant) -> None:
 
     async def run() -> None:
         async with get_service(request).run_slot(tenant):
-            await entry.sandbox.install(*body.packages, manager=body.manager)
-            await save_packages(get_service(request), entry)
+            await install_packages(get_service(request), entry, body.packages, body.manager)
 
     await while_connected(request, run())
 
