@@ -112,6 +112,34 @@ def test_recovery_keeps_what_the_host_changed_since(tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path / "lower") if name.startswith(".warmcell")]
 
 
+@pytest.mark.needs("linux")
+@pytest.mark.claim("WC-FS-9")
+@pytest.mark.parametrize("times", [1, 2])
+def test_recovery_keeps_the_old_name_if_the_host_took_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A renamed file is a new file and a deletion: the deletion alone would lose the content."""
+    for name in ("lower", "layer/upper", "layer/bases"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lower/old").write_text("content")
+    (tmp_path / "layer/upper/new").write_text("content")
+    os.mknod(tmp_path / "layer/upper/old", 0o20000, 0)
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(apply, "apply", interrupt)
+        commit(tmp_path)
+    journal = apply.read_journal(str(tmp_path / "layer"))
+    assert journal is not None and [operation.do for operation in journal.operations] == ["put", "delete"]
+    (tmp_path / "lower/new").write_text("by the host")
+    for _ in range(times):  # twice: killed before it removed the journal
+        apply.write_journal(str(tmp_path / "layer"), journal)
+        assert recover(str(tmp_path / "layer"))
+    assert read_tree(tmp_path / "lower") == {"new": "by the host", "old": "content"}
+
+
 def commit_and_die_while_applying(place: Path) -> None:
     killer, write = Killer(-1), apply.write_journal
 

@@ -64,3 +64,19 @@ def test_a_file_that_the_host_makes_at_the_last_moment(place: Path, monkeypatch:
     report = commit(place)
     assert [conflict.reason for conflict in report.conflicts] == [apply.TAKEN]
     assert read_tree(place / "lower") == {"added": "by the host", "file": "new"}
+
+
+def test_a_refused_change_of_kind_leaves_no_prepared_file(place: Path, monkeypatch: Any) -> None:
+    os.unlink(place / "layer/upper/file")
+    (place / "layer/upper/file").symlink_to("other")
+    rename, acts = apply.rename_to_free_name, []
+
+    def act_first(*names: Any) -> None:
+        if not acts:
+            acts.append((place / "lower/file").write_text("by the host"))
+        rename(*names)
+
+    monkeypatch.setattr(apply, "rename_to_free_name", act_first)
+    report = commit(place)
+    assert [conflict.reason for conflict in report.conflicts] == [apply.CHANGED]
+    assert read_tree(place / "lower") == {"file": "by the host"}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -41,6 +42,7 @@ class Operation:
 
     `expected` identifies the file that must be at the path: device, inode, size and modification time; None: no file.
     `staged` identifies the prepared file. `newest_ns`: no file of a deleted directory may have changed after this.
+    `follows`: it belongs to the change of the operation before it, and is not applied if that one was refused.
     """
 
     do: Do
@@ -50,6 +52,7 @@ class Operation:
     staged: tuple[int, int] | None = None
     mode: int = 0
     newest_ns: int = 0
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,18 @@ def apply(root: Root, operation: Operation) -> None:
         raise Refused(_reason(error)) from None
 
 
-def undo(root: Root, operations: tuple[Operation, ...]) -> None:
-    """Remove the prepared files of a commit of which nothing was applied."""
+def apply_change(root: Root, operations: Sequence[Operation]) -> None:
+    """Apply the operations of one change. If one is refused, those after it are not applied. Raises `Refused`."""
+    try:
+        for operation in operations:
+            apply(root, operation)
+    except Refused:
+        undo(root, operations)
+        raise
+
+
+def undo(root: Root, operations: Sequence[Operation]) -> None:
+    """Remove the prepared files that were not put in place."""
     for operation in operations:
         _drop(root, operation)
 
@@ -175,10 +188,21 @@ def _complete(root: Root, found: Journal) -> None:
     if found.state == "staging":
         undo(root, found.operations)
         return
-    for operation in found.operations:
+    for operations in _changes(found.operations):
         with suppress(Refused):  # the host's own change stays
-            apply(root, operation)
+            apply_change(root, operations)
     sync(root, found.operations)
+
+
+def _changes(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """The operations of each change."""
+    changes: list[list[Operation]] = []
+    for operation in operations:
+        if operation.follows and changes:
+            changes[-1].append(operation)
+        else:
+            changes.append([operation])
+    return changes
 
 
 def _put(root: Root, operation: Operation) -> None:
@@ -191,6 +215,8 @@ def _put(root: Root, operation: Operation) -> None:
                 _check_old(from_fd, temporary, to_fd, name, operation)
             elif is_ready and not is_done:
                 _replace(from_fd, temporary, to_fd, name, operation)
+            elif not is_done:  # refused before, or the host has removed the prepared or the committed file
+                raise Refused(CHANGED)
 
 
 def _replace(from_fd: int, temporary: str, to_fd: int, name: str, operation: Operation) -> None:

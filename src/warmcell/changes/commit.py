@@ -217,8 +217,7 @@ class Committer:
             apply.write_journal(self._directory, replace(draft, state="applying", operations=staged_operations))
         for step in staged:
             try:
-                for operation in step.operations:
-                    apply.apply(self._root, operation)
+                apply.apply_change(self._root, step.operations)
             except Refused as refused:
                 outcome.conflicts.append(Conflict(step.item.change.path, str(refused)))
                 continue
@@ -305,7 +304,9 @@ def matching_paths(item: Detected, paths: Set[str]) -> Set[str]:
 
 
 def _all_operations(steps: Iterable[Step]) -> tuple[Operation, ...]:
-    return tuple(operation for step in steps for operation in step.operations)
+    return tuple(
+        replace(operation, follows=position > 0) for step in steps for position, operation in enumerate(step.operations)
+    )
 
 
 def _permissions(mode: int) -> int:
