@@ -11,7 +11,7 @@ from tests.changes.tree import read_tree
 from tests.helpers import is_root
 
 from warmcell import AsyncSandbox, Limits, Sandbox
-from warmcell.errors import InvalidRequest
+from warmcell.errors import BackendUnavailable, InvalidRequest
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 
@@ -172,6 +172,27 @@ def test_kept_changes_go_on(sandbox: Sandbox, directory: Path, open_sandbox, sta
         assert resumed.commit().committed == ("a.txt",)
     assert list(state_home.iterdir()) == []
     assert (directory / "a.txt").read_text() == "kept\n"
+
+
+@pytest.mark.parametrize(
+    "step", ["warmcell.changes.layer.ChangeLayer._open", "warmcell.sandbox.local.context.SandboxContext.make_guest"]
+)
+def test_kept_changes_outlive_a_sandbox_that_could_not_be_made(
+    sandbox: Sandbox, open_sandbox, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Such as one that names an image that is not there."""
+    sandbox.sh("echo kept > a.txt")
+    sandbox.keep_changes()
+    sandbox.close()
+
+    def fail(*_: object) -> None:
+        raise BackendUnavailable("not now")
+
+    with monkeypatch.context() as patch, pytest.raises(BackendUnavailable, match="not now"):
+        patch.setattr(step, fail)
+        open_sandbox(changes="resume")
+    with open_sandbox(changes="resume") as resumed:
+        assert kinds(resumed) == {"a.txt": "modified"}
 
 
 def test_changes_that_are_always_kept(open_sandbox, directory: Path, state_home: Path) -> None:

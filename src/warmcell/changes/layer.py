@@ -66,6 +66,8 @@ class ChangeLayer:
         self._lock = threading.Lock()
         self._home = home
         self._is_kept, self._keeps = False, keeps
+        #: Whether it continues changes that were kept.
+        self._is_resumed = False
         self._noted, self._note_seconds = 0.0, 0.0
         self.lower = Root(directory)
         #: Guests see it in place of the directory; None: they see a copy.
@@ -74,10 +76,12 @@ class ChangeLayer:
         self._may_mount = may_mount and not is_root_of_host()
         self._upper: UpperDirectory | None = None
         self._held: HeldDirectory | None = None
-        with on_error(self.close):
+        with on_error(self.give_up):
             try:
                 recover_abandoned()
-                self._held = (resume_layer(self.lower) if resume else None) or _create(self.lower)
+                kept = resume_layer(self.lower) if resume else None
+                self._is_resumed = kept is not None
+                self._held = kept or _create(self.lower)
                 self._open(self._held.path, parent)
             except OSError as error:
                 raise host_failure(error, "prepare a place for the changes") from error
@@ -206,6 +210,11 @@ class ChangeLayer:
             raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists all changes")
         return [item for item, names in named if names]
 
+    def give_up(self) -> None:
+        """`close` if its use could not begin: changes that it continues stay kept."""
+        self._is_kept = self._is_kept or self._is_resumed
+        self.close()
+
     def close(self) -> None:
         """Idempotent."""
         if self._keeps and self._upper is not None and self._held is not None and self._detect():
@@ -219,6 +228,8 @@ class ChangeLayer:
         held, self._held = self._held, None
         if held is not None:
             if held.is_ours and not self._is_kept:
+                with suppress(FileNotFoundError):  # first, so that nobody resumes what is half removed
+                    os.unlink(os.path.join(held.path, _KEPT))
                 remove_directory(held.path)
             held.release()
 
@@ -269,13 +280,12 @@ def _start_of(about: dict[str, object]) -> int:
 
 
 def resume_layer(lower: Root) -> HeldDirectory | None:
-    """Take over the kept changes of that directory, if there are any."""
+    """Take over the kept changes of that directory, if there are any. They stay marked as kept until `close`."""
     for name in _names():
         place = os.path.join(state_place(), name)
         if os.path.exists(os.path.join(place, _KEPT)) and _read_about(place).get("identity") == _identity(lower):
             held = hold(place)
             if held is not None:
-                os.unlink(os.path.join(place, _KEPT))
                 return held
     return None
 

@@ -166,14 +166,14 @@ class SandboxContext:
         self.packages: Packages | None = None
         #: Keeps the changes of guests apart from the work directory; None: they write to it.
         self.layer = None if settings.changes is None else _open_layer(settings, parent)
-        with on_error(self._close_layer):
+        with on_error(self._give_up_layer):
             self.workspace = self._make_workspace()
-        with on_error(self.close_files):
-            self.guest = self.make_guest()
-            self.network = LocalNetwork(self.fetcher, lambda: self.guest)
-            self.network.attach()
-            if settings.live and not getattr(self.guest, "has_live_cage", False):
-                raise no_live_cage(settings.backend_name)
+            with on_error(self.workspace.close):
+                self.guest = self.make_guest()
+                self.network = LocalNetwork(self.fetcher, lambda: self.guest)
+                self.network.attach()
+                if settings.live and not getattr(self.guest, "has_live_cage", False):
+                    raise no_live_cage(settings.backend_name)
 
     def _make_workspace(self) -> Workspace:
         settings = self.settings
@@ -194,11 +194,12 @@ class SandboxContext:
         try:
             self.workspace.close()
         finally:
-            self._close_layer()
+            if self.layer is not None:
+                self.layer.close()
 
-    def _close_layer(self) -> None:
+    def _give_up_layer(self) -> None:
         if self.layer is not None:
-            self.layer.close()
+            self.layer.give_up()
 
     def make_guest(self) -> Guest:
         """A guest with the work directory and the current packages."""
