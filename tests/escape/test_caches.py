@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -244,6 +245,27 @@ def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) ->
         assert place != own_cache, "others could have put something there"
     artefacts.close()
     assert not place.exists()
+
+
+@pytest.mark.attack("S2-20")
+def test_without_a_usable_cache_all_builds_share_one_temporary_directory(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory such as /tmp, to which others may write as well."""
+    shared = tmp_path / "tmp"
+    for place in (shared, own_cache.parent):
+        place.mkdir(parents=True)
+        place.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    artefacts = ArtefactCache()
+    for name in ("first", "second"):
+        with ExitStack() as cleanup:
+            _compile(artefacts, name, 10, cleanup)
+    assert len(os.listdir(shared)) == 1
+    with ExitStack() as cleanup:
+        assert artefacts.find(Build(("cc",), "main", "first"), cleanup)
+    artefacts.close()
+    assert os.listdir(shared) == []
 
 
 @pytest.mark.attack("S2-20")

@@ -61,6 +61,7 @@ class ArtefactCache:
     def __init__(self) -> None:
         self._root = os.path.join(user_cache(), "builds")
         self._temporary: HeldDirectory | None = None
+        self._lock = Lock()
 
     def find(self, build: Build, cleanup: ExitStack | Cleanup) -> str | None:
         """The artefact's directory, held until `cleanup`."""
@@ -90,20 +91,26 @@ class ArtefactCache:
                 held.release()
 
     def _writable_root(self) -> str:
-        try:
-            make_cache(self._root)
-            if (
-                is_own_directory(self._root)
-                and is_own_directory(os.path.dirname(self._root))
-                and os.access(self._root, os.W_OK)
-            ):
-                return self._root
-        except OSError:
-            pass
-        # No home directory: for this process only, and removed by it or by the next sweep.
-        self._temporary = create_held_directory("warmcell-builds-")
-        self._root = self._temporary.path
-        return self._root
+        with self._lock:
+            held = self._temporary
+            if held is not None and held.is_ours and os.path.isdir(held.path):
+                return held.path
+            try:
+                make_cache(self._root)
+                if (
+                    is_own_directory(self._root)
+                    and is_own_directory(os.path.dirname(self._root))
+                    and os.access(self._root, os.W_OK)
+                ):
+                    return self._root
+            except OSError:
+                pass
+            # No home directory: for this process only, and removed by it or by the next sweep.
+            if held is not None:
+                held.release()
+            self._temporary = create_held_directory("warmcell-builds-")
+            self._root = self._temporary.path
+            return self._root
 
     def close(self) -> None:
         """Removes the temporary cache, if there is one."""
