@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
-from contextlib import suppress
 from typing import TypeVar
 
 from warmcell.core.errors import BackendBusy, ExecutionFailed, InvalidRequest, NodeLost, SandboxError
 from warmcell.core.output_events import Outcome
 from warmcell.core.types import ExecRequest, ExecResult
+from warmcell.lifetime.threads import cancel_and_wait
 
 T = TypeVar("T")
 Requests = Iterable[ExecRequest] | AsyncIterable[ExecRequest]
@@ -88,12 +88,8 @@ class _Workers:
         return None
 
     async def end(self) -> None:
-        """Cancels the tasks and waits until they have really ended, however often we are cancelled meanwhile."""
-        for task in self._tasks:
-            task.cancel()
-        while any(not task.done() for task in self._tasks):
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait(self._tasks)
+        """Cancels the tasks and waits until they have really ended. A cancellation of the caller is raised then."""
+        await cancel_and_wait(*self._tasks)
 
     async def _work(self) -> None:
         problem: BaseException | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+from contextlib import aclosing
 
 import pytest
 
@@ -18,6 +20,7 @@ from warmcell import (
     MemoryExceeded,
 )
 from warmcell.backends.fake import Reply
+from warmcell.backends.many import run_many
 
 REQUEST = ExecRequest("python", "x", 5)
 BUSY = BackendBusy(1)
@@ -64,3 +67,31 @@ def test_the_memory_of_many_is_that_of_a_few() -> None:
             most = max(most, results_alive() - before)
         backend.requests.clear()
     assert 0 < most <= 3 * 2 * 4
+
+
+async def test_a_cancellation_while_the_runs_end_is_not_lost() -> None:
+    is_ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def execute(request: ExecRequest) -> ExecResult:
+        if request.code == "slow":
+            try:
+                await asyncio.sleep(60)
+            finally:
+                is_ending.set()
+                await may_end.wait()
+        return ExecResult()
+
+    async def leave_early() -> None:
+        runs = run_many(execute, [REQUEST, ExecRequest("python", "slow", 5)], 2)
+        async with aclosing(runs) as outcomes:  # type: ignore[type-var]
+            async for _ in outcomes:
+                break
+
+    leaving = asyncio.create_task(leave_early())
+    await is_ending.wait()
+    leaving.cancel()
+    await asyncio.sleep(0.01)
+    assert not leaving.done(), "it waits for the end of its runs"
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
