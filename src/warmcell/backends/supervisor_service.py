@@ -150,7 +150,7 @@ class _Programs:
     def use(self, program: bytes, run: Run) -> Iterator[Any]:
         """`program` is a pickled request. While one is in use, it is not closed."""
         with self._lock:
-            if program not in self._builds:
+            if program not in self._builds or self._builds[program].may_be_repeated:
                 request = pickle.loads(program)  # noqa: S301  # of the program that started us
                 self._builds[program] = _Build(partial(self._build, request))
             self._builds.move_to_end(program)
@@ -198,6 +198,14 @@ class _Build:
     @property
     def is_done(self) -> bool:
         return self._program is not None or self._error is not None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the host failed it, for a reason that may have passed."""
+        error = self._error
+        if not isinstance(error, SandboxError):
+            return error is not None
+        return error.fault == "host" and error.retryable
 
     @property
     def is_idle(self) -> bool:

@@ -271,6 +271,22 @@ def test_a_failed_build_fails_for_each_run() -> None:
             pass
 
 
+def test_a_build_that_the_host_failed_is_repeated_for_the_next_run() -> None:
+    failures: list[Exception] = [errors.BackendBusy(1), errors.ExecutionFailed("overloaded"), OSError("odd")]
+
+    def build(request: ExecRequest) -> _Built:
+        if failures:
+            raise failures.pop()
+        return _Built()
+
+    programs, program = _Programs(build), pickle.dumps(ExecRequest("python", "pass", 1))
+    for kind in (OSError, errors.ExecutionFailed, errors.BackendBusy):
+        with pytest.raises(kind), programs.use(program, Run()):
+            pass
+    with programs.use(program, Run()) as first, programs.use(program, Run()) as second:
+        assert first is second, "a program that was built is kept"
+
+
 async def test_one_that_dies_is_a_failure_of_ours_for_its_runs_alone() -> None:
     backend = ProcessBackend()
     assert backend.recipe is not None
