@@ -109,6 +109,17 @@ def test_commands_of_the_toolbox_change_nothing_of_git(repository: Path, attack:
     assert not list(repository.rglob("canary"))
 
 
+def test_a_configuration_that_the_host_wrote_meanwhile_is_protected_too(repository: Path) -> None:
+    """Git renames a new file over the old one, and with that the kernel removes the mount in the worker's cage."""
+    with Sandbox(repository, backend="wasm") as sandbox:
+        require(sandbox.sh("true").enforced.isolation_class == "wasm+process", "this host has no cage for workers")
+        git(repository, "config", "branch.main.description", "x")
+        before = config_and_hooks(repository)
+        sandbox.sh(ATTACKS["append"])
+        assert sandbox.sh("echo two > file; cat file").stdout == "two\n"
+    assert config_and_hooks(repository) == before
+
+
 def test_git_still_works_inside(repository: Path) -> None:
     with Sandbox(repository, work_path="host") as sandbox:
         sandbox.write_file("file", "two\n")

@@ -8,18 +8,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import eventually, open_descriptors
 from tests.wasm import guests
 from tests.wasm.conftest import Run
 
+from warmcell.backends.wasm import worker_handle
 from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.launcher import worker_launcher
-from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.backends.wasm.module_loader import ModuleLoader
+from warmcell.backends.wasm.pool import WorkerPool, WorkerUnusable
 from warmcell.cage.environment import CHILD_MARK
 from warmcell.core.contracts import SandboxBackend
-from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded
 from warmcell.core.output_events import OutputEvent, ResultEvent
 from warmcell.core.types import ExecRequest, Language, Limits
 from warmcell.pool.prestarted_manager import ENVIRONMENT
@@ -76,6 +79,22 @@ def test_a_result_has_usage_and_enforced_limits(run: Run) -> None:
     assert result.enforced.network == "no sockets"
 
 
+def test_a_worker_that_dies_before_it_builds_is_replaced(backend: WasmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure, deaths = ModuleLoader.ensure, [WorkerUnusable()]
+
+    def die_once(*words: Any) -> None:
+        if deaths:
+            raise deaths.pop()
+        ensure(*words)
+
+    monkeypatch.setattr(ModuleLoader, "ensure", die_once)
+    backend.build_blocking(ExecRequest("wasm", HELLO, 20))
+    assert not deaths
+    deaths += [WorkerUnusable() for _ in range(3)]
+    with pytest.raises(ExecutionFailed, match="died before"):
+        backend.build_blocking(ExecRequest("wasm", HELLO, 20))
+
+
 def test_a_trap_is_exit_1_with_its_message(run: Run) -> None:
     result = run(guests.prints("before", then="unreachable"))
     assert (result.exit_code, result.stdout) == (1, "before")
@@ -89,6 +108,25 @@ def test_a_listener_gets_the_message_of_a_trap(backend: WasmBackend) -> None:
     heard = b"".join(piece.data for piece in pieces if isinstance(piece, OutputEvent) and piece.stream == "stderr")
     assert heard == last.result.stderr_bytes
     assert b"unreachable" in heard
+
+
+def test_output_that_a_failed_listener_did_not_take_is_not_in_the_next_result(
+    backend: WasmBackend, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def deliver(self, stream: str, data: bytes) -> None:
+            raise ZeroDivisionError
+
+        def wait_target(self) -> None:
+            return None
+
+        def catch_up(self) -> None: ...
+
+    monkeypatch.setattr(worker_handle, "_FIRST_WAIT_MS", 20_000)  # all output is read after the exit report
+    code = guests.prints("mine", then="(call $print (i32.const 2) (i32.const 64) (i32.const 4))")
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(backend.execute(ExecRequest("wasm", code, 20), listener=Failing()))
+    assert [(each.stdout, each.stderr) for each in (run(code), run(code))] == [("mine", "mine")] * 2
 
 
 def test_large_input_and_output_do_not_deadlock(run: Run) -> None:
@@ -238,6 +276,15 @@ def test_no_descriptor_is_left(tmp_path: Path, no_workers: WorkerPool) -> None:
     backend.close()
     no_workers.close()
     assert eventually(lambda: open_descriptors() <= before)
+
+
+def test_the_directories_of_past_runs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run with files has its own, and a server makes millions of them."""
+    monkeypatch.setattr("warmcell.backends.wasm.supervisor._MOST_MOUNTS", 2)
+    with WasmBackend(cache_dir=tmp_path / "cache") as backend:
+        for _ in range(4):
+            assert backend.execute_blocking(ExecRequest("wasm", HELLO, 20, files={"f": b"x"})).stdout == "hello\n"
+        assert len(backend._supervisor._mounts) == 2
 
 
 def test_a_killed_supervisor_leaves_no_worker(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from tests.wasm import guests
 from tests.wasm.conftest import run_once, take_limits
 from tests.wasm.host_calls import CALLS, asks, own
 
-from warmcell.backends.wasm.module_loader import ModuleCache
-from warmcell.backends.wasm.pool import WorkerPool
+from warmcell.backends.wasm.module_loader import ModuleCache, ModuleLoader
+from warmcell.backends.wasm.pool import WorkerPool, WorkerUnusable
 from warmcell.backends.wasm.run_request import ModuleSource, RunRequest, source_from_code
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, FuelExhausted, InvalidRequest, NetworkingDisabled
@@ -239,6 +239,30 @@ def test_exec_works_where_one_worker_is_all_there_is(empty_cache: Path) -> None:
             commands=COMMANDS.get,
         )
         assert _response(result)["exit_code"] == 5
+    finally:
+        supervisor.close()
+
+
+def test_a_worker_that_dies_while_it_prepares_a_command_does_not_repeat_the_run(
+    empty_cache: Path, no_workers: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guest has already run, and would do everything twice."""
+    asked: list[str] = []
+
+    def die(*_: object) -> None:
+        raise WorkerUnusable
+
+    def find(name: str) -> ModuleSource | None:
+        asked.append(name)
+        return COMMANDS.get(name)
+
+    monkeypatch.setattr(ModuleLoader, "prepare_own", die)
+    supervisor = Supervisor(cache=ModuleCache(empty_cache))
+    try:
+        request = RunRequest(("x",), RunLimits(20, 64 * MIB))
+        result = run_once(supervisor, own(asks("exec", {"argv": ["inner"]})), request, commands=find)
+        assert _response(result)["exit_code"] == 5
+        assert asked == ["inner"]
     finally:
         supervisor.close()
 

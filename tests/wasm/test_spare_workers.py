@@ -224,6 +224,25 @@ def test_a_worker_that_was_never_awaited_can_be_disposed_of(pool: WorkerPool) ->
     assert killed.dispose() == -signal.SIGKILL
 
 
+def test_a_worker_whose_listener_fails_leaves_no_descriptor(pool: WorkerPool) -> None:
+    class Failing:
+        def deliver(self, stream: str, data: bytes) -> None:
+            raise ZeroDivisionError
+
+        def wait_target(self) -> None:
+            return None
+
+        def catch_up(self) -> None: ...
+
+    worker = WorkerHandle(Run())
+    worker.start_streams(100, Failing())
+    Path(f"/proc/self/fd/{worker.outputs[0]}").write_bytes(b"x")  # as a guest that was still writing
+    with pytest.raises(ZeroDivisionError):
+        worker.dispose()
+    assert not any(output in worker._descriptors for output in worker.outputs)
+    assert worker.dispose() == -signal.SIGKILL
+
+
 def test_many_sandboxes_find_their_own_workers_without_waiting_for_each_other(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,16 +6,19 @@ import base64
 import json
 import math
 import struct
+from pathlib import Path
 
 import pytest
 
 from warmcell.backends.wasm.channel import Frame
 from warmcell.backends.wasm.run_request import (
+    HostDirectory,
     Preopen,
     RunContext,
     RunRequest,
     enforcement,
     make_result,
+    resolve_preopens,
     source_from_code,
 )
 from warmcell.backends.wasm.supervisor import fetch_request
@@ -180,3 +183,17 @@ def test_what_a_failed_worker_says_is_escaped() -> None:
     with pytest.raises(ExecutionFailed) as caught:
         make_result(ExitReport("failed", message="\x1b[31m\nhint: x"), capture_of(b""), capture_of(b""), CONTEXT)
     assert str(caught.value).isprintable()
+
+
+def test_a_directory_is_resolved_again_when_a_read_only_path_in_it_was_replaced(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("in/kept", "new"):
+        (tmp_path / name).write_text(name)
+    preopen = Preopen(str(tmp_path.resolve()), "/work", True, ("in/kept",))
+    known: dict[Preopen, HostDirectory] = {}
+    before = resolve_preopens([preopen], known)
+    (tmp_path / "in" / "other").write_text("x")
+    assert resolve_preopens([preopen], known) == before
+    (tmp_path / "new").rename(tmp_path / "in" / "kept")
+    after = resolve_preopens([preopen], known)
+    assert after != before and resolve_preopens([preopen], known) == after

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from warmcell.cage.records import NamedTuple
@@ -131,6 +132,8 @@ class ReadOnlyPath(NamedTuple):
     is_end: bool
     device: int
     inode: int
+    #: When a file changed, as the inode of a replaced one may be used again; 0 for a directory.
+    changed: int
 
 
 class HostDirectory(NamedTuple):
@@ -215,15 +218,21 @@ def resolve_preopens(preopens: Sequence[Preopen], known: dict[Preopen, HostDirec
 
 
 def _from_cache(preopen: Preopen, known: dict[Preopen, HostDirectory]) -> HostDirectory | None:
-    """The cached directory, if its path still leads to the same inode without a link at the end."""
+    """The cached directory, if its path still leads to the same inode without a link at the end.
+
+    If a read-only path was replaced, the directory is resolved again, and so gets another worker: the kernel removes a
+    mount when the host renames another file over its mount point, as git does with its configuration.
+    """
     directory = known.get(preopen)
     if directory is None:
         return None
     try:
         found = os.lstat(directory.host_path)
+        is_same = (found.st_dev, found.st_ino) == (directory.device, directory.inode)
+        is_same = is_same and all(_look_up(directory.host_path, *item[:2]) == item for item in directory.read_only)
     except OSError:
         return None
-    return directory if (found.st_dev, found.st_ino) == (directory.device, directory.inode) else None
+    return directory if is_same else None
 
 
 def _resolve(preopen: Preopen, known: dict[Preopen, HostDirectory]) -> HostDirectory:
@@ -253,10 +262,15 @@ def _find_read_only(directory: str, paths: Sequence[str]) -> Iterator[ReadOnlyPa
     above = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
     for path in sorted({*paths, *above}):
         try:
-            found = os.lstat(os.path.join(directory, path))
+            yield _look_up(directory, path, path in paths)
         except OSError as error:
             raise host_failure(error, "open a protected path") from None
-        yield ReadOnlyPath(path, path in paths, found.st_dev, found.st_ino)
+
+
+def _look_up(directory: str, path: str, is_end: bool) -> ReadOnlyPath:
+    found = os.lstat(f"{directory}/{path}")
+    changed = 0 if stat.S_ISDIR(found.st_mode) else found.st_ctime_ns
+    return ReadOnlyPath(path, is_end, found.st_dev, found.st_ino, changed)
 
 
 @dataclass(frozen=True, slots=True)

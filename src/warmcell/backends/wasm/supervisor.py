@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 from warmcell.backends.wasm.channel import Frame, WorkerDied, WorkerTimedOut
 from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.module_loader import LoadRequest, ModuleCache, ModuleLoader, shared_cache
-from warmcell.backends.wasm.pool import Lease, WorkerPool, WorkerQuery, WorkerUnusable, program_pool
+from warmcell.backends.wasm.pool import MOST_WORKERS, Lease, WorkerPool, WorkerQuery, WorkerUnusable, program_pool
 from warmcell.backends.wasm.run_request import (
     Fetch,
     HostDirectory,
@@ -42,6 +43,7 @@ from warmcell.core.types import MIB, ExecResult
 from warmcell.guest.wasm.protocol import ExitReport, GuestDirectory, ProtocolViolation, RunSpec, decode_exit
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.host_program import start_daemon
+from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
 from warmcell.runner.listening import DeliveringCapture
 from warmcell.toolbox.runtime import wasmtime_version
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 #: Per backend or sandbox.
 DEFAULT_MOST_WORKERS = 32
 QUEUE_SECONDS = 60.0
+#: How many sets of directories a supervisor remembers: more than there are workers.
+_MOST_MOUNTS = 2 * MOST_WORKERS
 #: For compiling a caller's module when it is built without being run.
 BUILD_SECONDS = 60.0
 #: The epoch ends a run at its deadline; the supervisor kills the worker this much later.
@@ -65,6 +69,7 @@ _STDIN_COPIES = 4
 _CLEAN_EXITS = frozenset({"exit", "trap", "fuel", "memory"})
 #: How many workers may turn out to be dead before they received the guest.
 _ATTEMPTS = 3
+_ALL_DIED = f"{_ATTEMPTS} WASM workers died before they could be used"
 _log = LateLog(__name__)
 #: Returns the module of a command, or None if there is no such command.
 CommandModules = Callable[[str], ModuleSource | None]
@@ -143,8 +148,9 @@ class HostCalls:
     def _send_module(self, load: LoadRequest, started: float) -> None:
         compiled = self._loader.find_compiled(load)
         if compiled is None:
-            # If all workers are busy, the calling worker compiles it, and the result is not cached.
-            with contextlib.suppress(BackendBusy):
+            # If all workers are busy, or the other one dies, the calling worker compiles it, and the result is not
+            # cached. Not another attempt of the whole run: its guest has already run.
+            with contextlib.suppress(BackendBusy, WorkerUnusable):
                 self._loader.prepare_own(load, self._run)
             compiled = self._loader.find_compiled(load)
         message = load.message("compiled" if compiled else load.source.format, [])
@@ -191,7 +197,9 @@ class Supervisor:
         self.pool = pool or program_pool()
         self.pool.add_user()
         self._queue_timeout = queue_timeout
-        self._mounts: set[Mounts] = set()
+        #: What its last runs had mounted, oldest first. Each run of a backend with files has its own directory.
+        self._mounts: OrderedDict[Mounts, None] = OrderedDict()
+        self._lock = Lock()
         self._known: dict[Preopen, HostDirectory] = {}
         self._is_closed = False
         self._cache = cache or shared_cache()
@@ -210,17 +218,21 @@ class Supervisor:
                     continue
         except OSError as error:
             raise _missing_call(error) or host_failure(error) from error
-        raise ExecutionFailed(f"{_ATTEMPTS} WASM workers died before they could be used")
+        raise ExecutionFailed(_ALL_DIED)
 
     def load(self, source: ModuleSource, needs_fuel: bool, run: Run) -> None:
         """Compiles a module, so that its runs find it in a worker or in the cache. `InvalidRequest` if it is broken."""
         load = LoadRequest(source, needs_fuel, BUILD_SECONDS)
         try:
-            with Lease(self.pool, WorkerQuery(load.key), run, self._queue_timeout) as lease:
-                self.loader.ensure(lease, load, run)
-                lease.is_reusable = True
+            for _ in range(_ATTEMPTS):
+                with contextlib.suppress(WorkerUnusable):
+                    with Lease(self.pool, WorkerQuery(load.key), run, self._queue_timeout) as lease:
+                        self.loader.ensure(lease, load, run)
+                        lease.is_reusable = True
+                    return
         except OSError as error:
             raise host_failure(error) from error
+        raise ExecutionFailed(_ALL_DIED)
 
     def close(self) -> None:
         """Call it when all runs have ended. Ends the workers that no other supervisor can use."""
@@ -229,6 +241,13 @@ class Supervisor:
             self.pool.remove_user(self._mounts)
             if self._cache is not shared_cache():
                 self._cache.close()
+
+    def _remember(self, mounts: Mounts) -> None:
+        with self._lock:
+            self._mounts[mounts] = None
+            self._mounts.move_to_end(mounts)
+            if len(self._mounts) > _MOST_MOUNTS:
+                self._mounts.popitem(last=False)
 
     def _run_once(
         self,
@@ -242,7 +261,7 @@ class Supervisor:
         load = LoadRequest(source, limits.fuel is not None, limits.timeout)
         query = WorkerQuery(load.key, tuple(directories if len(directories) < 2 else sorted(set(directories))))
         if query.mounts:
-            self._mounts.add(query.mounts)
+            self._remember(query.mounts)
         self.loader.prefetch(load)
         with Lease(self.pool, query, run, self._queue_timeout) as lease:
             self.loader.ensure(lease, load, run)
@@ -293,7 +312,9 @@ def _execute(
     pending = PendingRequest(worker, request_limits, make_handler, request.listener)
     enforced = enforcement(request, worker_launcher().isolation_class, wasmtime_version())
     report = _await_exit(lease, pending, spec.module_key) if is_sent else ExitReport("timeout")
-    lease.is_reusable = lease.is_reusable and not worker.is_killed and worker.drain()
+    # Not reusable until its output was read: the listener may raise, and the next run would get the rest.
+    has_reported, lease.is_reusable = lease.is_reusable, False
+    lease.is_reusable = has_reported and not worker.is_killed and worker.drain()
     if not lease.is_reusable:
         worker.dispose()
     extra = pending.extra_seconds

@@ -267,10 +267,12 @@ class WorkerHandle:
             return self._status
         self.kill()
         self._status = self._process.wait(_REAP_SECONDS)
-        self.drain()
-        self._last_words = self.log()
-        self._is_disposed = True
-        self._descriptors.close()
+        try:
+            self.drain()  # the listener of its run may raise
+            self._last_words = self.log()
+        finally:
+            self._is_disposed = True
+            self._descriptors.close()
         return self._status
 
     def abandon(self) -> None:
