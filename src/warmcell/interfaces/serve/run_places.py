@@ -45,6 +45,8 @@ class _Backends:
     def __init__(self, config: ProcessConfig) -> None:
         self._config = config
         self._backends: dict[object, ProcessBackend] = {}
+        #: How often all were taken, because the policy changed.
+        self._takings = 0
 
     def _keep(self, key: object, backend: ProcessBackend) -> list[ProcessBackend]:
         """Add a backend; return those that it displaced, for the caller to close."""
@@ -53,6 +55,7 @@ class _Backends:
 
     def take_backends(self) -> list[ProcessBackend]:
         """Remove all backends, for the caller to close."""
+        self._takings += 1
         backends, self._backends = list(self._backends.values()), {}
         return backends
 
@@ -134,13 +137,15 @@ class ImageAccess(_Backends):
         self, policy: SandboxPolicy, gpus: Gpus | None, choice: ImageChoice
     ) -> tuple[ProcessBackend, list[ProcessBackend]]:
         """The backend for runs in this image, and those that it displaced, for the caller to close."""
-        key = choice.image.digest, choice.user, gpus
+        key, takings = (choice.image.digest, choice.user, gpus), self._takings
         async with self._lock:
             found = self._backends.pop(key, None)
             if found is None:
                 config, policy = replace(self._config, pool_min=0), replace(policy, gpus=gpus)
                 make = partial(ProcessBackend, config, policy=policy, image=choice.image, user=choice.user)
                 found = await in_thread(make, discard=lambda made: made.close())
+            if takings != self._takings:  # it may have the former policy: for this run only
+                return found, [found]
             return found, self._keep(key, found)
 
 

@@ -160,8 +160,11 @@ class SandboxRegistry:
         self, make: Callable[[], Awaitable[AsyncSandbox]], tenant: Tenant, seconds: float, metadata: Mapping[str, str]
     ) -> SandboxEntry:
         """`add` for a sandbox that takes time to make: its slot is reserved from the start."""
+        version = self.policy_version
         with self._take_slot(tenant, metadata):
-            return self._register(await make(), tenant, seconds, metadata)
+            entry = self._register(await make(), tenant, seconds, metadata)
+            entry.policy_version = version  # a reload meanwhile did not change its policy
+            return entry
 
     @contextmanager
     def _take_slot(self, tenant: Tenant, metadata: Mapping[str, str]) -> Iterator[None]:

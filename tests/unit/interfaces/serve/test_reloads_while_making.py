@@ -1,0 +1,63 @@
+"""A reload of the policy while a backend or a fork is being made under the former one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.helpers import PATIENCE
+
+from warmcell.images.model import Image, ImageConfig
+from warmcell.interfaces.serve import run_places
+from warmcell.interfaces.serve.run_places import ImageAccess, ImageChoice
+from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
+from warmcell.interfaces.serve.service import LOCAL_TENANT
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.model import SandboxPolicy
+
+CHOICE = ImageChoice(Image("image:1", "sha256:" + "0" * 64, 0, None, ImageConfig(cmd=("true",))))
+
+
+async def test_no_later_run_in_an_image_has_the_former_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend of the former policy was kept, and every later run in the image had that policy."""
+    is_making, may_end = threading.Event(), threading.Event()
+
+    class Backend:
+        def __init__(self, config: object, *, policy: SandboxPolicy, **_: object) -> None:
+            self.policy = policy
+            is_making.set()
+            may_end.wait(PATIENCE)
+
+    monkeypatch.setattr(run_places, "ProcessBackend", Backend)
+    images = ImageAccess(ProcessConfig(), str(tmp_path))
+    asked = [asyncio.ensure_future(images.backend(SandboxPolicy(allow_network=True), None, CHOICE)) for _ in range(2)]
+    await asyncio.to_thread(is_making.wait, PATIENCE)
+    assert images.take_backends() == []
+    may_end.set()
+    results: list[Any] = await asyncio.gather(*asked)
+    for made, ending in results:
+        assert made.policy.allow_network and ending == [made]
+    later: Any
+    later, ending = await images.backend(SandboxPolicy(), None, CHOICE)
+    assert not later.policy.allow_network and ending == []
+    assert await images.backend(SandboxPolicy(), None, CHOICE) == (later, [])
+
+
+async def test_a_fork_that_a_reload_overtakes_counts_as_one_of_the_former_policy() -> None:
+    """It has its parent's policy: its own forks have to be refused."""
+    registry = SandboxRegistry()
+
+    async def destroy() -> None:
+        pass
+
+    async def fork() -> Any:
+        registry.policy_version += 1
+        return SimpleNamespace(destroy=destroy)
+
+    entry = await registry.add_async(fork, LOCAL_TENANT, 60.0, {})
+    assert (entry.policy_version, registry.policy_version) == (0, 1)
+    await registry.remove(entry)
