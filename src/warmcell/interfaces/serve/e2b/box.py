@@ -128,6 +128,8 @@ class Box:
         self.auto_pause = asked.autoPause is True
         self.auto_resume = asked.autoResume is not None and asked.autoResume.enabled is True
         self.is_paused = False
+        #: Held while it is paused or resumed: a resume that overtakes a pause would leave its programs stopped.
+        self._turning = asyncio.Lock()
         #: Called when it is resumed for the first time.
         self.on_first_resume: Callable[[], object] = lambda: None
         #: The id of the template's build that it was made of; empty without one.
@@ -153,6 +155,10 @@ class Box:
 
         With `--state`, variables of contexts are written too.
         """
+        async with self._turning:
+            await self._pause()
+
+    async def _pause(self) -> None:
         self.is_paused = True
         saved = sessions_of(self.entry)
         try:
@@ -166,9 +172,11 @@ class Box:
             raise
 
     async def resume(self) -> None:
-        """Resume the sandbox. Waits while its files are saved."""
-        async with saving_lock(self.entry):
-            await self._resume()
+        """Resume the sandbox, unless another client has. Waits while it is paused and while its files are saved."""
+        async with self._turning:
+            if self.is_paused:
+                async with saving_lock(self.entry):
+                    await self._resume()
 
     async def _resume(self) -> None:
         await self._wait_for(self.entry.sandbox.resume_programs())

@@ -1,0 +1,55 @@
+"""An E2B sandbox that is resumed while it is being paused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from warmcell.core.errors import SessionEnded
+from warmcell.interfaces.serve.e2b.box import Box
+from warmcell.interfaces.serve.sandbox_registry import TypedState
+from warmcell.interfaces.serve.saved_sessions import SavedSessions
+
+
+class Sandbox:
+    """Its one session takes long to save."""
+
+    def __init__(self) -> None:
+        self.is_stopped, self.may_save = False, asyncio.Event()
+
+    async def write_session(self, session: Any, room: int, seconds: float) -> Any:
+        await self.may_save.wait()
+        raise SessionEnded("the guest ended it")
+
+    async def pause_programs(self, spared: Sequence[int]) -> None:
+        self.is_stopped = True
+
+    async def resume_programs(self) -> None:
+        self.is_stopped = False
+
+
+def box_of(sandbox: Sandbox) -> Box:
+    state = TypedState()
+    entry: Any = SimpleNamespace(sandbox=sandbox, state=state, tenant=SimpleNamespace(disk_mb=1))
+    saved = state.put(SavedSessions(cast(Any, None), entry, lambda: None))
+    saved.list_live = lambda: [("session", cast(Any, None), {})]
+    service: Any = SimpleNamespace(state=TypedState(), search_path=str)
+    return Box(entry, SimpleNamespace(templateID="base", autoPause=True, autoResume=None), service)
+
+
+async def test_a_sandbox_that_is_resumed_while_it_is_paused_runs() -> None:
+    """It was called running, and its programs were stopped: no later `connect` resumed them."""
+    sandbox = Sandbox()
+    box = box_of(sandbox)
+    pausing = asyncio.ensure_future(box.pause())
+    await asyncio.sleep(0)
+    assert box.is_paused
+    resuming = [asyncio.ensure_future(box.resume()) for _ in range(2)]
+    await asyncio.wait(resuming, timeout=0.2)
+    sandbox.may_save.set()
+    await asyncio.gather(pausing, *resuming)
+    assert not box.is_paused and not sandbox.is_stopped
+    await box.pause()
+    assert box.is_paused and sandbox.is_stopped
