@@ -30,7 +30,7 @@ async def test_a_context_starts_in_its_directory(cwd: str, start: str, cells: li
 
     async def open_session(language: str, cwd: str) -> Any:
         started.append(cwd)
-        return SimpleNamespace(run=run)
+        return SimpleNamespace(run=run, close=None)
 
     async def ask(op: str, path: str) -> None:
         pass

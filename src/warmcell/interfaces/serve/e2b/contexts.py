@@ -8,7 +8,7 @@ import secrets
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
-from warmcell.core.errors import MemoryExceeded, SessionEnded
+from warmcell.core.errors import MemoryExceeded, SessionEnded, SessionNotFound
 from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box
@@ -53,6 +53,7 @@ class Context:
         #: None until it was started.
         self.session: AsyncSession | None = None
         self._starting, self._turn = asyncio.Lock(), asyncio.Lock()
+        self._is_closed = False
 
     def plain(self) -> dict[str, str]:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
@@ -66,15 +67,18 @@ class Context:
         self.id, self._count, self.session = str(own["id"]), int(own["count"]), session
 
     async def start(self) -> AsyncSession:
-        """Start the session, or return the one that was started."""
+        """Start the session, or return the one that was started. Raises `SessionNotFound` after `close`."""
         async with self._starting:
+            if self._is_closed:
+                raise SessionNotFound("the context was removed")
             if self.session is None:
                 await self._make_directory()
                 async with self._slot():
                     session = await self._box.entry.sandbox.session(
                         LANGUAGES[self.language], cwd=self.cwd if self._is_at_home else HOME
                     )
-                await self._prepare(session)
+                async with on_error(session.close):
+                    await self._prepare(session)
                 self.session = session
             return self.session
 
@@ -86,8 +90,11 @@ class Context:
         self._count = 0
 
     async def close(self) -> None:
-        if self.session is not None:
-            await self.session.close()
+        """Close the session. Waits for one that is being started."""
+        self._is_closed = True
+        async with self._starting:
+            if self.session is not None:
+                await self.session.close()
 
     async def run(self, code: str, env: dict[str, str], **listeners: Any) -> CellResult:
         session = await self.start()
@@ -167,7 +174,7 @@ class Contexts:
 
     async def create(self, language: str | None, cwd: str | None) -> Context:
         made = self._add(language or "python", cwd or HOME)
-        with on_error(lambda: self._all.pop(made.id)):
+        with on_error(lambda: self._all.pop(made.id, None)):
             await made.start()
         return made
 
