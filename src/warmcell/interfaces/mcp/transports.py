@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
-from warmcell.interfaces.serve.requests import RESPONSE_END, check_mcp_message, replay
+from warmcell.interfaces.serve.requests import RESPONSE_END, RequestsById, check_mcp_message
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -132,10 +132,10 @@ class _TokenGuard:
 
 
 class _BoundedMessages:
-    """Refuses what the SDK would keep for a whole session or take seconds to check, as `/mcp` of `serve` does."""
+    """Refuses what the SDK would keep for a whole session, take seconds to check or never answer, as `serve` does."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
+        self._app, self._requests = app, RequestsById()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -150,7 +150,7 @@ class _BoundedMessages:
             return
         scope[RESPONSE_END] = asyncio.Event()
         try:
-            await self._app(scope, replay(body, receive), send)
+            await self._requests.call(self._app, scope, body, receive, send)
         finally:
             scope[RESPONSE_END].set()
 

@@ -21,9 +21,9 @@ from warmcell.interfaces.serve.requests import (
     HAS_RIGHT,
     OWNER,
     RESPONSE_END,
+    RequestsById,
     check_mcp_message,
     read_body,
-    replay,
     while_allowed,
 )
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
@@ -71,20 +71,20 @@ class McpApp:
         self._service = service
         self._starting: asyncio.Task[StreamableHTTPSessionManager] | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._calls: set[object] = set()
+        self._calls, self._requests = set[object](), RequestsById()
         #: By tenant: requests without a session id.
         self._initializing: Counter[str] = Counter()
         service.on_close.append(self._aclose)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
+        body: bytes | None = None
         try:
             tenant = authenticate(request, _SCOPE)
             scope[OWNER], scope[HAS_RIGHT] = tenant.id, partial(self._service.has_right, tenant, _SCOPE)
             if scope["method"] == "POST":
                 # Read before the SDK is called: it logs a client that leaves as an error.
                 body = await check_mcp_message(await read_body(request, self._service.settings.max_body))
-                receive = replay(body, request.receive)
             manager = await self._manager()
             self._admit(request, tenant, manager)
             self._service.concurrency.enter(tenant)
@@ -106,7 +106,11 @@ class McpApp:
             await send(message)
 
         try:
-            await while_allowed(self._service.revocable(tenant, _SCOPE), manager.asgi_app(scope, receive, send_counted))
+            if body is None:
+                answering = manager.asgi_app(scope, receive, send_counted)
+            else:
+                answering = self._requests.call(manager.asgi_app, scope, body, request.receive, send_counted)
+            await while_allowed(self._service.revocable(tenant, _SCOPE), answering)
         except HttpError:
             return  # the token was revoked: the connection is cut
         finally:

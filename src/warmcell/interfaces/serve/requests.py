@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.lines import one_line
 from warmcell.core.types import MIB
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.lifetime.threads import cancel_and_wait, in_thread
 
 T = TypeVar("T")
@@ -261,3 +262,55 @@ def _check_large(body: bytes) -> bytes:
     if not isinstance(message, dict) or message.get("method") != "tools/call":
         raise HttpError(413, f"a request other than tools/call has at most {MAX_PLAIN_BYTES} bytes")
     return json.dumps(message).encode()  # of two members of one name, the SDK sees the one that was checked
+
+
+class RequestsById:
+    """Calls the MCP SDK's application, with one request of a session and id at a time.
+
+    The SDK finds the client of a response by the id of its request: of two at the same time, neither is answered.
+    """
+
+    def __init__(self) -> None:
+        #: The requests in progress by tenant, session and id.
+        self._in_progress: dict[tuple[str, str, str], object] = {}
+
+    async def call(self, app: Any, scope: Any, body: bytes, receive: Receive, send: Any) -> None:
+        """Pass on a message. A request whose id another one of its session has is refused with 400."""
+        session, identity = Headers(scope=scope).get("mcp-session-id"), await _id_of(body)
+        if session is None or identity is None:
+            await app(scope, replay(body, receive), send)
+            return
+        key, own = (scope.get(OWNER, ""), session, identity), object()
+        if key in self._in_progress:
+            refusal = HttpError(400, "another request of this session has the same id and is not answered yet")
+            await error_response(refusal)(scope, receive, send)
+            return
+        self._in_progress[key] = own
+
+        def release() -> None:
+            if self._in_progress.get(key) is own:
+                del self._in_progress[key]
+
+        async def send_and_release(message: Any) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                release()  # before its client can send the next one
+            await send(message)
+
+        try:
+            await app(scope, replay(body, receive), send_and_release)
+        finally:
+            release()
+
+
+async def _id_of(body: bytes) -> str | None:
+    """The id of a request, in which the SDK does not tell 1 from "1"; None for other messages."""
+    return _find_id(body) if len(body) <= MAX_PLAIN_BYTES else await in_thread(lambda: _find_id(body))
+
+
+def _find_id(body: bytes) -> str | None:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):  # for the SDK to refuse
+        return None
+    identity = message.get("id") if isinstance(message, dict) and "method" in message else None
+    return str(identity) if isinstance(identity, int | str) else None
