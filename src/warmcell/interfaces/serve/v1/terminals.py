@@ -300,7 +300,8 @@ async def tunnel(socket: WebSocket, tenant: Tenant) -> None:
         outward = asyncio.ensure_future(_relay_to_client(socket, reader))
         try:
             await _relay_to_guest(socket, writer)
-            await outward
+            await run_until_first_ends(asyncio.wait([outward]), _wait_for_disconnect(socket))
+            outward.result()
         finally:
             await cancel_and_wait(outward)
         await socket.close(DONE)
@@ -318,6 +319,12 @@ async def _relay_to_guest(socket: WebSocket, writer: asyncio.StreamWriter) -> No
             writer.write(message)
             await writer.drain()
         raise WebSocketDisconnect
+
+
+async def _wait_for_disconnect(socket: WebSocket) -> None:
+    async for _ in receive_messages(socket):  # what comes after the end is dropped
+        pass
+    raise WebSocketDisconnect
 
 
 async def _relay_to_client(socket: WebSocket, reader: asyncio.StreamReader) -> None:
