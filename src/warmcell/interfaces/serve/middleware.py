@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.requests import OWNER
-from warmcell.interfaces.serve.responses import CLIENT_GONE, HttpError, error_response
+from warmcell.interfaces.serve.responses import CLIENT_GONE, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.settings import Settings, is_loopback
 from warmcell.interfaces.serve.tokens import Tenant
 
@@ -214,6 +215,10 @@ class RequestLog:
         try:
             with events.annotate(request=identity.decode()):
                 await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # uvicorn cancels what outlasts the shutdown, and would answer 500
+            if scope["type"] == "http" and not status:
+                await error_response(shutting_down())(scope, receive, send_with_id)
+            raise
         finally:
             if events.listeners and REPORTED_ELSEWHERE not in scope:
                 fields = describe_request(scope, status or CLIENT_GONE, time.monotonic() - began)
