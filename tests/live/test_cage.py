@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -137,6 +138,29 @@ def test_a_port_inside_can_be_reached_and_half_closed(live: LiveCage) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert b"".join(iter(lambda c=connection: c.recv(1 << 16), b"")) == text.upper()
     assert program.ended.result(30).status == 0
+    os.close(reader)
+
+
+FULL = """
+import socket, time
+with socket.create_server(("127.0.0.1", 8000), backlog=0):
+    print("listening", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_program_that_accepts_no_connections_does_not_end_the_cage(
+    live: LiveCage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warmcell.backends.process.live._GRACE_SECONDS", 1.0)
+    program, reader = start(live, "python3", "-c", FULL)
+    assert os.read(reader, 100) == b"listening\n"
+    with ExitStack() as queued, pytest.raises(ConnectionRefusedError, match="accepts no more"):
+        for _ in range(10):
+            queued.enter_context(live.connect(8000))
+    monkeypatch.undo()
+    assert run(live, "echo", "fine") == (0, b"fine\n")
+    assert not program.ended.done()
     os.close(reader)
 
 

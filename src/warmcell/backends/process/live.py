@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -28,6 +28,7 @@ from warmcell.backends.process.started_programs import (
     start_error,
 )
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
+from warmcell.core.light import on_error
 from warmcell.core.types import MIB, Denial
 from warmcell.guest.live.frames import FrameTooLong
 from warmcell.lifetime.descriptors import Descriptors, open_memory_file
@@ -174,15 +175,16 @@ class LiveCage:
         return f"{CODE_DIR}/runs/{next(self._code_dirs)}"
 
     def connect(self, port: int) -> socket.socket:
-        """Connects to a port on the cage's own loopback; raises `ConnectionRefusedError` if nothing listens there."""
-        with Descriptors() as owned:
-            ours, theirs = owned.socketpair(socket.SOCK_STREAM)
-            answer = self._answer("connect", [theirs], port=port)
-            owned.close_only(theirs)
+        """Connects to a port on the cage's own loopback; `ConnectionRefusedError` if nothing accepts it there."""
+        ours, connected = self.connect_async(port)
+        with on_error(ours.close):
+            # No fault of the agent's: a program whose queue of connections is full makes it wait.
+            if not wait([connected], _GRACE_SECONDS).done:
+                raise ConnectionRefusedError(f"the program on port {port} in the sandbox accepts no more connections")
+            answer = self._await(connected)
             if "error" in answer:
-                owned.close()
                 raise ConnectionRefusedError(answer.get("errno", 0), f"nothing listens on port {port} in the sandbox")
-            return socket.socket(fileno=owned.give(ours.detach()))
+        return ours
 
     def connect_async(self, port: int) -> tuple[socket.socket, Future[Message]]:
         """`connect` without waiting: returns our end and the answer, which has "error" if nothing listens."""
@@ -195,7 +197,7 @@ class LiveCage:
 
     def request(self, pid: int, op: str, **fields: Any) -> None:
         """Sends the agent a request about a program, which may have ended, and waits for the answer."""
-        self._answer(op, pid=pid, **fields)
+        self._await(self._ask(op, pid=pid, **fields))
 
     async def request_async(self, pid: int, op: str, **fields: Any) -> None:
         """`request` for event loops: may be cancelled at any moment."""
@@ -237,9 +239,6 @@ class LiveCage:
         """In a fork: the original's cell goes on, and this copy has none."""
         self._is_closing = True
         self._programs = {}
-
-    def _answer(self, op: str, descriptors: Sequence[int] = (), **fields: Any) -> Message:
-        return self._await(self._ask(op, descriptors, **fields))
 
     def _ask(
         self,
