@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import marshal
 import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -18,17 +20,19 @@ from warmcell.backends.process import live_start
 pytestmark = pytest.mark.needs("linux")
 
 LIVE = os.path.join(warmcell.guest.__path__[0], "live")
-#: An agent that has the end of a program to tell in the very turn in which it forks a worker.
-_SCRIPT = f"""
+_AGENT = f"""
 import os, resource, socket, sys
 from types import ModuleType
 package = ModuleType("warmcell_live")
 package.__path__ = [{LIVE!r}]
 sys.modules["warmcell_live"] = package
 from warmcell_live import agent, starting
+control = socket.socket(fileno=starting.out_of_the_way(int(sys.argv[1])))
+"""
+#: An agent that has the end of a program to tell in the very turn in which it forks a worker.
+_SCRIPT = """
 probe = sys.modules["warmcell_live.probe"] = ModuleType("warmcell_live.probe")
 probe.main = lambda: os.write(3, b"alive")
-control = socket.socket(fileno=starting.out_of_the_way(int(sys.argv[1])))
 serving = agent.Agent(control)
 serving._ended.append((agent.Started("mark"), 99, 0, resource.getrusage(resource.RUSAGE_SELF)))
 serving.serve()()
@@ -49,7 +53,7 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
         says.close()
         os.close(null)
         with subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            [sys.executable, "-c", _AGENT + _SCRIPT, str(theirs.fileno())], pass_fds=[theirs.fileno()]
         ) as process:
             theirs.close()
             hears.settimeout(30)
@@ -57,6 +61,38 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
                 assert hears.recv(16) == b"alive"
             finally:
                 process.kill()
+
+
+#: An agent with room for fewer descriptors than a program has.
+_FULL = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+agent.Agent(control).serve()
+"""
+
+
+def test_a_request_whose_descriptors_have_no_room_is_refused() -> None:
+    """Numbers below those of the agent are still free then: the kernel passes the descriptors on."""
+    from warmcell.guest.live.frames import Decoder, encode
+
+    ours, theirs = socket.socketpair()
+    answers: list[dict[str, Any]] = []
+    with ours, theirs:
+        ours.settimeout(30)
+        start = {"id": 1, "op": "start", "mark": "1", "argv": ["true"], "cwd": "/", "env": {}, "descriptors": 3}
+        with open(os.devnull, "rb") as null:
+            socket.send_fds(ours, [encode(start)], [null.fileno()] * 3)
+        ours.sendall(encode({"id": 2, "op": "resize", "pid": 7, "pty": [80, 24]}))
+        with subprocess.Popen(
+            [sys.executable, "-c", _AGENT + _FULL, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        ) as process:
+            theirs.close()
+            decoder = Decoder()
+            try:
+                while len(answers) < 3 and (data := ours.recv(1 << 16)):
+                    answers += decoder.feed(data)
+            finally:
+                process.kill()
+    assert [answer.get("errno") for answer in answers] == [None, errno.EMFILE, errno.ESRCH], answers
 
 
 def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:

@@ -120,7 +120,7 @@ class Agent:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 received.frombytes(content[: len(content) - len(content) % received.itemsize])
         if received or flags & socket.MSG_CTRUNC:
-            self._batches.append([starting.out_of_the_way(descriptor) for descriptor in received])
+            self._batches.append(_keep(list(received)))
         return data
 
     def _answer(self, request):
@@ -338,6 +338,19 @@ class _Connection:
             return
         relays.join_sockets(self._loop, self._carried, self._socket, lambda: None)
         self._answer({})
+
+
+def _keep(received):
+    """The descriptors, out of the way. None of them if there is no room for all: their request is then refused."""
+    kept = []
+    try:
+        while received:
+            kept.append(starting.out_of_the_way(received.pop()))
+    except OSError:
+        for descriptor in (*kept, *received):
+            os.close(descriptor)
+        return []
+    return kept[::-1]
 
 
 def _write_quietly(descriptor, data):

@@ -15,12 +15,13 @@ _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 
 
 def out_of_the_way(descriptor):
-    """Moves the descriptor above the numbers of standard streams and control sockets."""
+    """Moves the descriptor above the numbers of standard streams and control sockets. Closes it if there is no room."""
     if descriptor >= _FIRST_OWN:
         return descriptor
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN)
-    os.close(descriptor)
-    return moved
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN)
+    finally:
+        os.close(descriptor)
 
 
 def program(argv, env, actions):
