@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -429,6 +430,31 @@ def test_interrupt_from_another_thread_is_a_keyboard_interrupt(cells: Cells) -> 
     assert "in <module>" in result.error.traceback and LIVE not in result.error.traceback
     cells.talk.interrupts.request(is_awaited=False)  # nothing is under way: nothing happens, now or in the next cell
     assert cells("3").value == "3"
+
+
+def test_a_signal_that_comes_after_its_cell_does_not_interrupt_the_next(
+    own: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of a cage sends it, perhaps later than the cell ends by itself."""
+    send_now, sent = own.worker.interrupt, Future[None]()
+
+    def send() -> None:
+        send_now()
+        sent.set_result(None)
+
+    timer = threading.Timer(1.5, send)
+
+    def interrupt_late() -> Future[None]:
+        timer.start()
+        return sent
+
+    monkeypatch.setattr(own.worker, "interrupt", interrupt_late)
+    code = "import time\nprint('begun', flush=True)\ntime.sleep(0.3)\n1"
+    first = own(code, on_stdout=lambda text: own.talk.interrupts.request(is_awaited=False))
+    assert first.value == "1" and not sent.done()
+    second = own("time.sleep(3)\n2")
+    assert (second.value, second.error) == ("2", None)
+    timer.join()
 
 
 def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(cells: Cells) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -91,8 +92,9 @@ class Worker(Protocol):
     #: The pipe for its image, if the session can be forked.
     image: int | None
 
-    def interrupt(self) -> None:
-        """SIGINT."""
+    def interrupt(self) -> Future[Any] | None:
+        """SIGINT. Done when it was sent; None if that is so already."""
+        ...
 
     def kill(self) -> None:
         """Ends the worker and everything that it started. Does nothing if it has ended."""

@@ -13,9 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from copy import copy
 from math import ceil
+from typing import Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.records import replace
@@ -26,7 +28,16 @@ from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
 from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
-from warmcell.sessions.exchange import PIECE, CellInterrupts, Exchange, Listener, Listeners, Worker, split_code
+from warmcell.sessions.exchange import (
+    GRACE_SECONDS,
+    PIECE,
+    CellInterrupts,
+    Exchange,
+    Listener,
+    Listeners,
+    Worker,
+    split_code,
+)
 from warmcell.sessions.image import SessionImage, not_forkable, refuse_image, skip, too_large
 from warmcell.sessions.output_pipes import Add, MarkedStream, OutputPipes
 
@@ -52,6 +63,8 @@ class SessionProtocol:
         self._cells = cells
         self._lock = threading.Lock()
         self._has_unsent = False
+        #: The signal of the last interrupt, which may not have been sent yet.
+        self._signal: Future[Any] | None = None
         #: The error that later exchanges raise; the error given to `end`.
         self._ended: SandboxError | None = None
         self._wanted_end: SandboxError | None = None
@@ -164,6 +177,7 @@ class SessionProtocol:
     ) -> Exchange:
         if (error := self.end_error) is not None:
             raise error
+        self._await_signal()
         self._cells += 1
         cell = Exchange(self._cells, timeout, listeners, most_bytes)
         for piece in pieces[:-1]:
@@ -184,6 +198,12 @@ class SessionProtocol:
             self.interrupts.end()
         cell.raise_end()
         return cell
+
+    def _await_signal(self) -> None:
+        """The last exchange may have ended before the signal that was to interrupt it: it would interrupt this one."""
+        if self._signal is not None:
+            wait([self._signal], GRACE_SECONDS)
+            self._signal = None
 
     def _converse(self, run: Run, cell: Exchange) -> None:
         try:
@@ -232,7 +252,7 @@ class SessionProtocol:
         self._outgoing += encode({"op": "interrupt", "cell": cell.number})
         self._send()
         with suppress(SandboxError):  # its cage has ended, which the socket will report
-            self._worker.interrupt()
+            self._signal = self._worker.interrupt()
 
     def _end_of_worker(self, cell: Exchange, reason: str) -> SandboxError:
         """The error for a worker that is gone, with its output."""

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ from warmcell.core.types import Denial, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.policy.places import CODE_DIR
+from warmcell.sessions.agent_channel import Message
 
 #: The worker module by language. The worker of Node is a program of its own.
 _WORKERS = {"python": "python_session", "command": "shell_session"}
@@ -49,8 +51,8 @@ class CagedWorker:
         self.pid = program.pid
         self._peak = 0
 
-    def interrupt(self) -> None:
-        self._program.signal_soon(signal.SIGINT)
+    def interrupt(self) -> Future[Message]:
+        return self._program.signal_soon(signal.SIGINT)
 
     def kill(self) -> None:
         with suppress(SandboxError):  # the cage has ended

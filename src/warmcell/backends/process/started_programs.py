@@ -26,6 +26,8 @@ from warmcell.sessions.agent_channel import Message
 
 _LONGEST_QUOTE = 300
 _MOST_PEAK, _MOST_SECONDS = 1 << 62, 1e12
+#: The wait status of a program that the kernel has killed for the memory: of SIGKILL, and without a core file.
+_KILLED = 9
 #: The reason of a cage that ended because it was idle, or that the host found over its limit of memory.
 IDLE = "it was idle for longer than idle_timeout"
 OVER_MEMORY = "the live cage exceeded its memory limit"
@@ -184,7 +186,8 @@ class StartedProgram:
         if self.ended.exception() is not None:
             error = self.why_ended(result)
             return None if isinstance(error, SessionEnded) else error
-        is_killed = os.WIFSIGNALED(self.ended.result().status) and self._cage.memory_kills() > self._memory_kills
+        # What it started may have been killed for the memory long before it crashed by itself.
+        is_killed = self.ended.result().status == _KILLED and self._cage.memory_kills() > self._memory_kills
         return MemoryExceeded(self._cage.template.effective.limits.memory_mb, result) if is_killed else None
 
     def end_if_over_memory(self, peak: int) -> bool:
@@ -199,9 +202,9 @@ class StartedProgram:
         """Signals it and its process group. Does nothing if it has ended."""
         await self._cage.request_async(self.pid, "signal", signal=int(number))
 
-    def signal_soon(self, number: int) -> None:
-        """`signal` without waiting."""
-        self._cage.send(self.pid, "signal", signal=int(number))
+    def signal_soon(self, number: int) -> Future[Message]:
+        """`signal` without waiting for the answer."""
+        return self._cage.send(self.pid, "signal", signal=int(number))
 
     async def kill(self) -> None:
         """Kills it and everything that it started, even if it has ended itself."""
