@@ -125,6 +125,7 @@ class Output:
         self.followers: list[Follower] = []
         self._is_open = True
         self._is_taking_last = False
+        self._on_read: Callable[[], None] | None = None
 
     def listen(self) -> None:
         """Watches the pipe while no follower is full."""
@@ -146,6 +147,11 @@ class Output:
     def _has_room(self, follower: Follower) -> bool:
         return follower.has_room_for_last if self._is_taking_last else not follower.is_full
 
+    def note_reads(self, on_read: Callable[[], None]) -> None:
+        """Calls `on_read` after each read from now on."""
+        if self._is_open:
+            self._on_read = on_read
+
     def take_all(self) -> None:
         """Reads what the pipe holds now; other processes may keep writing."""
         most = self.ring.total + _MOST_WAITING
@@ -154,7 +160,7 @@ class Output:
 
     def close(self) -> None:
         if self._is_open:
-            self._is_open = False
+            self._is_open, self._on_read = False, None
             self._loop.forget(self._descriptor)
             self._owned.close_only(self._descriptor)
 
@@ -176,6 +182,8 @@ class Output:
             self.close()
             return False
         self.ring.add(data)
+        if self._on_read is not None:
+            self._on_read()
         event = OutputEvent(self.name, data)  # type: ignore[arg-type]
         for follower in self.followers:
             follower.add(event)
