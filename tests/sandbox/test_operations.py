@@ -38,7 +38,7 @@ async def end_of(
     if asyncio.iscoroutine(closing):
         await closing
     await asyncio.wait([task], timeout=30)
-    assert not operations.is_busy
+    assert not operations.has_others
     return (asyncio.CancelledError() if task.cancelled() else task.exception()), left
 
 
