@@ -228,7 +228,7 @@ class ChangeLayer:
         held, self._held = self._held, None
         if held is not None:
             if held.is_ours and not self._is_kept:
-                with suppress(FileNotFoundError):  # first, so that nobody resumes what is half removed
+                with suppress(FileNotFoundError):  # first: what is half removed must not be resumed
                     os.unlink(os.path.join(held.path, _KEPT))
                 remove_directory(held.path)
             held.release()

@@ -268,14 +268,14 @@ class ProcessTable:
                 del self._running[process.pid]
             process.command = process.command[:_MOST_COMMAND]
             for output in process.outputs:  # what it started may still write there
-                output.note_reads(self._bound_output)
+                output.note_reads(self._limit_output)
             self._ended.append(process)
             forgotten = self._ended.popleft() if len(self._ended) > _MOST_ENDED else None
             self._drop_oldest_output()
         if forgotten is not None:
             forgotten.forget()
 
-    def _bound_output(self) -> None:
+    def _limit_output(self) -> None:
         with self._lock:
             self._drop_oldest_output()
 
