@@ -153,7 +153,8 @@ def _restrict(tree: int, bind: Bind, idmap: Optional[int]) -> None:
     attributes = _MOUNT_ATTR_NOSUID | (0 if bind.device else _MOUNT_ATTR_NODEV)
     if not bind.writable:  # a device can be written to on a read-only mount; its times and mode cannot
         attributes |= _MOUNT_ATTR_RDONLY
-    _set_attributes(tree, attributes, 0, recursive=True)
+    # Private: otherwise what the host mounts below the path later appears here too, without these restrictions.
+    _set_attributes(tree, attributes, 0, recursive=True, propagation=_MS_PRIVATE)
     if idmap is None:
         return
     try:
@@ -164,7 +165,7 @@ def _restrict(tree: int, bind: Bind, idmap: Optional[int]) -> None:
             raise
 
 
-def _set_attributes(tree: int, attributes: int, userns: int, recursive: bool) -> None:
-    request = fast_ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, userns))
+def _set_attributes(tree: int, attributes: int, userns: int, recursive: bool, propagation: int = 0) -> None:
+    request = fast_ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, propagation, userns))
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, request, 32)
