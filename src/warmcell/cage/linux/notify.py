@@ -7,7 +7,7 @@ import os
 import stat
 import struct
 
-from ..fast_imports import socket
+from ..fast_imports import signal, socket
 from . import guest_files
 from .guest_files import copy_of, open_inside
 from .syscalls import NUMBERS, call
@@ -220,6 +220,8 @@ def unix_path(address: bytes) -> Optional[bytes]:
 
 #: A full backlog must not block the manager.
 _PATIENCE = struct.pack("@ll", 0, 2_000)
+#: The guest has the socket too and may change that meanwhile, so after this time the call is interrupted.
+_MOST_SECONDS = 0.05
 
 
 def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:
@@ -255,9 +257,19 @@ def _connect_to(thread: int, descriptor: int, address: bytes) -> int:
         patience = guest_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
         guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         try:
-            call("connect", copy, address, len(address))
+            _connect_in_time(copy, address)
         finally:
             guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
     finally:
         guest_socket.close()
     return 0
+
+
+def _connect_in_time(descriptor: int, address: bytes) -> None:
+    """Raises EINTR after a while: for a signal with a handler, repeated in case it comes before the call."""
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, _MOST_SECONDS, _MOST_SECONDS)
+    try:
+        call("connect", descriptor, address, len(address))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

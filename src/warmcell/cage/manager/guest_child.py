@@ -7,6 +7,7 @@ and reports its exit. So a waiting cell consists only of the guest and an init o
 from __future__ import annotations
 
 import os
+import select
 import struct
 import time
 
@@ -19,7 +20,7 @@ from ..linux.call_list import CallList
 from ..linux.descriptors import close_all
 from ..linux.mounts import is_full
 from ..linux.notify import Listener
-from ..linux.processes import Leftovers, below_init, last_pid
+from ..linux.processes import Leftovers, below_init, kill, last_pid
 from ..linux.syscalls import NUMBERS
 from ..plan import Watch
 from ..records import NamedTuple
@@ -34,6 +35,8 @@ _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
 #: How often the same denial is sent within one interval.
 _MOST_DENIALS_SENT = 4
+#: How long to wait for a process that finds the next pid.
+_NEXT_PID_MS = 200
 _pid_home: Optional[namespaces.HomeNamespace] = None
 
 
@@ -92,6 +95,10 @@ def next_pid(process: int) -> int:
         return 0
     finally:
         _pid_home.return_home()
+    poll = select.poll()
+    poll.register(child.pidfd, select.POLLIN)
+    poll.poll(_NEXT_PID_MS)
+    kill(child.pid)  # the guest may have stopped it: without root they have the same user
     os.waitpid(child.pid, 0)
     os.close(child.pidfd)
     return prepared.result(number)
