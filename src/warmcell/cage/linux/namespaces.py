@@ -34,7 +34,7 @@ class HomeNamespace:
     """This process's own namespace of one kind, which it can leave for others and return to."""
 
     def __init__(self, kind: str) -> None:
-        self._flag = {"mnt": CLONE_NEWNS, "net": CLONE_NEWNET, "pid": CLONE_NEWPID}[kind]
+        self._flag = {"mnt": CLONE_NEWNS, "net": CLONE_NEWNET, "pid": CLONE_NEWPID, "ipc": CLONE_NEWIPC}[kind]
         self._path = f"/proc/self/ns/{kind}"
         self._descriptor = self.open_current()
 

@@ -7,8 +7,8 @@ import stat
 import time
 from math import inf
 
-from ..fast_imports import partial
-from ..linux.namespaces import CLONE_NEWIPC
+from ..fast_imports import lru_cache, partial
+from ..linux.namespaces import CLONE_NEWIPC, HomeNamespace
 from ..linux.processes import expected_errors
 from ..linux.syscalls import call
 from ..plan import Watch
@@ -309,6 +309,18 @@ def _memory_outside_processes(
     init: int, scratch: int, locks: Locks, network: Network, pids: List[int], patience: Patience
 ) -> int:
     """The scratch tmpfs, System V objects, locks and socket queues. System V objects are visible only inside."""
-    call("setns", init, CLONE_NEWIPC)
-    total = usage.tmpfs_use(scratch) + usage.system_v_objects() + locks.memory(pids, patience)
+    home = _own_ipc()
+    home.enter(init)
+    try:
+        objects = usage.system_v_objects()
+    finally:
+        home.return_home()  # a namespace with a member, and all objects in it, would outlive its cell
+    total = usage.tmpfs_use(scratch) + objects + locks.memory(pids, patience)
     return total + (usage.socket_buffers(network.path) if network.is_own else 0)
+
+
+@lru_cache(maxsize=1)
+def _own_ipc() -> HomeNamespace:
+    """A namespace of the watcher's own: an ordinary user cannot return to the host's."""
+    call("unshare", CLONE_NEWIPC)
+    return HomeNamespace("ipc")
