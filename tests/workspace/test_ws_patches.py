@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers import require
 
-from warmcell.core.errors import PathTraversal, SandboxError
+from warmcell.core.errors import PathTraversal, PolicyViolation, SandboxError
 from warmcell.workspace.diff import FsChange
-from warmcell.workspace.errors import PatchRejected, WorkspaceError
+from warmcell.workspace.errors import LimitExceeded, PatchRejected, WorkspaceError
 from warmcell.workspace.patch import apply as patching
 from warmcell.workspace.patch.apply import parse_patch
 from warmcell.workspace.patch.hunks import apply_hunks
@@ -215,6 +215,36 @@ def test_a_write_that_fails_half_way_is_undone(workspace: Workspace, monkeypatch
         workspace.apply_patch(CHANGE + "--- /dev/null\n+++ b/d/e/new\n@@ -0,0 +1 @@\n+x\n")
     assert workspace.read_text("a.txt") == "one\ntwo\nthree\n"
     assert names(workspace) == ["a.txt"]
+
+
+@pytest.mark.attack("WS-13")
+def test_a_refused_patch_does_not_replace_a_protected_file(tmp_path: Path) -> None:
+    """A file renamed over it would end the mount that makes it read-only in a live cage."""
+    config = tmp_path / "ws/.git/config"
+    config.parent.mkdir(parents=True)
+    config.write_text("one\ntwo\nthree\n")
+    before = config.stat()
+    workspace = Workspace(tmp_path / "ws", protected=lambda directory: [(".git", "config")])
+    try:
+        with pytest.raises(PolicyViolation, match="read-only"):
+            workspace.apply_patch(CHANGE.replace("a.txt", ".git/config"))
+    finally:
+        workspace.close()
+    assert (config.stat().st_ino, config.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+
+
+@pytest.mark.attack("WS-13")
+def test_a_patch_that_the_quota_refuses_refunds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    workspace = Workspace(tmp_path / "ws", disk_mb=1)
+    try:
+        workspace.write_file("a.txt", "one\ntwo\nthree\n")
+        workspace.write_file("full", bytes(900 << 10))
+        for _ in range(3):
+            with pytest.raises(LimitExceeded):
+                workspace.apply_patch(CHANGE.replace("+TWO", "+" + "T" * 200_000))
+    finally:
+        workspace.close()
 
 
 @pytest.mark.attack("WS-13")

@@ -65,11 +65,13 @@ class _Edit:
 def apply_patch(root: Root, base: Parts, patch: str | bytes) -> list[FsChange]:
     """Apply a patch beneath `base`, all or nothing. Raises `PatchRejected` or a path error."""
     edits = _plan(root, base, parse_patch(_text(patch)))
+    for edit in edits:
+        root.check_unprotected(edit.parts)
     done: list[_Edit] = []
     with Descent(root, create=True) as descent, on_error(lambda: _undo(root, done, descent.created)):
         for edit in edits:
-            done.append(edit)
             _apply_edit(root, descent, edit)
+            done.append(edit)  # not before: an edit that fails changes nothing and is charged nothing
     return sorted((edit.as_change() for edit in edits), key=lambda change: change.path)
 
 
