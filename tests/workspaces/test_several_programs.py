@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from tests.helpers import fork_child
 from tests.workspaces.trees import directory_of, look
 
-from warmcell.workspaces import Manifest, WorkspaceStore
+from warmcell.workspaces import Manifest, WorkspaceHandle, WorkspaceStore
 
 PROGRAMS, ROUNDS = 4, 5
 
@@ -46,3 +47,30 @@ def _work(path: str, number: int) -> None:
         assert look(directory_of(store, back)) == look(place)
         store.remove(back)
         before = taken
+
+
+def test_a_workspace_that_is_finished_during_a_compaction_stays(
+    store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is added after the compaction has listed the workspaces, and before it looks at their directories."""
+    is_filled, is_listed = threading.Event(), threading.Event()
+
+    def wait(_: int) -> None:
+        is_filled.set()
+        is_listed.wait(60)
+
+    monkeypatch.setattr("warmcell.workspaces.store.sync_file_system", wait)
+    creating = threading.Thread(target=lambda: store.provision(Manifest(files={"a": "b"}), name="made"))
+    creating.start()
+    assert is_filled.wait(60)
+    list_all = store.list
+
+    def list_and_let_finish() -> list[WorkspaceHandle]:
+        found = list_all()
+        is_listed.set()
+        creating.join(60)
+        return found
+
+    monkeypatch.setattr(store, "list", list_and_let_finish)
+    store.compact()
+    assert (directory_of(store, store.get("made")) / "a").read_text() == "b"

@@ -23,9 +23,11 @@ from warmcell import (
     WorkspaceNotFound,
 )
 from warmcell.workspace.root import Root
+from warmcell.workspace.workspace import Workspace
 from warmcell.workspaces import GitRepo, Manifest, WorkspaceStore
 from warmcell.workspaces.snapshots import take
 from warmcell.workspaces.snapshots.take import DirectoryReader
+from warmcell.workspaces.store import SharedSnapshots
 
 
 def test_a_manifest_becomes_a_workspace(store: WorkspaceStore, tmp_path: Path) -> None:
@@ -329,3 +331,23 @@ def test_encrypted_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WARMCELL_STORE_KEY", "short")
     with pytest.raises(InvalidRequest, match="64 hexadecimal digits"):
         WorkspaceStore(store.path)
+
+
+def test_a_restore_that_cannot_lock_the_store_keeps_the_files(
+    tmp_path: Path, store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction may take longer than a restore waits for it."""
+    monkeypatch.setattr("warmcell.workspaces.snapshots.archive._PATIENCE_SECONDS", 0.05)
+    (work := tmp_path / "directory").mkdir()
+    (work / "file").write_text("old")
+    snapshots, workspace = SharedSnapshots(store.path, {}, None), Workspace(work)
+    try:
+        taken = snapshots.take(workspace, "source")
+        (work / "file").write_text("new")
+        with store._archive.lock(is_shared=False), pytest.raises(ExecutionFailed, match="compacting"):
+            snapshots.restore(workspace, taken)
+        assert (work / "file").read_text() == "new"
+        snapshots.restore(workspace, taken)
+        assert (work / "file").read_text() == "old"
+    finally:
+        workspace.close()

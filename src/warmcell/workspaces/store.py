@@ -24,7 +24,7 @@ from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.sandbox.ports import ExposedPort
 from warmcell.workspace.names import printable
-from warmcell.workspace.remove import clear, remove_directory
+from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.workspace import Workspace
@@ -250,9 +250,17 @@ class WorkspaceStore:
             for name in os.listdir(self._work):
                 held = None if name in known else hold(os.path.join(self._work, name))
                 if held is not None:
-                    remove_directory(held.path)
-                    held.release()
+                    try:
+                        # Its creator may have added the row after `list`, and before it released the directory.
+                        if not self._has_row(name):
+                            remove_directory(held.path)
+                    finally:
+                        held.release()
         return freed
+
+    def _has_row(self, identity: str) -> bool:
+        with self._archive.catalogue.connect() as database:
+            return database.execute("select 1 from workspaces where id = ?", (identity,)).fetchone() is not None
 
     @contextmanager
     def _new_directory(self, name: str | None) -> Iterator[tuple[str, str, str]]:
@@ -356,10 +364,8 @@ class SharedSnapshots:
         return self._archive.take(workspace.host_path, source, document).id
 
     def restore(self, workspace: Workspace, snapshot: str) -> None:
-        """Replace the content of the work directory."""
-        self._archive.get(snapshot)  # raises before anything is removed
-        clear(workspace.root)
-        self._archive.restore(snapshot, workspace.root)
+        """Replace the content of the work directory, which stays as it is if the snapshot cannot be found or locked."""
+        self._archive.restore(snapshot, workspace.root, is_emptied=True)
 
 
 def start_sandbox(directory: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> WorkspaceSandbox:

@@ -27,6 +27,7 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.held_directories import wait_to_hold
 from warmcell.lifetime.own_modes import make_directories
 from warmcell.workspace.names import printable
+from warmcell.workspace.remove import clear
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.untrusted_files import parse_json
@@ -134,11 +135,16 @@ class SnapshotArchive:
 
         return add
 
-    def restore(self, snapshot: str, target: Root, *, is_durable: bool = True) -> SnapshotRecord:
-        """Write the files of a snapshot into an empty directory. Every chunk is verified."""
-        record = self.get(snapshot)
-        with self.lock(is_shared=True), self._read_chunks() as read:
-            TreeWriter(read, target).write(record.root)
+    def restore(
+        self, snapshot: str, target: Root, *, is_emptied: bool = False, is_durable: bool = True
+    ) -> SnapshotRecord:
+        """Write the files of a snapshot into a directory, which is empty or else emptied. Every chunk is verified."""
+        with self.lock(is_shared=True):  # from before the record is read: no compaction may remove its chunks
+            record = self.get(snapshot)
+            with self._read_chunks() as read:
+                if is_emptied:
+                    clear(target)
+                TreeWriter(read, target).write(record.root)
         if is_durable:
             sync_file_system(target.fd)
         return record
