@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from tests.net.servers import policy_for, reply, serving
 
-from warmcell.core.errors import InvalidRequest, PolicyViolation
+from warmcell.core.errors import FetchFailed, InvalidRequest, PolicyViolation
+from warmcell.net.connect.connection_log import ConnectionLog
+from warmcell.net.fetch.safe_client import SafeClient
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.hosts import parse_host
 from warmcell.net.rules.network_update import check_update, from_plain, read_lists, read_update, to_plain
@@ -105,3 +109,25 @@ def test_a_host_that_the_policy_does_not_name_is_refused_at_once() -> None:
         with pytest.raises(PolicyViolation, match="not in the policy"):
             check_update(read_update([name]), book)
     check_update(read_update(["a.site.test", "site.test", "127.0.0.1", "*.evil.test"]), book)
+
+
+async def test_an_update_holds_for_names_that_are_being_looked_up() -> None:
+    """An address that it denies is not known yet when it closes the open connections."""
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def resolve_slowly(name: str, port: int) -> list[str]:
+        is_asked.set()
+        await may_answer.wait()
+        return ["127.0.0.1"]
+
+    log, narrowing = ConnectionLog(), read_lists(None, ["127.0.0.1"])
+    async with serving(reply()) as server:
+        client = SafeClient(policy_for(server), resolver=resolve_slowly, log=log)
+        fetching = asyncio.create_task(client.fetch(f"http://site.test:{server.port}/"))
+        await is_asked.wait()
+        client.narrow(narrowing)
+        await asyncio.to_thread(log.cut, narrowing)
+        may_answer.set()
+        with pytest.raises(FetchFailed, match="blocked"):
+            await fetching
+    assert server.connections == 0

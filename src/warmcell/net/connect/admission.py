@@ -87,6 +87,8 @@ class Gate:
         rules = self.rules
         decision = self.judge(request, via, rules)
         addresses = await self._resolve(request, via, rules)
+        # Except for a newer narrowing: `ConnectionLog.cut` could not judge addresses that were not known yet.
+        rules = replace(rules, narrowing=self.rules.narrowing)
         for address in addresses:
             verdict = rules.judge_address(address, request.port, self._is_own)
             if verdict.allowed:

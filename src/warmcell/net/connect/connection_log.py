@@ -148,10 +148,14 @@ class ConnectionLog:
             connection.end()
 
     def cut(self, narrowing: Narrowing) -> None:
-        """Closes open connections that are no longer allowed, and waits for that. Not for event loops."""
+        """Closes open connections that are no longer allowed, and waits for that. Not for event loops.
+
+        Call it when the rules have this narrowing: addresses that are still being looked up are judged by those.
+        """
         with self._lock:
-            found = [item for item in self._open if not _is_still_allowed(item, narrowing)]
-        waits = [event for item in found if (event := _cut_on_its_loop(item)) is not None]
+            # One without addresses is judged on its loop, because it may be getting them just now.
+            found = [item for item in self._open if not item.addresses or not _is_still_allowed(item, narrowing)]
+        waits = [event for item in found if (event := _cut_on_its_loop(item, narrowing)) is not None]
         for event in waits:
             event.wait(_CUT_SECONDS)
 
@@ -163,11 +167,12 @@ def _is_still_allowed(connection: OpenConnection, narrowing: Narrowing) -> bool:
     )
 
 
-def _cut_on_its_loop(connection: OpenConnection) -> threading.Event | None:
+def _cut_on_its_loop(connection: OpenConnection, narrowing: Narrowing) -> threading.Event | None:
     done = threading.Event()
 
     def cut() -> None:
-        connection.cut()
+        if not _is_still_allowed(connection, narrowing):
+            connection.cut()
         done.set()
 
     with suppress(RuntimeError):  # its loop was closed, and the connection with it
