@@ -200,3 +200,13 @@ def test_an_image_made_in_the_first_year_has_a_time(store: ImageStore, tmp_path:
     layout.manifest["config"] = layout.add_json({**layout.config, "created": "0001-01-01T00:00:00"}, kind)
     image = store.import_(layout.write(tmp_path / "l"), "first")
     assert image.created is not None and image.created.timestamp() == -62_135_596_800
+
+
+def test_an_archive_that_is_compressed_again_and_again(store: ImageStore, tmp_path: Path) -> None:
+    """There are files that decompress to themselves: each level would take a descriptor, without end."""
+    data = layer(*BASE)
+    for _ in range(1100):
+        data = gzip.compress(data, 1)
+    (tmp_path / "root.tar.gz").write_bytes(data)
+    with pytest.raises(ImageInvalid, match="more than once"):
+        store.import_(tmp_path / "root.tar.gz")

@@ -185,11 +185,13 @@ class SourceReader:
             files = DirectoryFiles(root)
             return self._read_files(files, name) if _is_image(files) else self._read_root_directory(path)
 
-    def _read_archive(self, stream: IO[bytes], path: str, name: str | None) -> Source:
+    def _read_archive(self, stream: IO[bytes], path: str, name: str | None, *, is_decompressed: bool = False) -> Source:
         if compression_of(stream) != "none":
+            if is_decompressed:  # there are files that decompress to themselves
+                raise ImageInvalid("the archive is compressed more than once", hint="decompress it first")
             size = os.fstat(stream.fileno()).st_size
             with self._blobs.open(self._decompress(stream, path, size)) as plain:
-                return self._read_archive(plain, path, name)
+                return self._read_archive(plain, path, name, is_decompressed=True)
         archive = TarFiles(stream, Budget(self._limits))
         if _is_image(archive):
             return self._read_files(archive, name)
