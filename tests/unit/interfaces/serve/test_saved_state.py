@@ -17,6 +17,7 @@ from tests.helpers import PATIENCE, is_root
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, InvalidRequest
 from warmcell.interfaces.serve import saved_state
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
+from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, restore_sandboxes
 from warmcell.interfaces.serve.saved_state import SANDBOXES, VOLUMES, SavedState
@@ -214,3 +215,24 @@ async def test_a_volume_whose_client_has_gone_is_not_kept(service: Service, monk
     may_end.set()
     await asyncio.wait({making})
     assert making.cancelled() and names(state, VOLUMES) == [] and volumes_of(service).of(LOCAL_TENANT) == []
+
+
+async def test_a_volume_that_is_removed_while_it_is_made_does_not_return(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, volumes = saved(service), volumes_of(service)
+    started, may_end, put = threading.Event(), threading.Event(), state.put
+
+    def slow(*words: Any, **more: Any) -> Any:
+        started.set()
+        may_end.wait(PATIENCE)
+        return put(*words, **more)
+
+    monkeypatch.setattr(state, "put", slow)
+    making = asyncio.ensure_future(volumes.create(LOCAL_TENANT, "v"))
+    await asyncio.to_thread(started.wait, PATIENCE)
+    await volumes.remove(volumes.of(LOCAL_TENANT)[0])
+    may_end.set()
+    with pytest.raises(HttpError, match="removed while it was made"):
+        await making
+    assert names(state, VOLUMES) == []

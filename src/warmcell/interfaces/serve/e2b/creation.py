@@ -148,11 +148,14 @@ async def make_prepared(
     with on_error(home.close):
         env = dict(check_env(body.envVars or {}, "envVars"))
         asked = [(mount.name, mount.path) for mount in body.volumeMounts or ()]
-        volumes = volumes_of(service).find_mounts(tenant, asked)
-        room = await remaining_space(tenant, [volume for volume, _ in volumes], is_new=is_new)
-    options: dict[str, Any] = {"mounts": [mount for _, mount in volumes], "image": image, "disk_mb": room}
-    prepared = PreparedSandbox(service, tenant, home, env, is_offline=body.is_offline(service), **options)
-    prepared.volumes = [volume for volume, _ in volumes]
+        found = volumes_of(service).find_mounts(tenant, asked)
+        volumes = use_volumes([volume for volume, _ in found])  # before the first await: now they cannot be removed
+        with on_error(lambda: release_volumes(volumes)):
+            room = await remaining_space(tenant, volumes, is_new=is_new)
+    options: dict[str, Any] = {"mounts": [mount for _, mount in found], "image": image, "disk_mb": room}
+    with on_error(lambda: release_volumes(volumes)):
+        prepared = PreparedSandbox(service, tenant, home, env, is_offline=body.is_offline(service), **options)
+    prepared.volumes = volumes
     return prepared
 
 
@@ -176,7 +179,7 @@ def attach_box(service: Service, entry: SandboxEntry, body: Create, prepared: Pr
     box = entry.state.put(Box(entry, body, service, prepared.image))
     box.build_id = prepared.build_id
     entry.count_running = box.count_running
-    entry.on_close.append(partial(release_volumes, use_volumes(prepared.volumes)))
+    entry.on_close.append(partial(release_volumes, prepared.volumes))
     if (saved := entry.state.find(SavedSandbox)) is not None:
         saved.describe = box.describe
     if box.auto_pause:
@@ -229,11 +232,13 @@ async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any],
     else:
         image = await find_named_image(service, body)
     prepared = await make_prepared(service, tenant, body, home, image, is_new=False)
+    release_volumes(prepared.volumes)  # counted again in `attach`
     prepared.build_id = "" if build is None else build.id
     if body.allow_internet_access is False:  # what was updated later is restored by the caller
         await narrow_sandbox(prepared.sandbox, service, Network(allow_internet_access=False))
 
     def attach(entry: SandboxEntry) -> None:
+        use_volumes(prepared.volumes)
         box: Box = attach_box(service, entry, body, prepared)
         box.token, box.traffic_token = str(own["token"]), str(own["traffic_token"])
         box.is_paused = own["is_paused"] is True or (box.auto_pause and entry.is_expired)

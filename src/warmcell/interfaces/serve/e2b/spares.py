@@ -17,7 +17,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.core.light import on_error
 from warmcell.core.types import Limits
 from warmcell.interfaces.serve.e2b.box import HOME, starts_of
-from warmcell.interfaces.serve.e2b.volumes import Volume
+from warmcell.interfaces.serve.e2b.volumes import Volume, release_volumes
 from warmcell.interfaces.serve.preloading import freeze_loaded_objects
 from warmcell.interfaces.serve.run_places import ImageChoice
 from warmcell.interfaces.serve.service import Service
@@ -65,7 +65,7 @@ class PreparedSandbox:
         self.home, self.image = home, image
         #: Annotations of its cage's events, set when it is handed out.
         self.annotations: dict[str, Any] = {}
-        #: The mounted volumes, which are counted as mounted while it exists.
+        #: The mounted volumes. Their count is released by `destroy`, or with the entry of the sandbox.
         self.volumes: list[Volume] = []
         #: The id of the build of its template; empty without one.
         self.build_id = ""
@@ -81,6 +81,7 @@ class PreparedSandbox:
         try:
             await self.sandbox.destroy()
         finally:
+            release_volumes(self.volumes)
             await in_thread(self.home.close)
 
 

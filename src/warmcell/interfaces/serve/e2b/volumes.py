@@ -104,8 +104,10 @@ class Volumes:
         path = os.path.join(self._directory(), identity)
         made = Volume(identity, tenant.id, name, secrets.token_urlsafe(32), path)
         self._all[identity] = made  # before the first await: two requests cannot take the same name
-        with on_error(lambda: self._all.pop(identity)):
+        with on_error(lambda: self._all.pop(identity, None)):
             await in_thread(lambda: self._save(made), discard=lambda _: self._erase(made))
+        if identity not in self._all:
+            raise HttpError(404, "volume not found: it was removed while it was made")
         return made
 
     def _directory(self) -> str:
@@ -121,9 +123,11 @@ class Volumes:
             document = {"id": volume.id, "tenant": volume.tenant_id, "name": volume.name, "token": volume.token}
             document |= {"created": str(time.time())}
             self._service.saved.put(VOLUMES, volume.id, document, is_durable=True)
+        if volume.id not in self._all:  # removed meanwhile, perhaps before there was a record
+            self._erase(volume)
 
     def _erase(self, volume: Volume) -> None:
-        """Remove a volume whose client disconnected while it was made. Its record would restore it."""
+        """Remove a volume that was given up or removed while it was made. Its record would restore it."""
         if self._service.saved is not None:
             self._service.saved.remove(VOLUMES, volume.id)
         remove_directory(volume.path)
