@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import h11
 
 from warmcell.core.errors import SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.docker.messages import (
     Answer,
     DockerError,
@@ -285,8 +286,9 @@ class Connection:
             head = self._http.send(h11.InformationalResponse(status_code=101, headers=headers, reason="UPGRADED"))
         else:
             head = f"HTTP/1.1 200 OK\r\nContent-Type: {hijack.content_type}\r\n\r\n".encode()
-        await self._write(head)
-        await self._wait_until_read()
+        with on_error(hijack.on_disconnect):
+            await self._write(head)
+            await self._wait_until_read()
         await hijack.run(_Raw(self, self._http.trailing_data[0]))
         with suppress(OSError):
             self._writer.write_eof()

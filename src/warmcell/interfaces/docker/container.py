@@ -82,11 +82,14 @@ class ExecProcess:
     process: LocalProcess | None = None
     #: Set once it was asked to start, also if that failed.
     is_started: bool = False
+    is_starting: bool = False
+    #: Its client disconnected before it could follow the output.
+    is_abandoned: bool = False
     size: PtySize = field(default_factory=lambda: PtySize(80, 24))
 
     @property
     def is_running(self) -> bool:
-        return self.process is not None and self.process.info.is_running
+        return self.is_starting or (self.process is not None and self.process.info.is_running)
 
     @property
     def has_ended(self) -> bool:
@@ -105,11 +108,24 @@ class ExecProcess:
     async def start(self, cage: ContainerCage, *, joins_output: bool) -> LocalProcess:
         if self.is_started:
             raise DockerError(409, f"Error: Exec command {self.id[:12]} is already running or has ended")
-        self.is_started, spec = True, self.spec
+        self.is_started = self.is_starting = True
+        spec = self.spec
         pty = self.size if spec.has_tty else None
         options: dict[str, Any] = {"env": spec.env, "pty": pty, "stdin": spec.has_stdin, "joins_output": joins_output}
-        self.process = await cage.start(spec.argv, spec.working_dir, ring=make_small_ring, **options)
+        try:
+            self.process = await cage.start(spec.argv, spec.working_dir, ring=make_small_ring, **options)
+        finally:
+            self.is_starting = False
+        if self.is_abandoned:
+            self.abandon()
         return self.process
+
+    def abandon(self) -> None:
+        """Let the program continue without the client that started it, also if it is still being started."""
+        self.is_abandoned = True
+        if self.process is not None:
+            with suppress(SandboxError):  # the container has ended
+                self.discard_output()
 
     def discard_output(self) -> None:
         """Let the program print without a reader: until its output is followed once, it stays in the pipes."""
@@ -145,6 +161,11 @@ class Container(Changing):
     @property
     def is_running(self) -> bool:
         return self.state == "running"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it neither runs nor is being started or removed."""
+        return not (self.is_running or self.is_removed or self._lock.locked())
 
     def emit(self, action: str, **attributes: str) -> None:
         self._on_event(self, action, attributes)

@@ -118,11 +118,17 @@ class ContainerRoutes(RouteGroup):
     async def prune(self, request: Request) -> Response:
         filters = request.filters("label")
         engine = self._engine
-        stopped = [one for one in engine.containers.values() if not one.is_running and not one.is_removed]
-        found = [one for one in stopped if has_labels(one.spec.labels, filters.get("label", []))]
-        for container in found:
-            await engine.complete(engine.remove(container))
-        return json_response({"ContainersDeleted": [one.id for one in found] or None, "SpaceReclaimed": 0})
+        removed: list[str] = []
+
+        async def remove(container: Container) -> None:
+            """Others may have started or removed it while those before it were removed."""
+            if container.is_idle and has_labels(container.spec.labels, filters.get("label", [])):
+                await engine.remove(container)
+                removed.append(container.id)
+
+        for container in tuple(engine.containers.values()):
+            await engine.complete(remove(container))
+        return json_response({"ContainersDeleted": removed or None, "SpaceReclaimed": 0})
 
     async def wait(self, request: Request) -> Response:
         """Wait for a state. The head is sent at once: `docker run` waits for it before it starts the container."""

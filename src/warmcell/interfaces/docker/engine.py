@@ -88,7 +88,7 @@ class Volumes:
             raise DockerError(400, f"create {name[:80]}: the volume name includes invalid characters")
         if len(self.all) >= _MAX_VOLUMES:
             raise DockerError(409, f"there are {_MAX_VOLUMES} volumes, the most allowed; remove some")
-        path = os.path.join(self._directory, name)
+        path = os.path.join(self._directory, secrets.token_hex(16))  # that of a removed one may still exist
         os.makedirs(path, 0o700)
         self.all[name] = Volume(name, path, labels)
         return self.all[name]
@@ -98,11 +98,11 @@ class Volumes:
             raise DockerError(404, f"get {name[:128]}: no such volume")
         return self.all[name]
 
-    def remove(self, name: str) -> None:
-        """Blocking."""
+    async def remove(self, name: str) -> None:
+        """Remove a volume. From now on another one can have its name."""
         path = self.get(name).path
         del self.all[name]
-        remove_directory(path)
+        await in_thread(partial(remove_directory, path))
 
 
 class Engine:
@@ -114,6 +114,8 @@ class Engine:
         self.events = EventLog()
         self.containers: dict[str, Container] = {}
         self._names: dict[str, str] = {}
+        #: Descriptions of the containers that are being created.
+        self._creating: list[ContainerSpec] = []
         self._description_bytes = 0
         self.directory = PrivateDirectory("serve")
         self.image_work = ImageWork(self.directory.path, self.store.path)
@@ -181,6 +183,7 @@ class Engine:
         self._reserve(name, "")
         self._description_bytes += spec.size
         spec, own_volumes = name_volumes(spec)
+        self._creating.append(spec)
         try:
             policy = self._policy(spec)
             backend = await in_thread(
@@ -191,6 +194,8 @@ class Engine:
             self._description_bytes -= spec.size
             await self._remove_volumes(own_volumes)
             raise
+        finally:
+            self._creating.remove(spec)
         container = Container(name, spec, image, ContainerCage(backend, spec.env), self._emit)
         container.own_volumes = own_volumes
         self.containers[container.id], self._names[name] = container, container.id
@@ -241,7 +246,12 @@ class Engine:
     async def _remove_volumes(self, names: Sequence[str]) -> None:
         for name in names:
             if name in self.volumes.all:
-                await in_thread(partial(self.volumes.remove, name))
+                await self.volumes.remove(name)
+
+    def is_mounted(self, volume: str) -> bool:
+        """Whether a container has the volume, or will have it once it has been created."""
+        specs = [*self._creating, *(container.spec for container in self.containers.values())]
+        return any(mount.is_volume and mount.source == volume for spec in specs for mount in spec.mounts)
 
     def _emit(self, container: Container, action: str, attributes: dict[str, str]) -> None:
         labels = {"image": container.spec.image_name, "name": container.name, **container.spec.labels}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import posixpath
 from base64 import b64encode
@@ -61,6 +62,9 @@ class ExecRoutes(RouteGroup):
             program = await self._engine.complete(process.start(container.cage, joins_output=joins_output))
         except SandboxError as error:
             raise DockerError(400, f"OCI runtime exec failed: exec failed: {error}") from None
+        except asyncio.CancelledError:
+            process.abandon()
+            raise
         container.emit(f"exec_start: {' '.join(spec.argv)[:200]}", execID=process.id)
         if document.get("Detach"):
             process.discard_output()
@@ -71,7 +75,7 @@ class ExecRoutes(RouteGroup):
                 raw, program.output(), program, has_tty=spec.has_tty, is_input=spec.has_stdin, closes_input=True
             )
 
-        return Hijack(run, content_type(spec.has_tty))
+        return Hijack(run, content_type(spec.has_tty), process.abandon)
 
     async def resize(self, request: Request) -> Response:
         _, process = self._engine.find_exec(request.names["exec"])

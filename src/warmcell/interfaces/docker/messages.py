@@ -183,6 +183,8 @@ class Hijack:
 
     run: Callable[[RawStream], Awaitable[None]]
     content_type: str
+    #: Called in place of `run` if the client disconnects before it.
+    on_disconnect: Callable[[], object] = lambda: None
 
 
 Answer = Response | Hijack

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import AsyncIterator
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -151,8 +150,7 @@ class SystemRoutes(RouteGroup):
         return json_response({"Volumes": found, "Warnings": None})
 
     def _is_free(self, name: str) -> bool:
-        mounts = (mount for container in self._engine.containers.values() for mount in container.spec.mounts)
-        return not any(mount.is_volume and mount.source == name for mount in mounts)
+        return not self._engine.is_mounted(name)
 
     async def create_volume(self, request: Request) -> Response:
         document = request.json()
@@ -167,20 +165,29 @@ class SystemRoutes(RouteGroup):
         return json_response(self._engine.volumes.get(request.names["name"]).describe())
 
     async def remove_volume(self, request: Request) -> None:
-        name = request.names["name"]
-        self._engine.volumes.get(name)
+        await self._engine.complete(self._remove(request.names["name"]))
+
+    async def _remove(self, name: str) -> None:
+        """The check and the removal of the name are one step: another request may be about to mount the volume."""
         if not self._is_free(name):
             raise DockerError(409, f"remove {name}: volume is in use")
-        await self._engine.complete(in_thread(partial(self._engine.volumes.remove, name)))
+        await self._engine.volumes.remove(name)
 
     async def prune_volumes(self, request: Request) -> Response:
         filters = request.filters("label", "all")
         volumes = self._engine.volumes
-        free = [one for one in volumes.all.values() if self._is_free(one.name)]
-        going = [one.name for one in free if has_labels(one.labels, filters.get("label", []))]
-        for name in going:
-            await self._engine.complete(in_thread(partial(volumes.remove, name)))
-        return json_response({"VolumesDeleted": going or None, "SpaceReclaimed": 0})
+        removed: list[str] = []
+
+        async def remove(name: str) -> None:
+            """Others may have mounted or removed it while those before it were removed."""
+            found = volumes.all.get(name)
+            if found and self._is_free(name) and has_labels(found.labels, filters.get("label", [])):
+                await volumes.remove(name)
+                removed.append(name)
+
+        for name in tuple(volumes.all):
+            await self._engine.complete(remove(name))
+        return json_response({"VolumesDeleted": removed or None, "SpaceReclaimed": 0})
 
     # ---- networks ----
 
