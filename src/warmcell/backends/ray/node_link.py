@@ -114,8 +114,14 @@ class NodeLink:
         if server not in self._sockets:
             made = NodeSocket(partial(self._carry, server))
             self._sockets[server] = (made, asyncio.ensure_future(made.listen()))
-        found, listening = self._sockets[server]
-        await asyncio.shield(listening)
+        entry = found, listening = self._sockets[server]
+        try:
+            await asyncio.shield(listening)
+        except OSError:
+            if self._sockets.get(server) is entry:  # the next caller tries again
+                del self._sockets[server]
+                found.close()
+            raise
         return found.path
 
     async def _await_answer(self, number: int, call: _Call) -> Any:

@@ -192,7 +192,7 @@ class NodeService:
         """Ends everything."""
         for task in self._programs.values():
             task.cancel()
-        for server in self._servers.values():
+        for server in list(self._servers.values()):
             with suppress(Exception):  # it did not start, and its caller has the error
                 await (await server).close()
         await in_thread(self.images.close)
@@ -291,7 +291,13 @@ class NodeService:
         if name not in self._servers:
             make = import_module(_SERVERS[name]).start_server
             self._servers[name] = asyncio.ensure_future(make(definition or self._backend.config))
-        return await asyncio.shield(self._servers[name])
+        starting = self._servers[name]
+        try:
+            return await asyncio.shield(starting)
+        except Exception:
+            if self._servers.get(name) is starting:  # the next request tries again
+                del self._servers[name]
+            raise
 
     async def _examine(self, number: int) -> Any:
         """Attacks the cage on this host, as `warmcell doctor` does. By name: it is in a room above this one."""
