@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 from tests.helpers import require
 
-from warmcell import MountPoint, PolicyViolation, Sandbox, SandboxPolicyBuilder
+from warmcell import MountPoint, PolicyViolation, Sandbox, SandboxError, SandboxPolicyBuilder, SessionEnded
 from warmcell.workspace import protected_paths
 from warmcell.workspace.protected_paths import find_protected
 
@@ -129,6 +132,77 @@ def test_git_still_works_inside(repository: Path) -> None:
         assert (result.stdout.strip(), result.stderr) == ("2", "")
         assert not sandbox.spawn("git config core.x y").wait(30).ok
     assert "second" in git(repository, "log", "--oneline")
+
+
+#: How the host replaces what a guest may only read. The kernel then removes the mount from every cage.
+REPLACEMENTS = {
+    "config": lambda repository: git(repository, "config", "branch.main.description", "x"),
+    "hooks": lambda repository: (rmtree(repository / ".git/hooks"), (repository / ".git/hooks").mkdir()),
+    "aside": lambda repository: ((repository / ".git").rename(repository / "old"), git(repository, "init", "-q")),
+}
+#: A guest that waits until it may write there.
+WAIT_AND_WRITE = (
+    "echo ready > ready; until [ -e begin ]; do sleep 0.01; done; "
+    "sleep 1; echo '[evil]' >> .git/config; mkdir -p .git/hooks; cp ready .git/hooks/pre-commit; echo done > late"
+)
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_untouched(repository: Path) -> bool:
+    hook = repository / ".git/hooks/pre-commit"
+    return "evil" not in (repository / ".git/config").read_text() and not hook.exists()
+
+
+@pytest.mark.parametrize("way", ["config", "aside"])  # a new directory may have the old one's number
+def test_a_session_ends_when_the_host_replaces_it(repository: Path, way: str) -> None:
+    with Sandbox(repository, work_path="host") as sandbox, sandbox.session("command") as session:
+        assert "Read-only" in session.run("echo '[evil]' >> .git/config").stderr
+        REPLACEMENTS[way](repository)
+        with pytest.raises(SessionEnded, match=r"the host replaced '.*/\.git/.*changes='ask'"):
+            session.run("echo '[evil]' >> .git/config; echo evil > .git/hooks/pre-commit")
+    assert is_untouched(repository)
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("way", REPLACEMENTS)
+def test_programs_end_when_the_host_replaces_it(repository: Path, way: str, is_live: bool) -> None:
+    """Nothing is asked of the sandbox meanwhile: the manager notices."""
+    with Sandbox(repository, work_path="host") as sandbox, ThreadPoolExecutor(1) as pool:
+        run = sandbox.spawn(WAIT_AND_WRITE).wait if is_live else partial(sandbox.sh, WAIT_AND_WRITE)
+        running = pool.submit(run)
+        wait_for(repository / "ready")
+        REPLACEMENTS[way](repository)
+        (repository / "begin").touch()
+        with pytest.raises(SandboxError, match="the host replaced"):
+            running.result(60)
+    assert is_untouched(repository) and not (repository / "late").exists()
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_later_runs_are_protected_again(repository: Path, is_live: bool) -> None:
+    """Warm cells have the mounts of before."""
+    with Sandbox(repository, work_path="host", live=is_live) as sandbox:
+        for number in range(4):
+            result = sandbox.sh("echo '[evil]' >> .git/config || echo refused; git config branch.main.description")
+            assert result.stdout.split() == (["refused", f"x{number - 1}"] if number else ["refused"])
+            git(repository, "config", "branch.main.description", f"x{number}")
+    assert is_untouched(repository)
+
+
+def test_it_stays_refused_when_it_becomes_a_link(repository: Path) -> None:
+    with Sandbox(repository, work_path="host") as sandbox:
+        assert sandbox.sh("true").ok
+        (repository / ".git/config").rename(repository / "elsewhere")
+        (repository / ".git/config").symlink_to(repository / "elsewhere")
+        with pytest.raises(PolicyViolation, match="create the sandbox again"):
+            sandbox.sh("echo '[evil]' >> .git/config")
+    assert is_untouched(repository)
 
 
 def test_file_methods_refuse_it_too(repository: Path) -> None:

@@ -115,6 +115,16 @@ def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...
     return found, tuple(covered)
 
 
+def find_missing_mount(pid: int, points: Iterable[str]) -> str:
+    """The first of these at which a process has no read-only mount, or ""."""
+    try:
+        lines = kernel_files.read(f"/proc/{pid}/mountinfo").split("\n")[:-1]
+    except OSError:  # it has just exited
+        return ""
+    is_writable = dict(_parse(line.split(" ", 3)[3]) for line in lines)
+    return next((point for point in points if is_writable.get(point, True)), "")
+
+
 _tables: Dict[LaunchPlan, MountTable] = {}
 _MOST_TABLES = 16
 #: With fewer, reading mountinfo is faster and hardly blocks other processes.

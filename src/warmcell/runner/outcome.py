@@ -80,7 +80,7 @@ class Exit:
     #: The wait status of the guest, or None if it was never reported.
     status: int | None = None
     #: The limit at which the watcher ended it: "memory", "cpu", "disk", "gpu memory", or "gpu unreadable" if the
-    #: driver does not report memory.
+    #: driver does not report memory; or `REPLACED` and a path.
     verdict: str = ""
     cpu_time: float = 0.0
     peak_memory: int = 0
@@ -154,6 +154,15 @@ def _as_cannot_execute(end: Exit) -> Exit:
     return replace(end, stderr=stderr, status=_CANNOT_EXECUTE << 8, start_failure="")
 
 
+#: The verdict on a cell in which a read-only mount in a writable path was lost begins with it; the path follows.
+REPLACED = "replaced "
+
+
+def replacement_reason(path: str) -> str:
+    """The host's own programs may have done it at any time, as git does with its configuration."""
+    return f"the host replaced {path!r}, which the guest could then have written: look at it before you use it"
+
+
 def judge(
     end: Exit, terms: RunTerms, kernel: KernelUsage, denials: list[Denial], connections: tuple[Connection, ...] = ()
 ) -> ExecResult:
@@ -166,6 +175,9 @@ def judge(
     if end.verdict == "gpu unreadable":
         reason = "the driver does not report GPU memory, so gpu_memory_mb cannot be enforced"
         raise ExecutionFailed(reason, hint="leave Limits(gpu_memory_mb=...) out; `warmcell doctor` tries it")
+    if end.verdict.startswith(REPLACED):
+        reason = replacement_reason(end.verdict.removeprefix(REPLACED))
+        raise ExecutionFailed(f"ended: {reason}", hint="run it again; changes='ask' gives guests a layer of their own")
     if end.stop_reason == "not started" and not end.is_own_end:
         raise ExecutionFailed("the guest received its job but did not start: this host is overloaded")
     if end.stop_reason == "starved" and not end.is_own_end and not is_memory:

@@ -96,6 +96,19 @@ class CellTemplate:
         """The host paths that the guest sees."""
         return self._plan.binds
 
+    def find_replaced(self) -> str | None:
+        """The guest's path of something read-only in a writable path that the host has replaced or removed since."""
+        wide = [bind.target for bind in self.visible if bind.as_owner and bind.writable and not bind.given]
+        for bind in self.visible if wide else ():
+            if bind.identity and not bind.writable and any(is_within(bind.target, target) for target in wide):
+                try:
+                    status = os.lstat(bind.source)
+                except OSError:
+                    return bind.target
+                if bind.identity != f"{status.st_dev}:{status.st_ino}":
+                    return bind.target
+        return None
+
     @property
     def has_keeper(self) -> bool:
         """Whether a keeper process stands between the guest and the manager: only without namespaces."""

@@ -173,10 +173,11 @@ class Launcher:
 
     def _find_template(self, launch: Launch) -> CellTemplate:
         """The template for this kind of run; cached unless it has paths of this run alone."""
+        pinned = self.resolver.pin_again() if self.resolver.narrow else None
         if launch.extra_paths:
             return self._make_template(launch)
         program = launch.program
-        key = (launch.limits, program.runtime_paths, launch.phase, program.worker)
+        key = (launch.limits, program.runtime_paths, launch.phase, program.worker, pinned)
         return self._templates.find(key) or self._templates.keep(key, self._make_template(launch))
 
     def _make_template(self, launch: Launch) -> CellTemplate:
@@ -266,6 +267,7 @@ class Launcher:
         """A cell that stays until the caller closes it or it ends by itself."""
         from warmcell.backends.process.live_start import check, create_live_cage
 
+        self.resolver.pin_again()
         effective = self.resolver.resolve(limits)
         check(effective)
         template = self.get_live_setup().template(effective, self._config, terms.shown)

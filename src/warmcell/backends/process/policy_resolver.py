@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.records import replace
@@ -55,6 +56,8 @@ class PolicyResolver:
         self._has_fetch_policy = has_fetch_policy
         self._unshared = os.urandom(16).hex()
         self._paths: tuple[ResolvedPath, ...] | PolicyViolation
+        #: Read-only paths in writable ones, which may be pinned again.
+        self.narrow: dict[str, tuple[int, int, int]] = {}
         try:
             self._paths = pin_paths(policy)
             if overlay is not None:
@@ -64,6 +67,7 @@ class PolicyResolver:
         except PolicyViolation as refused:
             self._paths = refused
             return
+        self.narrow = _find_narrow(self._paths)
         if self._paths:
             _check_programs(config, self._paths)
 
@@ -77,6 +81,18 @@ class PolicyResolver:
 
             self._proved = prove_enforcer(self._requested, self._allow_weaker)
         return self._proved
+
+    def pin_again(self) -> object:
+        """Pins what is read-only in a writable path and was replaced on the host, as git does with its configuration.
+
+        The guest could write what lies there now if it were not read-only. Raises `PolicyViolation` if that is missing
+        or another kind of file. Returns the same object while nothing changes.
+        """
+        if self.narrow and not isinstance(self._paths, PolicyViolation):
+            paths = tuple(_pin_again(path, self.narrow.get(path.target)) for path in self._paths)
+            if paths != self._paths:
+                self._paths = paths
+        return self._paths
 
     @property
     def has_wrapper(self) -> bool:
@@ -145,6 +161,35 @@ def _check_programs(config: ProcessConfig, paths: tuple[ResolvedPath, ...]) -> N
         return bool(around) and max(around, key=lambda path: len(path.source)).writable
 
     check_out_of_reach(config, is_writable)
+
+
+def _find_narrow(paths: tuple[ResolvedPath, ...]) -> dict[str, tuple[int, int, int]]:
+    """By target, kind and owner of what is read-only in a writable path and lies at the same place on the host."""
+    found = {}
+    wide = [path for path in paths if path.writable and not path.overlay_devices]
+    for path in paths if wide else ():
+        around = [one for one in wide if is_within(path.target, one.target)]
+        if not path.writable and any(path.source == one.source + path.target[len(one.target) :] for one in around):
+            found[path.target] = _kind_and_owner(os.lstat(path.source))
+    return found
+
+
+def _kind_and_owner(status: os.stat_result) -> tuple[int, int, int]:
+    return stat.S_IFMT(status.st_mode), status.st_uid, status.st_gid
+
+
+def _pin_again(path: ResolvedPath, known: tuple[int, int, int] | None) -> ResolvedPath:
+    if known is None:
+        return path
+    try:
+        status = os.lstat(path.source)
+    except OSError:
+        status = None
+    if status is None or _kind_and_owner(status) != known:
+        what = "was removed" if status is None else "has another kind or owner now"
+        raise PolicyViolation(f"{path.target!r}, which guests may only read, {what}", hint="create the sandbox again")
+    identity = f"{status.st_dev}:{status.st_ino}"
+    return path if identity == path.identity else replace(path, identity=identity)
 
 
 def _replace_by_overlay(path: ResolvedPath, overlay: Overlay) -> ResolvedPath:

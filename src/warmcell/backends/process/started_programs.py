@@ -22,6 +22,7 @@ from warmcell.core.records import dataclass
 from warmcell.core.types import Denial, EffectiveLimits, Enforced, ExecResult
 from warmcell.lifetime.descriptors import shortage_from_message
 from warmcell.runner.denials import MOST_DENIALS, denials_from
+from warmcell.runner.outcome import REPLACED, replacement_reason
 from warmcell.sessions.agent_channel import Message
 
 _LONGEST_QUOTE = 300
@@ -93,6 +94,8 @@ def cage_end_from(
     verdict = report.get("verdict", "")
     if verdict == "gpu unreadable":
         return CageEnd("the driver does not report GPU memory, so gpu_memory_mb cannot be enforced")
+    if verdict.startswith(REPLACED):
+        return CageEnd(explain_replacement(verdict.removeprefix(REPLACED)))
     if verdict and verdict != "blind":  # a guest that exits while the watcher looks at it has exceeded no limit
         return CageEnd(f"the live cage exceeded its {verdict} limit", verdict)
     status = report.get("exit")
@@ -104,6 +107,10 @@ def cage_end_from(
     # The guest can write there, so it is quoted, without control characters.
     quote = f': "{one_line(lines[-1], _LONGEST_QUOTE)}"' if lines else ""
     return CageEnd(f"its agent ended{quote}")
+
+
+def explain_replacement(path: str) -> str:
+    return f"{replacement_reason(path)}; a sandbox with changes='ask' gives guests a layer of their own"
 
 
 def start_error(answer: Message, cwd: str) -> SandboxError:
@@ -153,6 +160,17 @@ class ProgramCage(Protocol):
     def denials_since(self, moment: float) -> list[Denial]: ...
     def memory_kills(self) -> int: ...
     def end_if_over_memory(self, peak: int) -> bool: ...
+
+
+def end_if_unguarded(cage: ProgramCage) -> str:
+    """Ends a cage whose guest could write what it must only read, because the host has replaced it; returns the reason.
+
+    Its manager does so too, as soon as it reads the kernel's record of it.
+    """
+    if (path := cage.template.find_replaced()) is None:
+        return ""
+    cage.end_soon(reason := explain_replacement(path))
+    return reason
 
 
 class StartedProgram:

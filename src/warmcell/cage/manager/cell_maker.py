@@ -22,6 +22,7 @@ from ..linux.syscalls import call
 from ..records import NamedTuple
 from ..watching.watcher import ceilings_for
 from ..wire import packet_socket, send_packet
+from .guarded_mounts import GuardedMounts, find_guarded
 from .guest_child import GuestChild
 from .network_namespaces import NetworkNamespaces
 from .shared_roots import SharedRoots
@@ -111,6 +112,7 @@ class CellMaker:
         self._id_maps: Dict[Tuple[mounts.Owner, int], int] = {}
         self._outer = namespaces.identities()
         self._is_caging = is_caging
+        self.guarded = GuardedMounts()
         if is_caging:
             self._roots = SharedRoots(lambda bind: self._open_tree(bind, host_id))
             self._home = namespaces.HomeNamespace("mnt")
@@ -202,7 +204,9 @@ class CellMaker:
         init = self._inits.take((order.plan.uid, order.plan.gid))
         for descriptor in (init.pidfd, init.asleep, init.lifeline):
             owned.take(descriptor)
+        guarded, watched = find_guarded(order.own), []
         try:
+            watched = self.guarded.watch(guarded)
             attached, trees = self._open_trees(order, init.host_id, owned)
             shape = CellShape(order.common, len(order.cgroups), attached, _files(order.plan, attached))
             zygote = self.twins.zygote_for(order.twin)
@@ -225,7 +229,9 @@ class CellMaker:
             sends, receives = packet_socket(os.dup(status.fileno())), packet_socket(ours)
             guest = GuestChild(pid, pidfd, expected, sends, init, receives, begun, order.may_exec)
             guest.takes_list, guest.has_live_modules = takes_list, has_live_modules
+            guest.guarded, guest.on_close = tuple(guarded), partial(self.guarded.forget, watched)
         except BaseException:
+            self.guarded.forget(watched)
             init.end()
             raise
         owned.give(init.pidfd, init.lifeline, pidfd, ours, begun)

@@ -29,7 +29,7 @@ from ..wire import send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
@@ -145,6 +145,10 @@ class GuestChild:
         self.is_ending = False
         self._limits: Set[str] = set()
         self.leftovers: Optional[Leftovers] = None
+        #: Mount points that must stay (see `guarded_mounts`), the first that did not, and what `close` calls.
+        self.guarded: Tuple[str, ...] = ()
+        self._lost_mount = ""
+        self.on_close: Optional[Callable[[], None]] = None
 
     @property
     def poll_descriptor(self) -> int:
@@ -260,6 +264,15 @@ class GuestChild:
         if self.watch is not None:
             self._init.end()
 
+    def end_if_unguarded(self) -> None:
+        """End the cell if one of these mounts is gone. While it is being made, `verify` will look."""
+        if not self.guarded or self.is_being_made or self.is_ending or self._lost_mount:
+            return
+        if self._exit is None:
+            self._lost_mount = verify.find_missing_mount(self.pid, self.guarded)
+        if self._lost_mount or self._exit is not None:  # what an exited guest left running just ends
+            self._init.end()
+
     def record_exit(self, ending: ExitReport) -> None:
         """Record the exit. Processes that it left running may continue briefly as children of init: see `is_over`."""
         self._exit = ending
@@ -307,7 +320,7 @@ class GuestChild:
         assert self._exit is not None
         report: Dict[str, Any] = {
             "exit": self._exit.status,
-            "verdict": verdict.reason,
+            "verdict": f"replaced {self._lost_mount}" if self._lost_mount else verdict.reason,
             "cpu": round(self._exit.cpu + verdict.cpu_lost, 6),
             "peak": max(self._exit.peak, verdict.peak),
             "limits": sorted(self._limits.union(verdict.met)),
@@ -355,6 +368,9 @@ class GuestChild:
 
     def close(self) -> None:
         """Close all descriptors; the processes continue."""
+        if self.on_close is not None:
+            self.on_close()
+            self.on_close = None
         for channel in (self._handoff, self._status):
             channel.close()
         close_all([self._init.pidfd, self._begun, *self._identity[1:], *self._given.values()])

@@ -111,6 +111,9 @@ class Manager:
             ready = dict(self._poll.poll(self._pause_ms()))
             self._poll_child_exits()
             self._finish_exited()
+            if self._maker.guarded.descriptor in ready and self._maker.guarded.has_changes():
+                for guest in (*self._guests.values(), *self._exited):
+                    guest.end_if_unguarded()
             if not ready:
                 self._tidy()
                 if not self._exited and not self._maker.is_complete:
@@ -188,6 +191,8 @@ class Manager:
             self._guests[made.pid] = made
             # Without POLLIN: wait until it closes the channel, which poll always reports.
             self._poll.register(made.poll_descriptor, 0)
+            if made.guarded:
+                self._poll.register(self._maker.guarded.descriptor, select.POLLIN)
 
     def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
         """Attach directories to a running guest, and have the watcher limit what it writes to them.

@@ -62,7 +62,9 @@ class LocalLive:
     async def cage(self) -> LiveCage:
         """The current one, or a new one."""
         if (current := self.current()) is not None:
-            return current
+            if not _end_if_unguarded(current):
+                return current
+            await in_thread(current.loop.join)
         open_cage = self._cage_opener()
         with self.starting():
             return await self._replace_cage(open_cage)
@@ -241,11 +243,17 @@ class LocalLive:
             self._fork_session,
             self._take_checkpoint,
             image.cells if image else 0,
+            self._check_cage,
         )
         session.interpreter.id = identity or session.id
         self._sessions = {other for other in self._sessions if not other.is_closed} | {session}
         emit_session_events(self._context.id, name, session.interpreter)
         return session
+
+    def _check_cage(self) -> None:
+        """Before each cell of a session."""
+        if (cage := self.current()) is not None and (reason := _end_if_unguarded(cage)):
+            raise SessionEnded(reason)
 
     def _make_starter(self, language: str, cwd: str, env: Mapping[str, str], python: str | None) -> Starter:
         is_forkable = self.has_session_images and language == "python"
@@ -274,6 +282,12 @@ class LocalLive:
         cage = await self.start_cage()
         begin = functools.partial(cage.connect, port)
         return await self._operations.run(in_thread(begin, discard=lambda made: made.close()))
+
+
+def _end_if_unguarded(cage: LiveCage) -> str:
+    from warmcell.backends.process.started_programs import end_if_unguarded
+
+    return end_if_unguarded(cage)
 
 
 def start_worker(start: Callable[..., Worker], image: SessionImage | None) -> Worker:

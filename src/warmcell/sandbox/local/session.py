@@ -68,10 +68,12 @@ class LocalSession:
         fork: ForkSession,
         take_checkpoint: TakeCheckpoint,
         cells: int,
+        check_cage: Callable[[], None],
     ) -> None:
         #: What it was started with; None: the work directory.
         self.language, self.cwd, self.env = language, cwd, env
         self._starter, self._fork, self._take_checkpoint = starter, fork, take_checkpoint
+        self._check_cage = check_cage
         self.interpreter = Interpreter(worker, max_output_bytes, cells)
 
     @property
@@ -83,11 +85,13 @@ class LocalSession:
         return self.interpreter.is_closed
 
     async def run(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
+        self._check_cage()
         listeners = _listeners(callbacks, partial(_on_loop, asyncio.get_running_loop()))
         return await self.interpreter.run_cell(code, timeout, listeners)
 
     def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         """In the calling thread: a round trip costs little more than a pipe's."""
+        self._check_cage()
         listeners = _listeners(callbacks, _in_this_thread)
         return self.interpreter.run_cell_blocking(code, timeout, listeners)
 
