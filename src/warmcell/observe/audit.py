@@ -83,8 +83,12 @@ class AuditLog(Closing):
                     os.replace(older, f"{self._path}.{number}")
             if self._keep == 0:
                 os.unlink(self._path)
+        try:
+            opened = self._open()  # first: the number of a closed descriptor may soon be that of another file
+        except InvalidRequest:  # a full disk, or no descriptor is free: the renamed file gets the lines meanwhile
+            return
         os.close(self._file)
-        self._file = self._open()
+        self._file = opened
 
     def _is_still_there(self) -> bool:
         """Whether the path is still our file: another program that shares it may have rotated it."""

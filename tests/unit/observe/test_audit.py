@@ -72,6 +72,27 @@ def test_long_texts_of_guests_hide_no_event(tmp_path: Path) -> None:
     assert second["left_out"] == list("abcdef")
 
 
+def test_a_rotation_that_cannot_open_a_file_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept the number of a closed descriptor: the next lines went into whatever file of the program got it."""
+
+    def fail() -> int:
+        raise InvalidRequest("too many open files", field="audit")
+
+    path, other = tmp_path / "audit.jsonl", tmp_path / "other"
+    log = AuditLog(path, max_bytes=200)
+    events.emit("file", "s", {"path": "x" * 200})
+    with monkeypatch.context() as without_descriptors:
+        without_descriptors.setattr(log, "_open", fail)
+        events.emit("file", "s", {"path": "first"})
+        descriptor = os.open(other, os.O_WRONLY | os.O_CREAT)
+        events.emit("file", "s", {"path": "second"})
+    events.emit("file", "s", {"path": "third"})
+    log.close()
+    os.close(descriptor)  # fails if the log has closed it
+    found = [line["path"] for file in (Path(f"{path}.1"), path) for line in lines(file)]
+    assert found == ["x" * 200, "first", "second", "third"] and other.read_bytes() == b""
+
+
 def write_some(name: str) -> None:
     for number in range(40):
         events.emit("file", "s", {"operation": "write_file", "path": f"{name}{number}"})
