@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers import PATIENCE
 
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.front import worker
 from warmcell.interfaces.serve.front.shared_memory import make_counts_file, make_states_file
+from warmcell.interfaces.serve.front.workers import Worker
 from warmcell.interfaces.serve.settings import Settings
 
 
@@ -59,3 +63,24 @@ async def test_a_worker_is_ready_when_its_application_has_started(tmp_path: Path
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_a_worker_that_could_not_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One moment without memory or descriptors, and the server had a worker less until its end."""
+    shared: Any = SimpleNamespace(connections=SimpleNamespace(states_file=0), counts_file=0)
+    kept = Worker(0, str(tmp_path / "0"), Settings(), shared)
+    attempts: list[tuple[int, ...]] = []
+
+    async def fail(*descriptors: int) -> None:
+        attempts.append(descriptors)
+        if len(attempts) == 2:
+            kept.end()
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(kept, "_start_process", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    async with asyncio.timeout(PATIENCE):
+        await kept.keep_running()
+    assert len(attempts) == 2 and len(os.listdir("/proc/self/fd")) == before

@@ -55,12 +55,18 @@ _GRAIN = 1.0
 
 def e2b_refusal(error: Exception) -> Response:
     """Render an error as E2B's control plane does."""
-    if isinstance(error, HttpError):
-        return json_response({"code": error.status, "message": error.message}, error.status, error.headers)
-    if isinstance(error, SandboxError):
-        status = {422: 400, 410: 404}.get(status_of(error), status_of(error))  # the SDKs know these
-        return json_response({"code": status, "message": public_message(error)}, status)
+    if isinstance(error, HttpError | SandboxError):
+        described = _describe(error)
+        headers = error.headers if isinstance(error, HttpError) else None
+        return json_response(described, described["code"], headers)
     return error_response(error)
+
+
+def _describe(error: HttpError | SandboxError) -> dict[str, Any]:
+    if isinstance(error, HttpError):
+        return {"code": error.status, "message": error.message}
+    status = {422: 400, 410: 404}.get(status_of(error), status_of(error))  # the SDKs know these
+    return {"code": status, "message": public_message(error)}
 
 
 class Samples:
@@ -217,8 +223,10 @@ async def fork(request: Request, tenant: Tenant) -> Response:
                 home = await copy_home(service, entry.sandbox.work_dir, tenant)
             prepared = await make_prepared(service, tenant, asked, home)
             forks.append({"sandbox": _handle(await register(service, tenant, asked, prepared))})
-        except HttpError as error:
-            forks.append({"error": {"code": error.status, "message": error.message}})
+        except (HttpError, SandboxError) as error:
+            if isinstance(error, SandboxError) and not forks:
+                raise
+            forks.append({"error": _describe(error)})  # those before it are the client's
     return json_response(forks, 201)
 
 

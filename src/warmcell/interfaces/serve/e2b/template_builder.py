@@ -92,9 +92,19 @@ async def is_ready(sandbox: AsyncSandbox, build: Build, seconds: float) -> bool:
 
 
 async def copy_template_home(service: Service, tenant: Tenant, build: Build, *, is_saved: bool = True) -> Home:
-    """Copy the template's /home/user for a new sandbox."""
-    source = builds_of(service).records(tenant).place_of(build.id, "home")
-    return await copy_home(service, source, tenant, is_saved=is_saved)
+    """Copy the template's /home/user for a new sandbox. Raises `HttpError` 409 if the build is gone meanwhile."""
+    records = builds_of(service).records(tenant)
+    gone = HttpError(409, "the template was built again or removed meanwhile; try again")
+    try:
+        made = await copy_home(service, records.place_of(build.id, "home"), tenant, is_saved=is_saved)
+    except SandboxError:
+        if await in_thread(partial(records.has_build, build.id)):
+            raise
+        raise gone from None
+    async with on_error(lambda: in_thread(made.close)):
+        if not await in_thread(partial(records.has_build, build.id)):  # then its files went during the copy
+            raise gone
+    return made
 
 
 class BuildLog:

@@ -148,6 +148,10 @@ class TemplateRecords:
             found = self.end_build(found.id, build, message="the server ended during the build")
         return found, found.builds[build]
 
+    def has_build(self, build: str) -> bool:
+        """Whether a template has it; its files are removed only after that."""
+        return any(build in template.builds for template in self.all())
+
     @contextmanager
     def change(self, identity: str) -> Iterator[Template]:
         """Yield the template for the block to change, and write it afterwards. Raises 404 if it was removed."""

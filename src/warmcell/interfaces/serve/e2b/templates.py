@@ -121,10 +121,12 @@ async def upload_link(request: Request, tenant: Tenant) -> Response:
 
 
 async def upload(request: Request, tenant: Tenant) -> Response:
-    """Receive an archive from a client that has the signed URL."""
+    """Receive an archive from a client that has the signed URL, which ends with its tenant's token."""
     uploads, asked = builds_of(get_service(request)).uploads, request.query_params
     owner, digest = request.path_params["owner"], request.path_params["hash"]
     most = uploads.check(owner, digest, asked.get("expires", ""), asked.get("most", ""), asked.get("signature", ""))
+    if get_service(request).find_tenant_by_id(owner) is None:
+        raise HttpError(403, "the upload URL is invalid or has expired")
     await uploads.receive(owner, digest, most, request.stream())
     return Response(status_code=200)
 

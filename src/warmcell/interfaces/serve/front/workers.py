@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -84,30 +84,35 @@ class Worker(Peer):
         self._ending = asyncio.Event()
 
     async def keep_running(self) -> None:
-        """Run until `end`, restarting the process when it exits by itself."""
+        """Run until `end`, restarting the process when it exits by itself or could not be started."""
         pause = RESTART_SECONDS
         while not self._ending.is_set():
-            was_ready = await self._run_once()
+            try:
+                was_ready, what = await self._run_once(), "exited; its requests are lost"
+            except OSError as error:  # the host has no memory, process or descriptor for it now
+                was_ready, what = False, f"could not be started: {error}"
             if self._ending.is_set():
                 return
             pause = RESTART_SECONDS if was_ready else min(2 * pause, MAX_RESTART_SECONDS)
-            _log.error("worker %d exited; its requests are lost; restarting it", self.number)
+            _log.error("worker %d %s; restarting it", self.number, what)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._ending.wait()
 
     async def _run_once(self) -> bool:
         """Run one process from start to exit; return whether it was ever ready."""
-        control, their_control = socket.socketpair()
-        channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel.setblocking(False)
-        with their_control, their_channel, self._listen() as listening:
-            sockets = (listening, their_control, their_channel)
-            memory = (self._shared.connections.states_file, self._shared.counts_file)
-            await self._start_process(*(each.fileno() for each in sockets), *memory)
-        if self._ending.is_set():  # `end` was called before there was a process
-            self.send_signal(signal.SIGTERM)
-        process = ConnectedWorker(await open_control(control), Recipient(channel, self.number), self._shared)
+        with ExitStack() as opened:
+            control, their_control = map(opened.enter_context, socket.socketpair())
+            channel, their_channel = map(opened.enter_context, socket.socketpair(type=socket.SOCK_SEQPACKET))
+            channel.setblocking(False)
+            with their_control, their_channel, self._listen() as listening:
+                sockets = (listening, their_control, their_channel)
+                memory = (self._shared.connections.states_file, self._shared.counts_file)
+                await self._start_process(*(each.fileno() for each in sockets), *memory)
+            if self._ending.is_set():  # `end` was called before there was a process
+                self.send_signal(signal.SIGTERM)
+            process = ConnectedWorker(await open_control(control), Recipient(channel, self.number), self._shared)
+            opened.pop_all()
         process.control.handle = partial(self._handle, process)
         process.control.send({name: getattr(self._settings, name) for name in Settings.__slots__})
         try:
