@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import MemoryExceeded, SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import MEMORY, OUR_FAILURE, UsageError
 from warmcell.interfaces.cli.messages import say_error
@@ -107,7 +108,7 @@ async def run_shell(settings: dict[str, Any], reviewer: Review | None = None) ->
     size = os.get_terminal_size(sys.stdin.fileno())
     env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"\u@\h:\w\$ "}
     try:
-        async with AsyncSandbox(**settings) as sandbox:
+        async with AsyncSandbox(**settings) as sandbox, on_error(partial(_keep_changes, sandbox, reviewer)):
             pty = PtySize(size.columns or 80, size.lines or 24)
             command = [find_shell()] if settings["image"] is None else _SHELL_OF_IMAGE
             process = await sandbox.spawn(command, env=env, pty=pty)
@@ -122,7 +123,7 @@ async def _run_script(settings: dict[str, Any], reviewer: Review | None) -> int:
     """Run the script on stdin, without a terminal."""
     from warmcell.sandbox.asynchronous import AsyncSandbox
 
-    async with AsyncSandbox(**settings) as sandbox:
+    async with AsyncSandbox(**settings) as sandbox, on_error(partial(_keep_changes, sandbox, reviewer)):
         result = await sandbox.sh(
             sys.stdin.read(), timeout=_SCRIPT_TIMEOUT, on_stdout=sys.stdout.write, on_stderr=sys.stderr.write
         )
@@ -136,6 +137,12 @@ async def _review_changes(sandbox: AsyncSandbox, reviewer: Review | None, status
         return status
     review_status = reviewer(*await sandbox.end_for_review())
     return status or review_status
+
+
+async def _keep_changes(sandbox: AsyncSandbox, reviewer: Review | None) -> None:
+    """Keep what was not reviewed, for the next time. Closing the sandbox would remove it."""
+    if reviewer is not None and await sandbox.changes():
+        await sandbox.keep_changes()
 
 
 async def _relay_terminal(process: AsyncProcess, stop: asyncio.Future[int], screen: int) -> None:
@@ -312,9 +319,7 @@ def _drop_replies(keyboard: int, screen: int) -> None:
 def _status(process: AsyncProcess) -> int:
     try:
         result = process.local.result()
-    except MemoryExceeded:
-        raise
     except SandboxError as error:
         say_error(error.message, error.hint)
-        return OUR_FAILURE
+        return MEMORY if isinstance(error, MemoryExceeded) else OUR_FAILURE
     return result.exit_code if result.signal is None else 128 + result.signal

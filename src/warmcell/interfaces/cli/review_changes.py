@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from warmcell.changes.patch import quote
+from warmcell.core.light import on_error
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli.exits import NOT_ACCEPTED, OK, UsageError
 from warmcell.interfaces.cli.messages import say_note, say_warning
@@ -39,6 +40,11 @@ def review(layer: ChangeLayer, merged: Root, arguments: Any) -> int:
 
     `merged` is the directory as guests see it.
     """
+    with on_error(layer.keep):  # closing the layer would remove what could not be committed
+        return _review(layer, merged, arguments)
+
+
+def _review(layer: ChangeLayer, merged: Root, arguments: Any) -> int:
     changes = layer.changes()
     if not changes:
         return OK

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from tests.unit.interfaces.cli.command import COMMAND
 from tests.unit.interfaces.cli.terminal import Terminal
+
+from warmcell.changes.layer import ChangeLayer
+from warmcell.core.errors import ExecutionFailed
+from warmcell.interfaces.cli.review_changes import review
+from warmcell.workspace.root import Root
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -168,3 +176,53 @@ def test_a_patch_keeps_bytes_that_are_not_utf_8(directory: Path, state: Path) ->
     assert done.returncode == 0, done.stderr
     subprocess.run(["git", "apply", "../out.patch"], cwd=directory, check=True)
     assert (directory / "a.txt").read_bytes() == b"one \xe9\ntwo \xe8\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_changes_of_a_shell_that_a_signal_ends_are_kept(directory: Path, state: Path, number: int) -> None:
+    """A closed terminal is such a signal. Nobody was asked, so nothing is thrown away."""
+    terminal = Terminal("shell", str(directory), "--changes")
+    try:
+        terminal.until("$ ")
+        terminal.type("echo two >> a.txt; echo go''es; sleep 1000\n")
+        terminal.until("goes")
+        terminal.process.send_signal(number)
+        assert terminal.wait() == 128 + number
+    finally:
+        terminal.close()
+    assert run(directory, "shell", ".", "--discard", stdin="cat a.txt").stdout == "one\ntwo\n"
+    assert os.listdir(state) == []
+
+
+def test_a_signal_leaves_nothing_of_a_shell_without_changes(directory: Path, state: Path) -> None:
+    terminal = Terminal("shell", str(directory), "--changes")
+    try:
+        terminal.until("$ ")
+        terminal.process.terminate()
+        assert terminal.wait() == 128 + signal.SIGTERM
+    finally:
+        terminal.close()
+    assert os.listdir(state) == []
+
+
+def test_changes_of_a_script_that_a_limit_ends_are_kept(directory: Path, state: Path) -> None:
+    script = "echo two >> a.txt; exec python3 -c 'x = [bytearray(1 << 20) for _ in range(400)]'"
+    assert run(directory, "shell", ".", "--changes", "--memory", "64", stdin=script).returncode == 137
+    assert run(directory, "shell", ".", "--discard", stdin="cat a.txt").stdout == "one\ntwo\n"
+    assert os.listdir(state) == []
+
+
+def test_changes_that_cannot_be_committed_are_kept(directory: Path, state: Path) -> None:
+    layer = ChangeLayer(str(directory), str(directory), may_mount=False)
+    merged = Root(layer.copy_path)
+    (Path(layer.copy_path) / "a.txt").write_text("one\ntwo\n")
+    try:
+        with (
+            mock.patch.object(layer, "commit", side_effect=ExecutionFailed("the disk is full")),
+            pytest.raises(ExecutionFailed, match="full"),
+        ):
+            review(layer, merged, SimpleNamespace(commit=True, discard=False, patch=None))
+    finally:
+        merged.close()
+        layer.close()
+    assert run(directory, "shell", ".", "--discard", stdin="cat a.txt").stdout == "one\ntwo\n"
