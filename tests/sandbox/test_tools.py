@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
 import os
@@ -17,7 +18,7 @@ from tests.sandbox.fakes import Factory
 
 from warmcell import AsyncSandbox, Denial, InvalidRequest, Sandbox, SandboxDestroyed, SandboxTool
 from warmcell.core.types import ExecResult
-from warmcell.sandbox.tools.calls import MAX_SAVED_RUNS
+from warmcell.sandbox.tools.calls import MAX_PORTS, MAX_SAVED_RUNS
 
 NAMES = ["run_code", "run_command", "read_file", "write_file", "list_files", "apply_patch"]
 
@@ -68,6 +69,17 @@ def test_a_server_that_run_code_left_running_is_reachable() -> None:
 
 
 @pytest.mark.needs("user namespaces")
+async def test_ports_that_are_exposed_at_the_same_time() -> None:
+    """One port for all calls that ask for it, and no more than the limit."""
+    async with AsyncSandbox() as sandbox:
+        expose: Any = sandbox.tools()["expose_port"]
+        answers = await asyncio.gather(*(expose(port=8000) for _ in range(4)))
+        assert len({answer["port"] for answer in answers}) == 1, answers
+        answers = await asyncio.gather(*(expose(port=9000 + number) for number in range(20)))
+        assert [answer["status"] for answer in answers].count("success") == MAX_PORTS - 1
+
+
+@pytest.mark.needs("user namespaces")
 def test_max_timeout_bounds_what_a_model_may_ask_for() -> None:
     with Sandbox(timeout=60) as sandbox:
         run_code = sandbox.tools(max_timeout=5)["run_code"]
@@ -90,6 +102,21 @@ def test_languages_with_sessions_keep_their_state(language: str, first: str, sec
         run_code = sandbox.tools()["run_code"]
         assert run_code(code=first, language=language)["exit_code"] == 0
         assert run_code(code=second, language=language)["stdout"] == "42\n"
+
+
+@pytest.mark.needs("user namespaces")
+def test_interpreters_that_end_leave_no_descriptors() -> None:
+    """A model may end them again and again."""
+    end = "import os; os._exit(1)"
+    with Sandbox() as sandbox:
+        run_code = sandbox.tools()["run_code"]
+        run_code(code=end)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(4):
+            assert run_code(code="print(1)")["exit_code"] == 0
+            assert run_code(code=end)["status"] == "error"
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 def test_runs_go_into_the_sandbox(sandbox: Sandbox, factory: Factory) -> None:

@@ -133,6 +133,8 @@ class Interpreters:
         except (SessionEnded, MemoryExceeded) as error:
             if self._sessions.get(language) is session:
                 del self._sessions[language]
+                with contextlib.suppress(SandboxError):
+                    await session.close()  # an ended one keeps its descriptors until then
             error.hint = "the variables are lost; the next call starts a new interpreter"
             raise
 
@@ -191,6 +193,8 @@ class Calls:
         self._interpreters = Interpreters(sandbox)
         self._stateful_languages = tuple(stateful_languages)
         self._ports: dict[int, AsyncExposedPort] = {}
+        #: Held while a port is exposed: calls at the same time must not expose it twice, or more than the limit.
+        self._exposing = asyncio.Lock()
 
     async def run_code(self, args: dict[str, Any], on_output: OnOutput | None = None) -> dict[str, Any]:
         language, code, stdin = args["language"], args["code"], args["stdin"]
@@ -253,14 +257,19 @@ class Calls:
         return {"status": "success", "changes": [{"path": item.path, "kind": item.kind} for item in changes]}
 
     async def expose_port(self, args: dict[str, Any]) -> dict[str, Any]:
-        port = self._ports.get(args["port"])
+        async with self._exposing:
+            port = await self._expose(args["port"])
+        plain = {"url": port.url, "host": port.host, "port": port.port, "guest_port": port.guest_port}
+        return {"status": "success"} | plain
+
+    async def _expose(self, number: int) -> AsyncExposedPort:
+        port = self._ports.get(number)
         if port is None:
             if len(self._ports) >= MAX_PORTS:
                 taken = ", ".join(map(str, self._ports))
                 raise InvalidRequest(f"{MAX_PORTS} ports are exposed already: {taken}", field="port", hint="use those")
-            port = self._ports[args["port"]] = await self._sandbox.expose(args["port"])
-        plain = {"url": port.url, "host": port.host, "port": port.port, "guest_port": port.guest_port}
-        return {"status": "success"} | plain
+            port = self._ports[number] = await self._sandbox.expose(number)
+        return port
 
 
 def _callbacks(on_output: OnOutput | None) -> dict[str, Any]:
