@@ -106,3 +106,30 @@ def test_restoring_again_and_again_is_charged_once(workspace: Workspace) -> None
     workspace.write_file("g", b"x" * (2 * MIB))
     with pytest.raises(LimitExceeded):
         workspace.write_file("h", b"x" * (2 * MIB))
+
+
+DELETE = "*** Begin Patch\n*** Delete File: {}\n*** End Patch"
+
+
+@pytest.mark.attack("S3-09")
+@pytest.mark.parametrize("way", ["remove", "replace", "patch"])
+@pytest.mark.parametrize("kind", ["link", "sparse"])
+def test_what_a_guest_made_without_space_is_not_refunded(workspace: Workspace, kind: str, way: str) -> None:
+    """A second name of a file, and a file of holes: removing them frees nothing."""
+    workspace.write_file("full", b"x" * (6 * MIB))
+    place = Path(workspace.host_path)
+    for number in range(3):
+        name = f"free{number}"
+        if kind == "link":
+            (place / name).hardlink_to(place / "full")
+        else:
+            (place / name).touch()
+            os.truncate(place / name, 6 * MIB)
+        if way == "remove":
+            workspace.remove(name)
+        elif way == "replace":
+            workspace.write_file(name, b"")
+        else:
+            workspace.apply_patch(DELETE.format(name))
+    with pytest.raises(LimitExceeded, match="8 MB"):
+        workspace.write_file("more", b"x" * (3 * MIB))

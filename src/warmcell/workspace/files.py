@@ -14,7 +14,15 @@ from warmcell.core.types import MIB
 from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.errors import LimitExceeded, WrongKind
 from warmcell.workspace.names import Parts, printable
-from warmcell.workspace.root import Root, check_parts, space_for, temporary_name, text_of, translate_os_errors
+from warmcell.workspace.root import (
+    Root,
+    check_parts,
+    space_for,
+    space_freed,
+    temporary_name,
+    text_of,
+    translate_os_errors,
+)
 from warmcell.workspace.walk import Descent
 
 MAX_FILE_BYTES = 64 * MIB
@@ -87,7 +95,7 @@ def replace_file(root: Root, dir_fd: int, parts: Parts, data: bytes, *, executab
     root.check_unprotected(parts)
     with translate_os_errors(parts):
         old = _old_file(dir_fd, parts)
-        with root.charge(parts, space_for(len(data)), old.st_blocks * 512 if old else 0):
+        with root.charge(parts, space_for(len(data)), space_freed(old) if old else 0):
             put_file(dir_fd, parts[-1], data, _mode_for(old, executable))
 
 

@@ -15,7 +15,7 @@ from warmcell.core.errors import PathTraversal
 from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
-from warmcell.workspace.root import OPEN_DIRECTORY, Root, temporary_name, text_of, translate_os_errors
+from warmcell.workspace.root import OPEN_DIRECTORY, Root, space_freed, temporary_name, text_of, translate_os_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int
         state = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
             raise PathTraversal(text_of(parts), "is a link or special file; remove it inside the sandbox")
-        freed = state.st_blocks * 512
+        freed = space_freed(state) if stat.S_ISREG(state.st_mode) else state.st_blocks * 512
         if stat.S_ISREG(state.st_mode):
             os.unlink(name, dir_fd=dir_fd)
         elif recursive:
@@ -142,7 +142,7 @@ def _unlink_files(fd: int) -> tuple[list[str], int]:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 state = entry.stat(follow_symlinks=False)
                 os.unlink(entry.name, dir_fd=fd)
-                freed += state.st_blocks * 512 if state.st_nlink == 1 else 0
+                freed += space_freed(state)
     return directories, freed
 
 

@@ -49,12 +49,17 @@ def space_for(size: int) -> int:
     return max(1, -(-size // _BLOCK)) * _BLOCK
 
 
+def space_freed(state: os.stat_result) -> int:
+    """The space that removing the file frees: none while it has another name, which a guest may have given it."""
+    return state.st_blocks * 512 if state.st_nlink == 1 else 0
+
+
 class Quota:
     """Limits the space that host-side writes take in all writable directories of a sandbox together.
 
     They count against the same disk limit as the guests' writes.
 
-    Replaced and removed files are refunded by allocated blocks, not by size: removing a guest's sparse file must not
+    Replaced and removed files are refunded by `space_freed`, not by size: removing a guest's sparse file must not
     free space that was never taken.
     """
 

@@ -16,7 +16,7 @@ from warmcell.workspace.name_tree import NameTree
 from warmcell.workspace.names import Parts, display_path
 from warmcell.workspace.patch.formats import BEGIN, parse_agent_patch, parse_unified
 from warmcell.workspace.patch.hunks import MAX_MISFITS, ComparisonBudget, FilePatch, apply_hunks
-from warmcell.workspace.root import DIRECTORY_SPACE, Root, space_for, text_of, translate_os_errors
+from warmcell.workspace.root import DIRECTORY_SPACE, Root, space_for, space_freed, text_of, translate_os_errors
 from warmcell.workspace.walk import Descent
 
 MAX_PATCH_BYTES = 8 * MIB
@@ -150,8 +150,9 @@ def _apply_edit(root: Root, descent: Descent, edit: _Edit) -> None:
         replace_file(root, dir_fd, edit.parts, edit.after, executable=edit.executable)
         return
     with translate_os_errors(edit.parts):
+        freed = space_freed(os.stat(edit.parts[-1], dir_fd=dir_fd, follow_symlinks=False))
         os.unlink(edit.parts[-1], dir_fd=dir_fd)
-    root.refund(_space(edit.before))
+    root.refund(freed)
 
 
 def _undo(root: Root, done: list[_Edit], made: list[tuple[Parts, int]]) -> None:
