@@ -24,6 +24,7 @@ from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Display, Done, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
+from warmcell.sessions.interpreter import Interpreter
 from warmcell.sessions.output_pipes import MarkedStream
 from warmcell.sessions.session_protocol import SessionProtocol
 
@@ -333,3 +334,21 @@ def test_a_cancellation_holds_between_two_callbacks() -> None:
         talk.close()
         thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("is_first_cancelled", [True, False])
+def test_an_interrupt_is_for_the_first_cell_that_waits(is_first_cancelled: bool) -> None:
+    """And not for the next, if the caller of the first gives up while another call is in progress."""
+    interpreter = Interpreter(Pretender(), 1000)
+    interrupts = interpreter._protocol.interrupts
+    try:
+        interrupts.begin(is_cell=False)
+        with interpreter._register_cell() as first, interpreter._register_cell() as second:
+            assert interpreter.interrupt() is True
+            interpreter._forget(first if is_first_cancelled else second)
+            interrupts.end()
+            interrupts.begin(is_cell=True)
+            assert interrupts.take() is not is_first_cancelled
+            interrupts.end()
+    finally:
+        interpreter.close()

@@ -107,6 +107,18 @@ def test_variables_are_those_of_the_cells(cells: Cells) -> None:
     assert cells.variables() == {"name": '"a b"', "numbers": '([0]="1" [1]="2")'}
 
 
+def test_variables_of_megabytes(cells: Cells) -> None:
+    """They are shown as short texts. Only a bash that has exited cannot be continued with them, and says so."""
+    cells("x=$(head -c 5000000 /dev/zero | tr '\\0' a); y=1")
+    found = cells.variables()
+    assert (len(found["x"]), found["y"]) == (1000, '"1"')
+    assert cells("echo ${#x}").stdout == "5000000\n"
+    with pytest.raises(errors.SessionEnded) as caught:
+        cells("echo before; exit 3")
+    assert caught.value.result is not None and caught.value.result.stdout == "before\n"
+    assert "too large to continue with" in caught.value.result.stderr
+
+
 def test_a_shell_that_is_killed_ends_the_session(cells: Cells) -> None:
     with pytest.raises(errors.SessionEnded):
         cells("kill -9 $$")

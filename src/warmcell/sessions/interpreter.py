@@ -42,8 +42,9 @@ class Interpreter:
         #: Called when it is closed for good.
         self.on_closed: Callable[[], None] = lambda: None
         self._runs = Runs("session", 1, MAX_TIMEOUT, opens_descriptors=False)
-        #: Cells that were requested and have not ended.
-        self._cells: set[object] = set()
+        #: Cells that were requested and have not ended, in order; and the one that the last interrupt was for.
+        self._cells: dict[object, None] = {}
+        self._interrupted: object = None
 
     # ---- calls, as work for a `Run`; `run` and `run_blocking` carry them out ----
 
@@ -60,7 +61,7 @@ class Interpreter:
         """A cell from its request on: `interrupt` is for the first one, also before it starts."""
         cell = object()
         with self._lock:
-            self._cells.add(cell)
+            self._cells[cell] = None
         try:
             yield cell
         finally:
@@ -68,8 +69,8 @@ class Interpreter:
 
     def _forget(self, cell: object) -> None:
         with self._lock:
-            self._cells.discard(cell)
-            if not self._cells:
+            self._cells.pop(cell, None)
+            if cell is self._interrupted:  # it will not start, so the interrupt must not reach the next one
                 self._protocol.interrupts.forget()
 
     def _cell(self, cell: object, code: str, timeout: float, listeners: Listeners) -> Callable[[Run], CellResult]:
@@ -148,7 +149,8 @@ class Interpreter:
         if self._over is not None:
             raise self._error()
         with self._lock:
-            return self._protocol.interrupts.request(is_awaited=bool(self._cells))
+            self._interrupted = next(iter(self._cells), None)
+            return self._protocol.interrupts.request(is_awaited=self._interrupted is not None)
 
     def end_worker(self, error: SandboxError) -> None:
         """Ends the worker and the call in progress; `renewal` may follow."""

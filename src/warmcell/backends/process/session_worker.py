@@ -19,6 +19,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.policy.places import CODE_DIR
 from warmcell.sessions.agent_channel import Message
+from warmcell.sessions.exchange import GRACE_SECONDS
 
 #: The worker module by language. The worker of Node is a program of its own.
 _WORKERS = {"python": "python_session", "command": "shell_session"}
@@ -26,7 +27,6 @@ LANGUAGES = ("python", "javascript", "typescript", "command")
 _NODE_SESSION = f"{CODE_DIR}/live/node_session.cjs"
 #: Loads a worker in another Python than the agent's.
 _PYTHON_SESSION = (f"{CODE_DIR}/live/start.py", _WORKERS["python"])
-_REASON_SECONDS = 30.0
 #: A bash that exits in any other way is replaced by one with its state.
 _EXIT_CAUSES = {"command": ": bash was replaced by 'exec', or left under 'set -e' with the EXIT trap of the same cell"}
 
@@ -60,12 +60,13 @@ class CagedWorker:
 
     def reason(self) -> str:
         try:
-            return _describe_exit(self._program.ended.result(_REASON_SECONDS), self._language)
+            return _describe_exit(self._program.ended.result(GRACE_SECONDS), self._language)
         except SessionEnded as error:
             return error.reason
         except SandboxError as error:
             return error.message
-        except NoAnswer:
+        except NoAnswer:  # it lives on without its connection, where nothing else would end it
+            self.kill()
             return "it closed its connection"
 
     def limit_error(self, result: ExecResult) -> SandboxError | None:

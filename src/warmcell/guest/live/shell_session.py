@@ -21,6 +21,7 @@ _BASH = next((path for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/ba
 _REPORT = 250
 #: A pipe to itself: bash reads its own trap, without a process that an interrupt could meet.
 _NOTE, _NOTED = 251, 252
+#: Longer reports are cut. A variable may be; a bash whose state would be cut cannot be continued.
 _MOST_REPORTED = 4 * 1024 * 1024
 #: A child of bash loses a signal that arrives between its fork and its exec.
 _RESEND_MS = 50
@@ -187,6 +188,8 @@ class ShellSession:
                 self._exit_trap = said
             if kind == b"leaving":
                 self._leaving, kind = said, b"left" if said is None else kind
+            if kind in (b"leaving", b"left") and len(word) + len(rest) >= _MOST_REPORTED - 1:
+                self._give_up()
             if kind in kinds and all(number.isdigit() for number in numbers):
                 return kind, [int(number) for number in numbers], rest
 
@@ -206,7 +209,9 @@ class ShellSession:
             if self._report in found:
                 piece = os.read(self._report, 1 << 16)
                 self._pending += piece
-                if piece and len(self._pending) <= _MOST_REPORTED:
+                if len(self._pending) > _MOST_REPORTED and b"\0" not in piece:
+                    self._pending = self._pending[:_MOST_REPORTED]
+                if piece:
                     continue
                 return None
             if self._gone in found:
@@ -279,6 +284,12 @@ class ShellSession:
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         os._exit(status & 0xFF)
+
+    def _give_up(self):
+        """Ends the session: its state is too large for another bash."""
+        os.write(2, b"bash: the variables and functions are too large to continue with after it exited\n")
+        self._bash.kill()
+        os._exit(1)
 
     # ---- variables ----
 
