@@ -11,7 +11,8 @@ import asyncio
 import os
 import select
 import signal
-from typing import IO, Any
+from contextlib import closing
+from typing import Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import InvalidRequest, SandboxError
@@ -19,6 +20,8 @@ from warmcell.core.output_events import Outcome
 from warmcell.core.records import replace
 from warmcell.core.types import MAX_TIMEOUT, ExecRequest, ExecResult
 from warmcell.judging.verdicts import Case, CheckerFailed, Verdict, verdict_of
+from warmcell.lifetime.descriptors import Descriptors, host_failure
+from warmcell.lifetime.threads import cancel_and_wait
 
 INPUT_FILE, EXPECTED_FILE = "input", "expected"
 #: What the interactor may take longer than the program, to decide when the program has ended.
@@ -31,8 +34,8 @@ _MOST_UNREAD = 1 << 16
 class PipeWriter:
     """A listener that writes a guest's stdout to a pipe, no faster than it is read."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, owned: Descriptors, descriptor: int) -> None:
+        self._owned, self._descriptor = owned, descriptor
         self._unread = bytearray()
         os.set_blocking(descriptor, False)
 
@@ -62,8 +65,7 @@ class PipeWriter:
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._owned.close_only(descriptor)
 
 
 class Interaction:
@@ -86,12 +88,21 @@ class Interaction:
 
     async def run(self, request: ExecRequest, case: Case) -> Verdict:
         """The verdict on one case."""
-        to_interactor, from_program = os.pipe2(os.O_CLOEXEC)
-        to_program, from_interactor = os.pipe2(os.O_CLOEXEC)
-        with open(to_program, "rb", 0) as program_reads, open(to_interactor, "rb", 0) as interactor_reads:
-            program = self._run(replace(request, stdin=None), program_reads, PipeWriter(from_program))
-            other = self._run(self._request(request, case), interactor_reads, PipeWriter(from_interactor))
-            ended, decided = await asyncio.gather(program, other)
+        asked, own = replace(request, stdin=None), self._request(request, case)
+        try:
+            with Descriptors() as owned:  # a fork of the host program must not keep the writing ends open
+                to_interactor, from_program = owned.pipe()
+                to_program, from_interactor = owned.pipe()
+        except OSError as error:
+            failed = Outcome(0, error=host_failure(error, "connect the program and its interactor"))
+            return decide(failed, failed)
+        with closing(owned):
+            program = asyncio.ensure_future(self._run(asked, owned, to_program, from_program))
+            other = asyncio.ensure_future(self._run(own, owned, to_interactor, from_interactor))
+            try:
+                ended, decided = await asyncio.gather(program, other)
+            finally:  # if one failed, the other must not go on while its pipes are closed
+                await cancel_and_wait(program, other)
         return decide(ended, decided)
 
     def _request(self, request: ExecRequest, case: Case) -> ExecRequest:
@@ -100,13 +111,14 @@ class Interaction:
         timeout = min(request.timeout + max(own.timeout, _EXTRA_SECONDS), MAX_TIMEOUT)
         return replace(own, stdin=None, files=files, timeout=timeout)
 
-    async def _run(self, request: ExecRequest, stdin: IO[bytes], writer: PipeWriter) -> Outcome:
+    async def _run(self, request: ExecRequest, owned: Descriptors, stdin: int, stdout: int) -> Outcome:
+        writer = PipeWriter(owned, stdout)
         try:
-            return Outcome(0, await self._backend.execute(request, stdin=stdin.fileno(), listener=writer))
+            return Outcome(0, await self._backend.execute(request, stdin=stdin, listener=writer))
         except SandboxError as error:
             return Outcome(0, error=error)
         finally:
-            stdin.close()  # so that the other one's writes fail, as in any pipe
+            owned.close_only(stdin)  # so that the other one's writes fail, as in any pipe
             await writer.finish()
 
 

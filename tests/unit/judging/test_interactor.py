@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import select
+import signal
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from tests.helpers import PATIENCE, fork_child, open_descriptors, reap
 
-from warmcell import Case, ExecRequest, ProcessBackend, judge
+from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, judge
+from warmcell.judging.interactor import ACCEPTED, REJECTED, Interaction
 from warmcell.judging.verdicts import CheckerFailed
+from warmcell.lifetime import descriptors
 
 pytestmark = pytest.mark.needs("user namespaces")
 
@@ -91,3 +101,42 @@ int main() {
 def test_an_interactor_that_does_not_build_is_the_callers_fault(backend: ProcessBackend) -> None:
     with pytest.raises(CheckerFailed, match="does not build"):
         judge(ExecRequest("python", "pass", 1), [Case()], backend=backend, interactor=ExecRequest("python", "(", 1))
+
+
+async def test_a_case_that_gets_one_pipe_of_two_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, made = open_descriptors(), list[tuple[int, int]]()
+
+    def make_pipe() -> tuple[int, int]:
+        if made:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        made.append(os.pipe())
+        return made[0]
+
+    monkeypatch.setattr(descriptors, "make_pipe", make_pipe)
+    backend: Any = object()
+    request = ExecRequest("python", "pass", 1)
+    verdict = await Interaction(backend, request).run(request, Case())
+    assert verdict.status == "host_error", verdict
+    assert made and open_descriptors() <= before
+
+
+async def test_an_interactor_reads_to_the_end_though_the_host_program_has_forked() -> None:
+    children: list[int] = []
+
+    class Backend:
+        async def execute(self, request: ExecRequest, *, stdin: int, listener: object) -> ExecResult:
+            if request.code == "program":
+                children.append(fork_child(lambda: time.sleep(PATIENCE)))
+                return ExecResult()
+            readable, _, _ = await asyncio.to_thread(select.select, [stdin], [], [], PATIENCE / 6)
+            return ExecResult(exit_code=ACCEPTED if readable and not os.read(stdin, 1) else REJECTED)
+
+    backend: Any = Backend()
+    try:
+        interaction = Interaction(backend, ExecRequest("python", "interactor", 1))
+        verdict = await interaction.run(ExecRequest("python", "program", 1), Case())
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            reap(child)
+    assert verdict.status == "accepted", verdict
