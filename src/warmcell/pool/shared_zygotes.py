@@ -151,16 +151,20 @@ class ZygoteShare:
 
     def forget_ended(self) -> None:
         """Retires a surplus zygote, and forgets retired ones that have exited."""
-        if len(self._members) > 1 and time.monotonic() - self._last_crowded > IDLE_SECONDS:
+        if self._has_surplus():
             with self._lock:
-                *kept, surplus = self._members
-                self._members = tuple(kept)
-                surplus.zygote.retire()
-                self._retired.append(surplus.zygote)
-                self._last_crowded = time.monotonic()
+                if self._has_surplus():  # else another thread has retired it
+                    *kept, surplus = self._members
+                    self._members = tuple(kept)
+                    surplus.zygote.retire()
+                    self._retired.append(surplus.zygote)
+                    self._last_crowded = time.monotonic()
         if self._retired:
             with self._lock:
                 self._retired = [zygote for zygote in self._retired if not zygote.has_ended()]
+
+    def _has_surplus(self) -> bool:
+        return len(self._members) > 1 and time.monotonic() - self._last_crowded > IDLE_SECONDS
 
     def close(self) -> None:
         with self._lock:
