@@ -22,6 +22,7 @@ from warmcell import (
     SnapshotNotFound,
     WorkspaceNotFound,
 )
+from warmcell.sandbox.blocking import Sandbox
 from warmcell.workspace.root import Root
 from warmcell.workspace.workspace import Workspace
 from warmcell.workspaces import GitRepo, Manifest, WorkspaceStore
@@ -159,6 +160,27 @@ def test_a_snapshot_on_stop(tmp_path: Path) -> None:
     store.start(made)
     assert store.stop(made, snapshot=False) is None
     assert store.stop(made, snapshot=True) == store.snapshots(made)[-1].id
+
+
+@pytest.mark.parametrize("again", ["stop", "destroy"])
+def test_a_stop_that_was_interrupted_can_be_repeated(
+    store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    made = store.provision()
+    sandbox = store.start(made)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Sandbox, "destroy", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.stop(made)
+    assert store.get(made).state == "running"
+    store.stop(made) if again == "stop" else sandbox.destroy()
+    assert store.get(made).state == "stopped"
+    with store.start(made):
+        assert store.get(made).state == "running"
 
 
 def test_everything_that_a_tree_can_have_comes_back(store: WorkspaceStore) -> None:

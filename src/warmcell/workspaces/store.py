@@ -140,11 +140,19 @@ class WorkspaceStore:
     def stop(self, workspace: WorkspaceHandle | str, snapshot: bool | None = None) -> SnapshotId | None:
         """End the sandbox that this object started. `snapshot`: whether to take one; None: by `snapshot_on_stop`."""
         found = self.get(workspace)
-        sandbox, held = self._running.pop(found.id, (None, None))
-        if sandbox is not None:
-            sandbox.on_stopped = lambda: None
+        running = self._running.pop(found.id, None)
+        if running is None:
+            return self._finish(found, self._hold(found), snapshot)
+        sandbox, held = running
+        on_stopped, sandbox.on_stopped = sandbox.on_stopped, lambda: None
+
+        def undo() -> None:
+            """After an interrupt, the lock must not be without an owner: another `stop` or `destroy` releases it."""
+            sandbox.on_stopped, self._running[found.id] = on_stopped, (sandbox, held)
+
+        with on_error(undo):
             sandbox.destroy()
-        return self._finish(found, held or self._hold(found), snapshot)
+        return self._finish(found, held, snapshot)
 
     def _finish(self, found: WorkspaceHandle, held: HeldDirectory, snapshot: bool | None) -> SnapshotId | None:
         self._running.pop(found.id, None)
