@@ -221,12 +221,11 @@ def _check_platform(text: str) -> None:
 
 
 def _is_over(container: Container, condition: str, before: tuple[float, int]) -> bool:
-    if container.is_removed:
+    if container.is_running:  # while it is being removed, too: its exit code is not known yet
+        return False
+    if container.is_removed or condition == "not-running":
         return True
-    if condition == "not-running":
-        return not container.is_running
-    has_ended = before != (container.finished, container.failed_starts) and not container.is_running
-    return condition == "next-exit" and has_ended
+    return condition == "next-exit" and before != (container.finished, container.failed_starts)
 
 
 def _is_listed(container: Container, filters: Mapping[str, list[str]]) -> bool:

@@ -34,6 +34,8 @@ _MAX_DESCRIPTION_BYTES = 64 << 20
 _SHORT_ID = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
 _MAX_VOLUMES = 256
+#: The label that Docker gives to volumes without a name.
+ANONYMOUS = "com.docker.volume.anonymous"
 T = TypeVar("T")
 
 
@@ -81,7 +83,8 @@ class Volumes:
 
     def create(self, name: str, labels: Mapping[str, str]) -> Volume:
         """Make a volume, or return the one with this name."""
-        name = name or secrets.token_hex(32)
+        if not name:
+            name, labels = secrets.token_hex(32), {**labels, ANONYMOUS: ""}
         if name in self.all:
             return self.all[name]
         if not _VOLUME_NAME.fullmatch(name):

@@ -66,6 +66,8 @@ class Request:
     body: bytes = b""
     #: The variable parts of the path.
     names: Mapping[str, str] = field(default_factory=dict)
+    #: The version of the API that the path names.
+    version: tuple[int, int] = NEWEST
 
     def text(self, name: str, default: str = "") -> str:
         return self.query.get(name, [default])[-1]

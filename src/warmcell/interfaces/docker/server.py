@@ -181,7 +181,8 @@ class Router:
         return await route.handler(request) or Response(204)
 
     def _find(self, request: Request) -> tuple[Route, dict[str, str]]:
-        path, methods = _without_version(request.path), []
+        request.version, path = _split_version(request.path)
+        methods = []
         for route, pattern in self._routes:
             found = pattern.fullmatch(path)
             if found and request.method == route.method:
@@ -197,10 +198,11 @@ class Router:
         raise DockerError(501, f"Warmcell does not implement {request.method[:20]} {path[:200]} of Docker's API")
 
 
-def _without_version(path: str) -> str:
+def _split_version(path: str) -> tuple[tuple[int, int], str]:
+    """The version of the API, by default the newest, and the path below it."""
     found = _VERSION.fullmatch(path)
     if not found:
-        return path
+        return NEWEST, path
     version = int(found[1]), int(found[2])
     if version > NEWEST or version < OLDEST:
         text, side = f"{version[0]}.{version[1]}", "new" if version > NEWEST else "old"
@@ -208,4 +210,4 @@ def _without_version(path: str) -> str:
         nearest = NEWEST if version > NEWEST else OLDEST
         message = f"client version {text} is too {side}. {limit} supported API version is {nearest[0]}.{nearest[1]}"
         raise DockerError(400, message)
-    return found[3]
+    return version, found[3]

@@ -10,7 +10,7 @@ from typing import Any
 
 from warmcell.core.timestamps import rfc3339
 from warmcell.images.manifests import own_architecture
-from warmcell.interfaces.docker.engine import RouteGroup
+from warmcell.interfaces.docker.engine import ANONYMOUS, RouteGroup
 from warmcell.interfaces.docker.messages import (
     NEWEST,
     OLDEST,
@@ -31,6 +31,8 @@ from warmcell.lifetime.threads import in_thread
 _API, _OLDEST_API = (f"{major}.{minor}" for major, minor in (NEWEST, OLDEST))
 _VERSION = version("warmcell")
 _NETWORKS = ("bridge", "none")
+#: From this version of the API on, pruning spares volumes with a name unless the filter `all` is set.
+_SPARES_NAMED = (1, 42)
 _PING_HEADERS = {"content-type": "text/plain; charset=utf-8", "cache-control": "no-cache", "builder-version": "1"}
 
 
@@ -175,13 +177,17 @@ class SystemRoutes(RouteGroup):
 
     async def prune_volumes(self, request: Request) -> Response:
         filters = request.filters("label", "all")
+        wants_all = any(value.lower() in ("1", "true") for value in filters.get("all", []))
+        labels = filters.get("label", [])
+        if request.version >= _SPARES_NAMED and not wants_all:
+            labels = [*labels, ANONYMOUS]
         volumes = self._engine.volumes
         removed: list[str] = []
 
         async def remove(name: str) -> None:
             """Others may have mounted or removed it while those before it were removed."""
             found = volumes.all.get(name)
-            if found and self._is_free(name) and has_labels(found.labels, filters.get("label", [])):
+            if found and self._is_free(name) and has_labels(found.labels, labels):
                 await volumes.remove(name)
                 removed.append(name)
 

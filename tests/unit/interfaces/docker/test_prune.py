@@ -19,6 +19,7 @@ from warmcell.interfaces.docker.container_routes import ContainerRoutes
 from warmcell.interfaces.docker.container_spec import read_spec
 from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.messages import DockerError, Request
+from warmcell.interfaces.docker.server import Router
 from warmcell.interfaces.docker.system_routes import SystemRoutes
 
 IMAGE = Image("image:1", "sha256:" + "0" * 64, 0, None, ImageConfig(cmd=("true",)))
@@ -84,7 +85,9 @@ async def test_a_volume_of_a_container_that_is_being_created_stays(engine: Engin
     creating = asyncio.ensure_future(create(engine, "name", Binds=["data:/data"]))
     await asyncio.to_thread(Backend.is_begun.wait, PATIENCE)
     routes = SystemRoutes(engine)
-    await routes.prune_volumes(request())
+    every = request()
+    every.query = {"filters": ['{"all": ["true"]}']}
+    await routes.prune_volumes(every)
     with pytest.raises(DockerError, match="in use"):
         await routes.remove_volume(request(name="data"))
     Backend.may_end.set()
@@ -110,3 +113,32 @@ async def test_the_name_of_a_volume_is_free_while_its_files_are_removed(
     may_end.set()
     await removing
     assert os.path.isdir(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "filters", "left"),
+    [
+        ((1, 47), "", ["named"]),
+        ((1, 42), '{"all": ["false"]}', ["named"]),
+        ((1, 42), '{"all": ["true"]}', []),
+        ((1, 42), '{"all": {"1": true}}', []),
+        ((1, 41), "", []),
+    ],
+)
+async def test_volumes_with_a_name_are_pruned_on_request_only(
+    engine: Engine, version: tuple[int, int], filters: str, left: list[str]
+) -> None:
+    engine.volumes.create("", {})
+    engine.volumes.create("named", {})
+    asked = request()
+    asked.version, asked.query = version, {"filters": [filters]}
+    await SystemRoutes(engine).prune_volumes(asked)
+    assert list(engine.volumes.all) == left
+
+
+@pytest.mark.parametrize(("path", "version"), [("/v1.41/_ping", (1, 41)), ("/_ping", (1, 47))])
+async def test_a_request_has_the_version_of_its_path(engine: Engine, path: str, version: tuple[int, int]) -> None:
+    stream: Any = None
+    asked = Request("GET", path, {}, {}, stream)
+    await Router(SystemRoutes(engine).routes()).answer(asked)
+    assert asked.version == version
