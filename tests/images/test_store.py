@@ -89,6 +89,29 @@ def test_a_damaged_record_does_not_hide_the_others(store: ImageStore, tmp_path: 
     assert [image.name for image in store.list()] == ["one:1", "two:1"]
 
 
+def test_a_damaged_image_is_neither_listed_nor_kept(store: ImageStore, tmp_path: Path) -> None:
+    damaged, whole = add(store, tmp_path, "one", "base", "x"), add(store, tmp_path, "two", "base", "y")
+    Path(store.path, "images", damaged.digest.removeprefix("sha256:"), "image.json").write_bytes(b"")
+    assert [image.name for image in store.list()] == ["two:latest"]
+    with store.lease(damaged):
+        assert store.prune() == 0 and os.path.isdir(damaged.layer_paths[1])
+    assert store.prune() > 0 and not os.path.exists(damaged.layer_paths[1])
+    assert all(map(os.path.isdir, whole.layer_paths))
+
+
+def test_two_programs_remove_a_name_at_once(store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(store, tmp_path, "one", "x")
+    remove_name = store._records.remove_name
+
+    def remove_second(name: str) -> None:
+        remove_name(name)  # the other program
+        remove_name(name)
+
+    monkeypatch.setattr(store._records, "remove_name", remove_second)
+    assert store.remove("one") > 0
+    assert store.list() == [] and trees(store) == 0
+
+
 def test_a_lease_ends_with_its_process(store: ImageStore, tmp_path: Path) -> None:
     image = add(store, tmp_path, "one", "x")
     code = f"from warmcell.images import ImageStore; s = ImageStore({store.path!r}); l = s.lease(s.get('one')); print(1, flush=True); input()"

@@ -20,11 +20,14 @@ from warmcell.workspace.remove import remove_directory
 
 def collect_garbage(records: Records, layers: LayerStore, blobs: BlobStore) -> int:
     """Remove unused images, layers, blobs and unfinished files; returns the bytes freed."""
-    named = set(records.names().values())
+    named = {digest for digest in records.names().values() if records.is_intact(digest)}
     for digest in records.image_digests():
         if digest not in named:
             _remove_image(records.image_directory(digest))
-    kept = [records.image(digest) for digest in records.image_digests() if records.has_image(digest)]
+    left = [digest for digest in records.image_digests() if records.has_image(digest)]
+    if not all(map(records.is_intact, left)):
+        return 0  # a program runs an image whose record is damaged, so its layers are unknown
+    kept = [records.image(digest) for digest in left]
     records.remove_unfinished()
     sweep(layers.path, UNFINISHED_LAYERS)
     freed = _remove_layers(layers, {diff_id for record in kept for diff_id in record["layers"]}) + _remove_blobs(

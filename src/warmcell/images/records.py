@@ -41,7 +41,8 @@ class Records:
         write_record(self._names, _file_of(name), {"name": name, "digest": digest})
 
     def remove_name(self, name: str) -> None:
-        os.unlink(os.path.join(self._names, _file_of(name)))
+        with suppress(FileNotFoundError):  # another program has removed it
+            os.unlink(os.path.join(self._names, _file_of(name)))
 
     def image_directory(self, digest: str) -> str:
         """Leases of the image hold a lock on it."""
@@ -55,6 +56,10 @@ class Records:
             return stat.S_ISREG(os.stat(os.path.join(self.image_directory(digest), "image.json")).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
+
+    def is_intact(self, digest: str) -> bool:
+        """Whether the record of an image in the store is not damaged."""
+        return isinstance(read_record(os.path.join(self.image_directory(digest), "image.json")), dict)
 
     def image(self, digest: str) -> dict[str, Any]:
         record = read_record(os.path.join(self.image_directory(digest), "image.json"))

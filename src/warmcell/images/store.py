@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -177,8 +177,12 @@ class ImageStore:
 
     def list(self) -> list[Image]:
         """Every named image, by name."""
+        found = []
         with explain_access(self.path):
-            return [self._image(name, digest) for name, digest in sorted(self._records.names().items())]
+            for name, digest in sorted(self._records.names().items()):
+                with suppress(ImageNotFound):  # its record is damaged, or was removed just now
+                    found.append(self._image(name, digest))
+        return found
 
     def tag(self, reference: str, name: str) -> Image:
         """Give an image another name. If another image has that name, it loses it."""
