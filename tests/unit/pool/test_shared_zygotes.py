@@ -66,8 +66,15 @@ def zygotes_of(manager: int) -> set[int]:
 
 
 def zygote_of(manager: int) -> int:
-    """The first of them. The kernel's list may lack one for a moment, while another child ends."""
-    return min(set[int]().union(*(zygotes_of(manager) for _ in range(20))))
+    """The first of them in the manager's namespace, as the host's numbers begin again at some point.
+
+    The kernel's list may lack one for a moment, while another child ends.
+    """
+    numbers = {}
+    for pid in set[int]().union(*(zygotes_of(manager) for _ in range(20))):
+        with suppress(OSError):
+            numbers[pid] = int(Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split()[1])
+    return min(numbers, key=numbers.__getitem__)
 
 
 class TestWho:
