@@ -78,3 +78,15 @@ def take_limits(fields: dict[str, Any], **defaults: Any) -> RunLimits:
     given = {**defaults, **{name: fields.pop(name) for name in names if name in fields}}
     memory = {"memory_bytes": given.pop("memory_limit_mb") * MIB} if "memory_limit_mb" in given else {}
     return RunLimits(**memory, **given)
+
+
+class FailingListener:
+    """Takes no output."""
+
+    def deliver(self, stream: str, data: bytes) -> None:
+        raise ZeroDivisionError
+
+    def wait_target(self) -> None:
+        return None
+
+    def catch_up(self) -> None: ...

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.helpers import eventually, open_descriptors
 from tests.wasm import guests
-from tests.wasm.conftest import Run
+from tests.wasm.conftest import FailingListener, Run
 
 from warmcell.backends.wasm import worker_handle
 from warmcell.backends.wasm.backend import WasmBackend
@@ -113,19 +113,10 @@ def test_a_listener_gets_the_message_of_a_trap(backend: WasmBackend) -> None:
 def test_output_that_a_failed_listener_did_not_take_is_not_in_the_next_result(
     backend: WasmBackend, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Failing:
-        def deliver(self, stream: str, data: bytes) -> None:
-            raise ZeroDivisionError
-
-        def wait_target(self) -> None:
-            return None
-
-        def catch_up(self) -> None: ...
-
     monkeypatch.setattr(worker_handle, "_FIRST_WAIT_MS", 20_000)  # all output is read after the exit report
     code = guests.prints("mine", then="(call $print (i32.const 2) (i32.const 64) (i32.const 4))")
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(backend.execute(ExecRequest("wasm", code, 20), listener=Failing()))
+        asyncio.run(backend.execute(ExecRequest("wasm", code, 20), listener=FailingListener()))
     assert [(each.stdout, each.stderr) for each in (run(code), run(code))] == [("mine", "mine")] * 2
 
 

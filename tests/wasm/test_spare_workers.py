@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import require, until
+from tests.wasm.conftest import FailingListener
 
 from warmcell import MountPoint, Sandbox
 from warmcell.backends.wasm import caged_launcher
@@ -225,17 +226,8 @@ def test_a_worker_that_was_never_awaited_can_be_disposed_of(pool: WorkerPool) ->
 
 
 def test_a_worker_whose_listener_fails_leaves_no_descriptor(pool: WorkerPool) -> None:
-    class Failing:
-        def deliver(self, stream: str, data: bytes) -> None:
-            raise ZeroDivisionError
-
-        def wait_target(self) -> None:
-            return None
-
-        def catch_up(self) -> None: ...
-
     worker = WorkerHandle(Run())
-    worker.start_streams(100, Failing())
+    worker.start_streams(100, FailingListener())
     Path(f"/proc/self/fd/{worker.outputs[0]}").write_bytes(b"x")  # as a guest that was still writing
     with pytest.raises(ZeroDivisionError):
         worker.dispose()

@@ -105,6 +105,17 @@ def own_version() -> str:
         return "unknown"
 
 
+async def _await_shared(tasks: dict[str, Any], key: str) -> Any:
+    """The result of a task that several requests await. If it failed, the next request tries again."""
+    task = tasks[key]
+    try:
+        return await asyncio.shield(task)
+    except Exception:
+        if tasks.get(key) is task:  # and not a later attempt
+            del tasks[key]
+        raise
+
+
 class NodeService:
     """For one caller, on one event loop."""
 
@@ -291,13 +302,7 @@ class NodeService:
         if name not in self._servers:
             make = import_module(_SERVERS[name]).start_server
             self._servers[name] = asyncio.ensure_future(make(definition or self._backend.config))
-        starting = self._servers[name]
-        try:
-            return await asyncio.shield(starting)
-        except Exception:
-            if self._servers.get(name) is starting:  # the next request tries again
-                del self._servers[name]
-            raise
+        return await _await_shared(self._servers, name)
 
     async def _examine(self, number: int) -> Any:
         """Attacks the cage on this host, as `warmcell doctor` does. By name: it is in a room above this one."""
@@ -312,13 +317,7 @@ class NodeService:
             if definition is None:
                 raise ExecutionFailed("the node no longer has the program", hint="build it again")
             self._programs[key] = asyncio.create_task(self._backend.build(definition))
-        building = self._programs[key]
-        try:
-            return await asyncio.shield(building)
-        except Exception:
-            if self._programs.get(key) is building:  # and not a later attempt
-                del self._programs[key]
-            raise
+        return await _await_shared(self._programs, key)
 
     def _release(self, key: str) -> None:
         building = self._programs.pop(key, None)
