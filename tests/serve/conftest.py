@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from importlib.util import find_spec
@@ -20,6 +20,11 @@ from typing import IO, Any
 import httpx
 import pytest
 from tests.helpers import has_user_namespaces, require
+
+from warmcell import AsyncClient, AsyncSandbox
+from warmcell.interfaces.client.client import AsyncRemoteSandbox
+
+Either = AsyncSandbox | AsyncRemoteSandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTING_SECONDS = 60
@@ -144,3 +149,13 @@ def arguments_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+@pytest.fixture(params=["here", "there"])
+async def sandbox(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[Either]:
+    if request.param == "here":
+        async with AsyncSandbox() as made:
+            yield made
+    else:
+        async with AsyncClient(server.url) as client, await client.sandbox() as remote:
+            yield remote

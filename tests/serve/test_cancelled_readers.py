@@ -7,23 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.helpers import PATIENCE
-from tests.serve.conftest import Server
+from tests.serve.conftest import Either
 
-from warmcell import AsyncClient, AsyncSandbox
-from warmcell.interfaces.client.client import AsyncRemoteSandbox
 from warmcell.workspace.file_watch import FileEvent
-
-Either = AsyncSandbox | AsyncRemoteSandbox
-
-
-@pytest.fixture(params=["here", "there"])
-async def sandbox(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[Either]:
-    if request.param == "here":
-        async with AsyncSandbox() as made:
-            yield made
-    else:
-        async with AsyncClient(server.url) as client, await client.sandbox() as remote:
-            yield remote
 
 
 async def next_before(events: AsyncIterator[FileEvent], seconds: float) -> str:

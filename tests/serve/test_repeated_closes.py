@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from tests.serve.conftest import Server
+from tests.serve.conftest import Either, Server
 
-from warmcell import AsyncClient, AsyncSandbox, BackendUnavailable, SandboxDestroyed
-from warmcell.interfaces.client.client import AsyncRemoteSandbox
-
-Either = AsyncSandbox | AsyncRemoteSandbox
-
-
-@pytest.fixture(params=["here", "there"])
-async def sandbox(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[Either]:
-    if request.param == "here":
-        async with AsyncSandbox() as made:
-            yield made
-    else:
-        async with AsyncClient(server.url) as client, await client.sandbox() as remote:
-            yield remote
+from warmcell import AsyncClient, BackendUnavailable, SandboxDestroyed
 
 
 async def test_a_session_closes_for_every_caller(sandbox: Either) -> None:
