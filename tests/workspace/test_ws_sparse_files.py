@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import require
 
 from warmcell.core.types import MIB
+from warmcell.workspace import files
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.remove import clear, remove
 from warmcell.workspace.root import Quota, Root
 from warmcell.workspace.workspace import Workspace
 
@@ -133,3 +137,42 @@ def test_what_a_guest_made_without_space_is_not_refunded(workspace: Workspace, k
             workspace.apply_patch(DELETE.format(name))
     with pytest.raises(LimitExceeded, match="8 MB"):
         workspace.write_file("more", b"x" * (3 * MIB))
+
+
+def write_small(root: Root) -> None:
+    files.write_file(root, ("shared",), b"y" * 4096)
+
+
+@pytest.mark.attack("S2-24")
+@pytest.mark.parametrize("second", [write_small, lambda root: remove(root, ("shared",)), clear])
+def test_a_file_is_refunded_once_if_two_callers_replace_it(
+    second: Callable[[Root], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second caller comes while the first one has not replaced the file yet."""
+    put_file, is_putting, has_ended = files.put_file, threading.Event(), threading.Event()
+
+    def put_late(*args: Any) -> None:
+        if not is_putting.is_set():
+            is_putting.set()
+            has_ended.wait(0.5)  # in vain, since the second caller has to wait
+        put_file(*args)
+
+    with Root(tmp_path, quota=Quota(4)) as root:
+        files.write_file(root, ("shared",), b"x" * MIB)
+        files.write_file(root, ("other",), b"x" * MIB)
+        monkeypatch.setattr(files, "put_file", put_late)
+        first = threading.Thread(target=write_small, args=[root])
+        first.start()
+        assert is_putting.wait(30)
+        second(root)
+        has_ended.set()
+        first.join()
+        assert root._quota is not None
+        assert 4 * MIB - root._quota.room == disk_use(str(tmp_path))
+
+
+def test_a_directory_that_exists_by_now_is_not_charged(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    with Root(tmp_path, quota=Quota(1)) as root:
+        root.make_one(root.fd, "made", ("made",))
+        assert root._quota is not None and root._quota.room == MIB

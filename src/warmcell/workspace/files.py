@@ -93,7 +93,7 @@ def replace_file(root: Root, dir_fd: int, parts: Parts, data: bytes, *, executab
     `dir_fd` is the directory of the last name.
     """
     root.check_unprotected(parts)
-    with translate_os_errors(parts):
+    with translate_os_errors(parts), root.replacing():
         old = _old_file(dir_fd, parts)
         with root.charge(parts, space_for(len(data)), space_freed(old) if old else 0):
             put_file(dir_fd, parts[-1], data, _mode_for(old, executable))

@@ -29,7 +29,7 @@ _PATIENCE_SECONDS = 0.5
 def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int = 1_000_000) -> None:
     """Remove a file or a directory tree. Links inside are unlinked, not followed."""
     root.check_unprotected(parts)
-    with root.parent(parts) as (dir_fd, name), translate_os_errors(parts):
+    with root.parent(parts) as (dir_fd, name), translate_os_errors(parts), root.replacing():
         state = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
             raise PathTraversal(text_of(parts), "is a link or special file; remove it inside the sandbox")
@@ -45,7 +45,8 @@ def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int
 
 def clear(root: Root) -> None:
     """Empty the workspace, including trees of any depth and unreadable directories."""
-    root.refund(_clear(root.fd, root.path))
+    with root.replacing():
+        root.refund(_clear(root.fd, root.path))
 
 
 def remove_directory(path: str) -> None:

@@ -28,6 +28,7 @@ from warmcell.core.light import Closing, closing_fd, on_error
 from warmcell.core.types import MIB
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
 from warmcell.lifetime.own_modes import make_directory
+from warmcell.lifetime.ownership import Lock
 from warmcell.workspace import openat2
 from warmcell.workspace.errors import (
     AccessDenied,
@@ -75,6 +76,8 @@ class Quota:
         #: False if guests can add files without a charge: removing those would refund space without end.
         self.has_refunds = True
         self._lock = threading.Lock()
+        #: Held while files are replaced or removed: two callers that find the same file must not both be refunded.
+        self.replacing = Lock()
 
     @property
     def room(self) -> int:
@@ -208,12 +211,12 @@ class Root(Closing):
 
     def make_one(self, dir_fd: int, name: str, parts: Parts, *, may_exist: bool = True) -> None:
         """Create a directory in an open one."""
-        with self.charge(parts, DIRECTORY_SPACE):
-            try:
+        try:
+            with self.charge(parts, DIRECTORY_SPACE):
                 make_directory(name, 0o755, dir_fd=dir_fd)
-            except FileExistsError:
-                if not may_exist:
-                    raise
+        except FileExistsError:
+            if not may_exist:
+                raise
 
     def charge(self, parts: Parts, added: int, freed: int = 0) -> contextlib.AbstractContextManager[None]:
         """Charge the space that the body takes. Raises `LimitExceeded` if the quota is used up."""
@@ -227,6 +230,10 @@ class Root(Closing):
                 reason = f"{text_of(parts)!r} is read-only: tools of the host execute {text_of(protected)!r}"
                 hint = "change it on the host, or grant it with allow_read_write in the policy"
                 raise PolicyViolation(reason, hint=hint)
+
+    def replacing(self) -> contextlib.AbstractContextManager[object]:
+        """Held from looking at a file until it has been replaced or removed. Not reentrant."""
+        return contextlib.nullcontext() if self._quota is None else self._quota.replacing
 
     def refund(self, freed: int) -> None:
         if self._quota is not None:

@@ -149,7 +149,7 @@ def _apply_edit(root: Root, descent: Descent, edit: _Edit) -> None:
     if edit.after is not None:
         replace_file(root, dir_fd, edit.parts, edit.after, executable=edit.executable)
         return
-    with translate_os_errors(edit.parts):
+    with translate_os_errors(edit.parts), root.replacing():
         freed = space_freed(os.stat(edit.parts[-1], dir_fd=dir_fd, follow_symlinks=False))
         os.unlink(edit.parts[-1], dir_fd=dir_fd)
     root.refund(freed)
