@@ -8,12 +8,13 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
 from tests.helpers import PATIENCE, in_a_fork
 
+from warmcell import Sandbox
 from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.portal import Portal, portal
 
@@ -116,3 +117,82 @@ def test_an_interrupt_before_the_first_step_ends_the_wait(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         portal.call(work)
     assert begun == []
+
+
+class Late(Future):  # type: ignore[type-arg]
+    """Ctrl-C arrives when the result is there, and the caller has not taken it yet."""
+
+    is_interrupted = True
+
+    def result(self, timeout: float | None = None) -> Any:
+        if threading.current_thread() is threading.main_thread() and Late.is_interrupted:
+            Late.is_interrupted = False
+            wait([self])
+            raise KeyboardInterrupt
+        return super().result(timeout)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.lifetime.portal.Future", Late)
+    monkeypatch.setattr(Late, "is_interrupted", True)
+
+
+@pytest.mark.usefixtures("late")
+def test_what_an_interrupted_caller_does_not_get_is_discarded() -> None:
+    discarded: list[int] = []
+
+    async def discard(value: int) -> None:
+        await asyncio.sleep(0.1)
+        discarded.append(value)
+
+    with pytest.raises(KeyboardInterrupt):
+        portal.make(discard, double, 21)
+    assert discarded == [42]
+    assert portal.make(discard, double, 1) == 2
+    assert discarded == [42]
+
+
+async def test_what_a_cancelled_task_does_not_get_is_discarded() -> None:
+    discarded: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    async def discard(value: int) -> None:
+        await asyncio.sleep(0.1)
+        discarded.append(value)
+
+    async def make() -> int:
+        loop.call_soon_threadsafe(caller.cancel)  # is noticed before the result
+        return 42
+
+    caller = asyncio.create_task(portal.make_async(discard, make))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert discarded == [42]
+    assert await portal.make_async(discard, double, 1) == 2
+
+
+@pytest.mark.needs("user namespaces")
+def test_a_process_whose_caller_is_interrupted_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox() as sandbox:
+        sandbox.spawn(["true"]).wait()
+        monkeypatch.setattr("warmcell.lifetime.portal.Future", Late)
+        monkeypatch.setattr(Late, "is_interrupted", True)
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.spawn(["sleep", "1000"])
+        assert [process.is_running for process in sandbox.processes()] == [False, False]
+
+
+@pytest.mark.usefixtures("late")
+def test_a_sandbox_whose_caller_is_interrupted_is_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    destroyed: list[Sandbox] = []
+    destroy = Sandbox.destroy
+
+    def note(sandbox: Sandbox) -> None:
+        destroy(sandbox)
+        destroyed.append(sandbox)
+
+    monkeypatch.setattr(Sandbox, "destroy", note)
+    with pytest.raises(KeyboardInterrupt):
+        Sandbox()
+    assert [os.path.exists(sandbox.work_dir) for sandbox in destroyed] == [False]

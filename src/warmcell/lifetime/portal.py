@@ -18,6 +18,8 @@ from warmcell.lifetime.ownership import own
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: Ends what a coroutine has made.
+Discard = Callable[[T], Coroutine[Any, Any, object]]
 
 
 class CallbackQueue:
@@ -66,7 +68,17 @@ class Portal:
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The coroutine's result. If the wait is interrupted (Ctrl-C), the coroutine is cancelled and ends first."""
-        return self.call_with_callbacks(None, function, *args, **kwargs)
+        return self._call(None, None, function, *args, **kwargs)
+
+    def make(
+        self,
+        discard: Discard[T],
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """`call` of what makes something. `discard` gets it if the caller is interrupted as it is made."""
+        return self._call(None, discard, function, *args, **kwargs)
 
     def call_with_callbacks(
         self,
@@ -75,7 +87,17 @@ class Portal:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """The same, while this thread runs the callbacks and raises their exceptions."""
+        """`call`, while this thread runs the callbacks and raises their exceptions."""
+        return self._call(callbacks, None, function, *args, **kwargs)
+
+    def _call(
+        self,
+        callbacks: CallbackQueue | None,
+        discard: Discard[T] | None,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         host_program.check()
         loop = self._get_loop()
         if threading.current_thread() is self._thread:
@@ -87,13 +109,32 @@ class Portal:
                 callbacks.run()
             return outcome.result()
         except BaseException:
-            if not outcome.done():
+            if not outcome.done() or outcome.exception() is None:
                 cancel()
-                wait([outcome])
+                wait([self._begin(loop, lambda: _end(outcome, discard))[0]])
             raise
 
     async def call_async(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call` from another event loop, which it does not block. If it is cancelled, the coroutine ends first."""
+        return await self._call_async(None, function, *args, **kwargs)
+
+    async def make_async(
+        self,
+        discard: Discard[T],
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """`make` from another event loop."""
+        return await self._call_async(discard, function, *args, **kwargs)
+
+    async def _call_async(
+        self,
+        discard: Discard[T] | None,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         host_program.check()
         loop = self._get_loop()
         if loop is asyncio.get_running_loop():
@@ -103,13 +144,15 @@ class Portal:
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            if not outcome.done():
-                cancel()
-            while not done.done():
+            cancel()
+            ended = self._begin(loop, lambda: _end(outcome, discard))[0]
+            both: list[asyncio.Future[Any]] = [done, asyncio.wrap_future(ended)]
+            while pending := [future for future in both if not future.done()]:
                 with suppress(asyncio.CancelledError):  # however often we are cancelled meanwhile
-                    await asyncio.wait([done])
-            if not done.cancelled():
-                done.exception()  # retrieved, so that asyncio does not log it
+                    await asyncio.wait(pending)
+            for future in both:
+                if not future.cancelled():
+                    future.exception()  # retrieved, so that asyncio does not log it
             raise
 
     def start(self, function: Callable[[], Coroutine[Any, Any, T]]) -> tuple[Future[T], Callable[[], object]]:
@@ -169,6 +212,14 @@ def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
         outcome.set_exception(error)
     else:
         outcome.set_result(task.result())
+
+
+async def _end(outcome: Future[T], discard: Discard[T] | None) -> None:
+    """Waits for a coroutine whose caller does not want its result any more."""
+    done = asyncio.wrap_future(outcome)
+    await asyncio.wait([done])
+    if not done.cancelled() and done.exception() is None and discard is not None:
+        await discard(done.result())
 
 
 portal = Portal()

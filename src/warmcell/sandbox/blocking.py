@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from warmcell.core.light import on_error
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.blocking_base import BlockingBase
@@ -23,7 +24,8 @@ class Sandbox(BlockingBase):
     @arguments_of(AsyncSandbox)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._async = AsyncSandbox(*args, **kwargs)
-        portal.call(self._async.start)
+        with on_error(self.destroy):  # the caller does not get it
+            portal.call(self._async.start)
 
     changes = blocking(AsyncSandbox.changes)
     changes_patch = blocking(AsyncSandbox.changes_patch)
@@ -33,7 +35,7 @@ class Sandbox(BlockingBase):
 
     @same_arguments(AsyncSandbox.branch)
     def branch(self) -> Self:
-        return self._wrap(portal.call(self._async.branch))
+        return self._wrap(portal.make(AsyncSandbox.destroy, self._async.branch))
 
     @property
     def changes_mechanism(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from warmcell.backends.output_callbacks import OnText, Texts, refuse_coroutine
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.async_base import AsyncSandboxBase
-from warmcell.sandbox.ports import ExposedPort
+from warmcell.sandbox.ports import AsyncExposedPort, ExposedPort
 from warmcell.sandbox.processes import AsyncProcess, Process
 from warmcell.sandbox.session import AsyncSession, Session
 from warmcell.sandbox.signatures import blocking, same_arguments
@@ -88,11 +88,11 @@ class BlockingBase:
         async def begin() -> AsyncWatch:
             return await self._async.watch(*args, **kwargs).__aenter__()
 
-        return Watch(portal.call(begin))
+        return Watch(portal.make(AsyncWatch.aclose, begin))
 
     @same_arguments(AsyncSandboxBase.expose)
     def expose(self, *args: Any, **kwargs: Any) -> ExposedPort:
-        return ExposedPort(portal.call(self._async.expose, *args, **kwargs))
+        return ExposedPort(portal.make(AsyncExposedPort.aclose, self._async.expose, *args, **kwargs))
 
     @same_arguments(AsyncSandboxBase.spawn)
     def spawn(
@@ -102,7 +102,7 @@ class BlockingBase:
         refuse_coroutine("on_stdout", on_stdout)
         refuse_coroutine("on_stderr", on_stderr)
         options["is_followed"] = on_stdout is not None or on_stderr is not None
-        started = portal.call(self._async._start_process, command, **options)
+        started = portal.make(AsyncProcess.kill, self._async._start_process, command, **options)
         return _process(started, on_stdout, on_stderr)
 
     @same_arguments(AsyncSandboxBase.attach)
@@ -114,11 +114,11 @@ class BlockingBase:
         async def start() -> AsyncSession[Any]:
             return await self._async.session(*args, **kwargs)
 
-        return Session(portal.call(start), self)
+        return Session(portal.make(AsyncSession.close, start), self)
 
     def fork(self, snapshot: str | None = None) -> Self:
         """A new sandbox with the same rules and a private copy of this work directory, or of a snapshot of it."""
-        return self._wrap(portal.call(self._async.fork, snapshot))
+        return self._wrap(portal.make(AsyncSandboxBase.destroy, self._async.fork, snapshot))
 
     @classmethod
     def _wrap(cls, sandbox: AsyncSandboxBase) -> Self:

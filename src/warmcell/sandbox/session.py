@@ -153,6 +153,11 @@ class SessionStart(Generic[A]):
             await self._session.close()
 
 
+async def _destroy(session: AsyncSession[Any]) -> None:
+    """Ends a session with the sandbox that was made for it."""
+    await session.sandbox.destroy()
+
+
 class Session(_SessionDescription, Closing, Generic[S]):
     """`AsyncSession` for blocking code: the same methods and errors. Safe to use from several threads."""
 
@@ -180,12 +185,12 @@ class Session(_SessionDescription, Closing, Generic[S]):
 
     def fork(self, reseed: bool = True) -> Session[S]:
         """A second session in a new sandbox (`.sandbox`), independent from now on; see `AsyncSession.fork`."""
-        fork = portal.call(self._async.fork, reseed)
+        fork = portal.make(_destroy, self._async.fork, reseed)
         return Session(fork, self.sandbox._wrap(fork.sandbox))
 
     def checkpoint(self) -> Checkpoint[S]:
         """The session as it is now; see `AsyncSession.checkpoint`."""
-        return Checkpoint(portal.call(self._async.checkpoint), self.sandbox)
+        return Checkpoint(portal.make(AsyncCheckpoint.close, self._async.checkpoint), self.sandbox)
 
     def __repr__(self) -> str:
         return repr(self._async).replace("Async", "", 1)
@@ -233,7 +238,7 @@ class Checkpoint(Closing, Generic[S]):
 
     def session(self, reseed: bool = True) -> Session[S]:
         """A session in a new sandbox (`.sandbox`); see `AsyncCheckpoint.session`."""
-        made = portal.call(self._async.session, reseed)
+        made = portal.make(_destroy, self._async.session, reseed)
         return Session(made, self._sandbox._wrap(made.sandbox))
 
     close = blocking(AsyncCheckpoint.close)

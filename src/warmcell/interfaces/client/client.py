@@ -130,4 +130,4 @@ class Client(Closing):
 
     @same_arguments(AsyncClient.sandbox)
     def sandbox(self, **options: Any) -> RemoteSandbox:
-        return RemoteSandbox._wrap(portal.call(self._async.sandbox, **options))
+        return RemoteSandbox._wrap(portal.make(AsyncRemoteSandbox.destroy, self._async.sandbox, **options))

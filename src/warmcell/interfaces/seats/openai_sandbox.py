@@ -22,6 +22,7 @@ from warmcell.interfaces.seats.cage_commands import (
     find_shared,
 )
 from warmcell.lifetime.portal import portal
+from warmcell.sandbox.ports import AsyncExposedPort
 
 try:
     from agents.sandbox.errors import (
@@ -152,7 +153,8 @@ class WarmcellSandboxSession(BaseSandboxSession):
 
     async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
         if port not in self._ports:
-            self._ports[port] = await portal.call_async(self._commands.sandbox._async.expose, port)
+            expose = self._commands.sandbox._async.expose
+            self._ports[port] = await portal.make_async(AsyncExposedPort.aclose, expose, port)
         return ExposedPortEndpoint(host=self._ports[port].host, port=self._ports[port].port, tls=False)
 
     async def _shutdown_backend(self) -> None:
