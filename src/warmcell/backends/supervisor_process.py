@@ -57,6 +57,8 @@ class SupervisorProcess(asyncio.Protocol):
         #: Requests without an answer yet; more than there are in `waiting` after impatient cancellations.
         self._unanswered = 0
         self.waiting: dict[int, asyncio.Future[ExecResult]] = {}
+        #: Cancelled runs that have not ended in time. Killing the process would end the runs of others as well.
+        self._overdue: set[int] = set()
         self.is_ready = False
         own(self)
 
@@ -115,6 +117,7 @@ class SupervisorProcess(asyncio.Protocol):
             self.settled.set()
             return
         self._unanswered -= 1
+        self._overdue.discard(number)
         answer = self.waiting.get(number)
         if answer is None or answer.done():
             return
@@ -144,12 +147,20 @@ class SupervisorProcess(asyncio.Protocol):
         return self._transport is not None
 
     @property
+    def may_run(self) -> bool:
+        """Whether it should get further runs: it is there, and it ends those that are cancelled."""
+        return self.is_connected and not self._overdue
+
+    @property
     def is_idle(self) -> bool:
         """Whether it can be disconnected and connected again."""
         return self.is_connected and not self._unanswered
 
     async def run(self, request: ExecRequest, program: bytes | None) -> ExecResult:
-        """`program` is a pickled request to build. Cancelling it ends the run before the cancellation is raised."""
+        """`program` is a pickled request to build. Cancelling it ends the run before the cancellation is raised.
+
+        If that takes too long, the process is killed as soon as nobody else waits for a run of it.
+        """
         if self._transport is None:
             raise death()
         number = next(self._numbers)
@@ -166,10 +177,12 @@ class SupervisorProcess(asyncio.Protocol):
             if done:
                 answer.exception()  # retrieved, so that asyncio does not log it
             else:
-                self._kill()
+                self._overdue.add(number)
             raise
         finally:
             self.waiting.pop(number, None)
+            if self._overdue and not self.waiting:
+                self._kill()
 
     def disconnect(self) -> None:
         """From the event loop. What it sends meanwhile is read after the next `connect`."""

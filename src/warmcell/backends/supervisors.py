@@ -117,7 +117,7 @@ class Supervisors:
 
     async def _run(self, request: ExecRequest, program: bytes | None) -> ExecResult:
         ready = self._members if self._are_ready else self._ready or self._members
-        member = min(ready, key=lambda member: len(member.waiting))
+        member = min(ready, key=lambda member: (not member.may_run, len(member.waiting)))
         return await member.run(request, program)
 
     @property

@@ -14,7 +14,9 @@ import pytest
 from tests.helpers import until
 
 from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, Verdict, WasmBackend, errors, judge
-from warmcell.backends.supervisor_service import READY, _Programs, _Service, unframe
+from warmcell.backends import supervisor_process
+from warmcell.backends.supervisor_process import SupervisorProcess
+from warmcell.backends.supervisor_service import READY, _Programs, _Service, frame, unframe
 from warmcell.backends.supervisors import Supervisors, choose_processes
 from warmcell.cage.linux.processes import children
 from warmcell.core import events
@@ -84,6 +86,8 @@ async def test_the_program_shares_a_batch_with_supervisors_that_are_starting() -
 
 
 class FakeMember:
+    may_run = True
+
     def __init__(self, is_ready: bool) -> None:
         self.is_ready = is_ready
         self.waiting: list[ExecRequest] = []
@@ -300,6 +304,47 @@ async def test_one_that_dies_is_a_failure_of_ours_for_its_runs_alone() -> None:
     assert len(failures) == 2 and all(failure.fault == "host" for failure in failures)
     assert sum(getattr(outcome, "stdout", "") == "1\n" for outcome in outcomes) == 2
     await backend.aclose()
+
+
+async def test_one_that_died_gets_no_further_runs() -> None:
+    backend = ProcessBackend()
+    assert backend.recipe is not None
+    async with Supervisors(backend.recipe, 2) as supervisors:
+        await supervisors.warm_up()
+        os.kill(_pids(supervisors)[0], signal.SIGKILL)
+        while supervisors.is_complete:
+            await asyncio.sleep(0.01)
+        request = ExecRequest("python", "import time; time.sleep(0.2); print(1)", 60)
+        results = await asyncio.gather(*(supervisors.execute(request) for _ in range(4)))
+    assert [result.stdout for result in results] == ["1\n"] * 4
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("ends_late", [False, True])
+async def test_a_cancelled_run_that_does_not_end_leaves_the_runs_of_others_alone(
+    ends_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_process, "_END_SECONDS", 0.1)
+    ours, theirs = socket.socketpair()
+    member, kills = SupervisorProcess(frame("recipe")), list[bool]()
+    monkeypatch.setattr(member, "_start", lambda: ours)
+    monkeypatch.setattr(member, "_kill", lambda: kills.append(True))
+    with theirs:
+        await member.connect()
+        request = ExecRequest("python", "pass", 60)
+        stubborn, other = (asyncio.create_task(member.run(request, None)) for _ in range(2))
+        await asyncio.sleep(0)
+        stubborn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stubborn
+        assert not kills and not member.may_run
+        if ends_late:
+            theirs.sendall(frame((0, None, RunCancelled())))
+        theirs.sendall(frame((1, "result", None)))
+        assert str(await other) == "result"
+        assert kills == ([] if ends_late else [True])
+        assert member.may_run is ends_late
+        member.hang_up()
 
 
 @pytest.mark.usefixtures("started_at_once")
