@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.net.servers import policy_for, reply, serving
 
+from warmcell.backends.process.egress import Egress
 from warmcell.core.errors import FetchFailed, InvalidRequest, PolicyViolation
 from warmcell.net.connect.connection_log import ConnectionLog
 from warmcell.net.fetch.safe_client import SafeClient
@@ -18,6 +20,7 @@ from warmcell.net.rules.network_update import check_update, from_plain, read_lis
 from warmcell.net.rules.rule_book import EgressRequest, Narrowing, RuleBook, compile_rules
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import NetworkRule, SandboxPolicy
+from warmcell.sandbox.local.context import Fetcher, LocalNetwork
 
 MADE_WITH = FetchPolicy(("*.site.test", "site.test:8080", "other.test", "127.0.0.1:9"))
 
@@ -131,3 +134,17 @@ async def test_an_update_holds_for_names_that_are_being_looked_up() -> None:
         with pytest.raises(FetchFailed, match="blocked"):
             await fetching
     assert server.connections == 0
+
+
+async def test_an_update_holds_for_guests_that_an_install_has_replaced() -> None:
+    """Their runs go on, with the rules of the sandbox."""
+    guests: list[Any] = [SimpleNamespace(egress=Egress(MADE_WITH))]
+    network = LocalNetwork(Fetcher(None), lambda: guests[-1])
+    network.attach()
+    guests.append(SimpleNamespace(egress=Egress(MADE_WITH)))
+    network.attach()
+    await network.update([])
+    request = EgressRequest(parse_host("other.test"), 443, None, None)
+    assert [guest.egress._current_book().judge(request).allowed for guest in guests] == [False, False]
+    await network.update(["other.test"])
+    assert [guest.egress._current_book().judge(request).allowed for guest in guests] == [True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,6 +67,8 @@ class LocalNetwork:
         self._fetcher, self._current_guest = fetcher, current_guest
         self._log: ConnectionLog | None = None
         self.narrowing: Narrowing | None = None
+        #: Of all guests: those that `install` replaced may still have runs in progress.
+        self._egresses: weakref.WeakSet[Egress] = weakref.WeakSet()
 
     @property
     def _egress(self) -> Egress | None:
@@ -82,6 +85,7 @@ class LocalNetwork:
         self._fetcher.log = self._log
         if self._egress is not None:
             self._egress.use_log(self._log)
+            self._egresses.add(self._egress)
         self._apply()
 
     async def update(self, update: object) -> None:
@@ -115,8 +119,8 @@ class LocalNetwork:
     def _apply(self) -> None:
         if self.narrowing is not None:
             self._fetcher.narrow(self.narrowing)
-            if self._egress is not None:
-                self._egress.narrow(self.narrowing)
+            for egress in tuple(self._egresses):
+                egress.narrow(self.narrowing)
 
     def _check(self, narrowing: Narrowing) -> None:
         from warmcell.net.rules.network_update import check_update
