@@ -68,6 +68,17 @@ def test_waiting_has_a_time_and_the_process_goes_on(sandbox: Sandbox) -> None:
     assert process.wait(30).signal == signal.SIGKILL
 
 
+async def test_callers_that_wait_in_vain_leave_nothing() -> None:
+    async with AsyncSandbox() as sandbox:
+        process = await sandbox.spawn(["sleep", "1000"])
+        for _ in range(50):
+            with pytest.raises(TimeoutError):
+                await process.wait(0)
+        assert len(vars(process.local._process.finished)["_done_callbacks"]) < 10
+        await process.kill()
+        assert (await process.wait(30)).signal == signal.SIGKILL
+
+
 def test_a_process_past_its_time_is_ended_with_its_tree(sandbox: Sandbox) -> None:
     process = sandbox.spawn("echo begun; (sleep 2001 &); sleep 2000", timeout=1.5)
     with pytest.raises(errors.ExecutionTimeout) as told:

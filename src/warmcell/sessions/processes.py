@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
@@ -20,6 +20,9 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.runner.outcome import cut_at_character
 from warmcell.sessions.loop import Loop
 from warmcell.sessions.streams import Beginning, Follower, Input, Output, Ring
+
+if TYPE_CHECKING:
+    import asyncio
 
 _MOST_ENDED = 100
 #: How much of its command an ended process keeps: a guest's may have megabytes.
@@ -97,6 +100,8 @@ class LiveProcess:
         self.outcome: Outcome | None = None
         self.finished: Future[Outcome] = Future()
         self.finished.set_running_or_notify_cancel()
+        #: `finished` for the event loop of those that wait: it keeps a callback for each such future until it is done.
+        self.awaited: asyncio.Future[Outcome] | None = None
         self._followers: list[Follower] = []
         self._is_listening = False
 
