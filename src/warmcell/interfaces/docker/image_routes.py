@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from warmcell.core.errors import SandboxError
 from warmcell.images import Image
@@ -36,7 +36,7 @@ from warmcell.lifetime.threads import cancel_and_wait, in_thread
 
 #: The largest archive of an image that is accepted.
 _MAX_ARCHIVE = 64 << 30
-#: How long an upload may take: others may wait for it.
+#: How long an upload may take, and how long a client may read nothing of an archive: others may wait for their disk.
 _UPLOAD_SECONDS = 3600.0
 _CHUNK = 1 << 20
 _LOCAL_REGISTRIES = ("localhost", "127.0.0.1", "[::1]")
@@ -191,25 +191,33 @@ class ImageRoutes(RouteGroup):
         if len(names) != 1:
             raise DockerError(400, "save one image at a time")
         image = await self._engine.find_image(names[0])
+        chunks = self._archive(image, await self._engine.image_work.start(fills_store=False))
+        await anext(chunks)  # from now on closing it ends the job, even if the client has disconnected
+        headers = {"content-type": "application/x-tar"}
+        return Response(200, headers=headers, chunks=chunks, stall_seconds=_UPLOAD_SECONDS)
+
+    async def _archive(self, image: Image, job: ImageJob) -> AsyncIterator[bytes]:
+        """Yield an empty piece when the archive is on disk, then the archive. It counts until it was sent."""
         path = os.path.join(self._engine.directory.path, f"save-{secrets.token_hex(8)}.tar")
-        export = partial(self._engine.store.export, image.name, path, "docker")
         try:
-            await in_thread(export)
-            file = open(path, "rb")  # noqa: SIM115
-        finally:  # only the open file keeps it: a client that has disconnected never reads it
-            await in_thread(lambda: _remove_file(path))
-        return Response(200, headers={"content-type": "application/x-tar"}, chunks=_send_file(file))
+            job.charge(image.size)
+            try:
+                await in_thread(partial(self._engine.store.export, image.name, path, "docker"))
+                file = open(path, "rb")  # noqa: SIM115
+            finally:  # only the open file keeps it: a client that has disconnected never reads it
+                await in_thread(lambda: _remove_file(path))
+            with file:
+                job.free_slot()  # a client may read it only while another job runs: `docker save | docker load`
+                yield b""
+                while data := await in_thread(lambda: file.read(_CHUNK)):
+                    yield data
+        finally:
+            job.end()
 
 
 def _remove_file(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
-
-
-async def _send_file(file: BinaryIO) -> AsyncIterator[bytes]:
-    with file:
-        while data := await in_thread(lambda: file.read(_CHUNK)):
-            yield data
 
 
 async def save_body(request: Request, path: str, most: int, job: ImageJob) -> None:

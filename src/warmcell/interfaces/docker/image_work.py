@@ -1,4 +1,4 @@
-"""Builds, loads, imports and pulls: how many run at a time, and the disk that they take."""
+"""Builds, loads, imports, pulls and saves: how many run at a time, and the disk that they take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warmcell.workspace.root import Quota
 
 #: How many jobs run at a time, how many wait, and for how long.
 _AT_ONCE, _MAX_WAITING, _QUEUE_SECONDS = max(4, len(os.sched_getaffinity(0))), 64, 3600.0
-#: The most disk for uploads of requests in progress; half of the free disk if that is less.
+#: The most disk for archives of requests in progress; half of the free disk if that is less.
 _MAX_UPLOADED_MB = 64 << 10
 #: Images leave a twentieth of their disk free, but at most this, for the user's other programs.
 _KEPT_FREE, _FREE_SHARE = 2048 * MIB, 20
@@ -27,29 +27,36 @@ class ClientLeft(Exception):
 
 
 class ImageWork:
-    """Limits builds, loads and pulls of one engine. `directory` is for uploads, `store` is the image store's."""
+    """Limits the jobs of one engine. `directory` is for their archives, `store` is the image store's."""
 
     def __init__(self, directory: str, store: str) -> None:
-        self._slots = FairSemaphore(_AT_ONCE, 2 * _MAX_WAITING)  # one tenant may have half of those that wait
+        # One tenant may have half of those that wait.
+        self._slots, self._save_slots = (FairSemaphore(_AT_ONCE, 2 * _MAX_WAITING) for _ in ("stores", "saves"))
         disk, self._mb = os.statvfs(directory), _MAX_UPLOADED_MB
         if disk.f_blocks:  # else the file system reports no size
             self._mb = max(1, min(self._mb, disk.f_bavail * disk.f_frsize // 2 // MIB))
         self._uploaded, self._store = Quota(self._mb), store
         self._is_closed = False
 
-    async def start(self) -> ImageJob:
-        """Wait for a slot, in the order of arrival. The body is not read meanwhile, so waiting takes no disk."""
+    async def start(self, *, fills_store: bool = True) -> ImageJob:
+        """Wait for a slot, in the order of arrival. The body is not read meanwhile, so waiting takes no disk.
+
+        Saves fill no store. They have slots of their own: in `docker save | docker load` each job waits for the other.
+        """
+        slots = self._slots if fills_store else self._save_slots
         try:
-            await self._slots.acquire_async(_QUEUE_SECONDS)
+            await slots.acquire_async(_QUEUE_SECONDS)
         except BackendBusy:
-            reason = f"{_AT_ONCE} builds, loads and pulls are in progress, and others wait"
+            what = "builds, loads and pulls" if fills_store else "saves"
+            reason = f"{_AT_ONCE} {what} are in progress, and others wait"
             raise DockerError(503, f"{reason}; try again when some have ended") from None
         if self._is_closed:
-            self._slots.release()
+            slots.release()
             raise DockerError(503, "the server is shutting down")
-        with on_error(self._slots.release):
-            await in_thread(self.check_store)
-        return ImageJob(self)
+        with on_error(slots.release):
+            if fills_store:
+                await in_thread(self.check_store)
+        return ImageJob(self, slots, fills_store=fills_store)
 
     def check_store(self) -> None:
         """Raises `ExecutionFailed` if images leave too little of their disk free. Blocking."""
@@ -70,20 +77,23 @@ class ImageWork:
             with self._uploaded.charge("", size):
                 pass
         except LimitExceeded:
-            reason = f"uploads of builds and loads in progress would take more than {self._mb} MB of disk together"
+            what = "archives of builds, loads and saves in progress"
+            reason = f"{what} would take more than {self._mb} MB of disk together"
             remedy = "try again when others have ended, or have the server use a larger disk (TMPDIR)"
             raise DockerError(503, f"{reason}; {remedy}") from None
 
-    def end(self, charged: int) -> None:
+    def refund(self, charged: int) -> None:
         self._uploaded.refund(charged)
-        self._slots.release()
 
 
 class ImageJob:
-    """A running job. Counts what is uploaded and unpacked for it until `end`."""
+    """A running job. Counts what is uploaded, unpacked and written for it until `end`."""
 
-    def __init__(self, work: ImageWork) -> None:
+    def __init__(self, work: ImageWork, slots: FairSemaphore, *, fills_store: bool) -> None:
         self._work: ImageWork | None = work
+        #: None when its slot is free again.
+        self._slots: FairSemaphore | None = slots
+        self._fills_store = fills_store
         self._charged = 0
         self._is_abandoned = False
 
@@ -98,14 +108,21 @@ class ImageJob:
         """Raises `ClientLeft` after `abandon`, and `ExecutionFailed` if the disk of the images is full."""
         if self._is_abandoned:
             raise ClientLeft
-        if self._work is not None:
+        if self._work is not None and self._fills_store:
             self._work.check_store()
 
     def abandon(self) -> None:
         self._is_abandoned = True
 
+    def free_slot(self) -> None:
+        """Let the next job start while what this one has written still takes disk. May be called twice."""
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.release()
+
     def end(self, _: object = None) -> None:
         """End the job, after its files were removed. May be called twice."""
         work, self._work = self._work, None
         if work is not None:
-            work.end(self._charged)
+            work.refund(self._charged)
+        self.free_slot()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.helpers import until_async
 
+from warmcell.images.model import Image, ImageConfig
 from warmcell.images.progress import ImageProgress
 from warmcell.interfaces.docker import image_work
 from warmcell.interfaces.docker.engine import DockerSettings
@@ -32,18 +33,18 @@ class Daemon:
         self._path, self.engine = path, served.engine
         self.clients: list[Client] = []
 
-    async def send(self, target: str, body: bytes, length: int | None = None) -> Client:
+    async def send(self, target: str, body: bytes, length: int | None = None, method: str = "POST") -> Client:
         """With a length, the body is not complete."""
         reader, writer = await asyncio.open_unix_connection(self._path)
         self.clients.append(Client(reader, writer))
         size = len(body) if length is None else length
-        writer.write(f"POST {target} HTTP/1.1\r\nHost: d\r\nContent-Length: {size}\r\n\r\n".encode() + body)
+        writer.write(f"{method} {target} HTTP/1.1\r\nHost: d\r\nContent-Length: {size}\r\n\r\n".encode() + body)
         return self.clients[-1]
 
     def files(self) -> list[Path]:
-        """Uploads that are on disk."""
+        """Archives that are on disk."""
         place = Path(self.engine.directory.path)
-        return [*place.glob("build-*"), *place.glob("archive-*")]
+        return [*place.glob("build-*"), *place.glob("archive-*"), *place.glob("save-*")]
 
     @property
     def waiting(self) -> int:
@@ -52,7 +53,8 @@ class Daemon:
     @property
     def is_idle(self) -> bool:
         work = self.engine.image_work
-        return work._slots.is_idle and work._uploaded.room == 2 * MIB and not self.files()
+        has_slots = work._slots.is_idle and work._save_slots.is_idle
+        return has_slots and work._uploaded.room == 2 * MIB and not self.files()
 
 
 class Client:
@@ -168,3 +170,44 @@ async def test_a_server_that_ends_refuses_those_that_wait(daemon: Daemon, monkey
     await daemon.engine.close()
     ending.set()
     assert await waiting.answer() == (503, "the server is shutting down")
+
+
+@pytest.fixture
+def may_save(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set it to have exports end. The daemon has one image, of 1.5 MB."""
+    ending = threading.Event()
+    image = Image("image:1", "sha256:" + "0" * 64, 3 * MIB // 2, None, ImageConfig())
+
+    def export(name: str, path: str, _: str) -> None:
+        ending.wait(60)
+        Path(path).write_bytes(bytes(8 * MIB))  # more than the client's buffers
+
+    monkeypatch.setattr(daemon.engine, "find_image", lambda _: asyncio.sleep(0, image))
+    monkeypatch.setattr(daemon.engine.store, "export", export)
+    return ending
+
+
+async def test_saves_count_their_disk_until_they_were_sent(daemon: Daemon, may_save: threading.Event) -> None:
+    work = daemon.engine.image_work
+    saving = await daemon.send("/images/image/get", b"", method="GET")
+    await until_async(lambda: work._uploaded.room == MIB // 2)
+    status, message = await (await daemon.send("/images/image/get", b"", method="GET")).answer()
+    assert status == 503 and "more than 2 MB of disk together" in message
+    may_save.set()
+    await until_async(lambda: work._save_slots.is_idle)  # nobody reads it, and others may save
+    assert work._uploaded.room == MIB // 2
+    saving.hang_up()
+    await until_async(lambda: daemon.is_idle)
+
+
+async def test_saves_have_slots_too(
+    daemon: Daemon, may_save: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.engine.image_work, "charge", lambda size: None)
+    monkeypatch.setattr(daemon.engine.image_work, "refund", lambda size: None)
+    saving = [await daemon.send("/images/image/get", b"", method="GET") for _ in range(3)]
+    await until_async(lambda: daemon.engine.image_work._save_slots.waiting == 1)
+    may_save.set()
+    for client in saving:
+        client.hang_up()
+    await until_async(lambda: daemon.is_idle)
