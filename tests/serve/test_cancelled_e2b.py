@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,10 +16,11 @@ import pytest
 from tests.helpers import cancel_at_every_await
 
 from warmcell.core.output_events import OutputEvent
-from warmcell.interfaces.serve.e2b import filesystem
-from warmcell.interfaces.serve.e2b.box import Box, Command
+from warmcell.interfaces.serve.e2b import contexts, filesystem
+from warmcell.interfaces.serve.e2b.box import HOME, Box, Command
 from warmcell.interfaces.serve.e2b.connect import MessageStream
 from warmcell.interfaces.serve.e2b.guest_files import GuestFiles
+from warmcell.sessions.cell_results import CellResult
 
 
 class ServiceProcess:
@@ -203,3 +204,33 @@ async def test_a_command_is_forgotten_when_it_ends_and_nobody_follows_it() -> No
     await asyncio.to_thread(ended.set_result, None)
     await asyncio.sleep(0)
     assert box.commands == {7: second}
+
+
+class Cells:
+    """A session that notes the cells that had an effect. One that is cancelled while it runs had one too."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+        self._turn = asyncio.Lock()
+
+    async def run(self, code: str, **_: Any) -> CellResult:
+        async with self._turn:
+            await asyncio.sleep(0)
+            self.codes.append(code)
+            await asyncio.sleep(0)
+            return CellResult()
+
+
+async def test_variables_of_a_cell() -> None:
+    """They are taken back, also if the client hangs up while they are set."""
+    service = SimpleNamespace(settings=SimpleNamespace(max_timeout=60), run_slot=lambda tenant: nullcontext())
+    box = SimpleNamespace(service=service, entry=SimpleNamespace(tenant="t"))
+    context, cells, env = contexts.Context(cast(Box, box), "python", HOME), Cells(), {"A": "1"}
+    context.session = cast(Any, cells)
+    setting, restoring = (make("python", env) for make in (contexts._set_variables, contexts._restore_variables))
+    async for run in cancel_at_every_await(lambda: context.run("code", env)):
+        await cells.run("next")
+        first, *_, last, following = cells.codes
+        assert (first, last, following) == (setting, restoring, "next"), f"cancelled at suspension {run.at}"
+        cells.codes.clear()
+    assert len(asyncio.all_tasks()) == 1

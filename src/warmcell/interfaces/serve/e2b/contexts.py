@@ -120,8 +120,10 @@ class Context:
         if not env:
             return await session.run(code, timeout=seconds, **listeners)
         own = LANGUAGES[self.language]
-        await session.run(_set_variables(own, env), timeout=_OWN_CELL_SECONDS)
+        # Not interrupted: variables that were kept in part cannot be restored.
+        setting = asyncio.ensure_future(session.run(_set_variables(own, env), timeout=_OWN_CELL_SECONDS))
         try:
+            await asyncio.shield(setting)
             return await session.run(code, timeout=seconds, **listeners)
         finally:
             with suppress(SessionEnded):  # its variables ended with it
