@@ -253,6 +253,30 @@ def test_limits_hold_before_anything_is_fetched(tmp_path: Path, server: Registry
     assert not any(digest_of(LAYERS[1]) in path for path in server.paths())
 
 
+def test_a_pull_that_nobody_waits_for_ends_although_the_registry_is_silent(
+    store: ImageStore, server: RegistryServer
+) -> None:
+    server.publish(Layout(LAYERS), "1")
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def stall(body: bytes) -> bytes:
+        is_asked.set()
+        may_answer.wait(PATIENCE)
+        return body
+
+    def check() -> None:
+        if is_asked.is_set():
+            raise InterruptedError
+
+    server.change = stall
+    try:
+        with pytest.raises(InterruptedError):
+            store.pull(f"{server.host}/team/app:1", plain_http=True, check=check)
+    finally:
+        may_answer.set()
+    assert_nothing_is_left(store)
+
+
 def test_failures_are_retried_and_missing_images_are_not(store: ImageStore, server: RegistryServer) -> None:
     server.publish(Layout(LAYERS), "1")
     server.failures = 2

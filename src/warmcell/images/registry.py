@@ -6,11 +6,12 @@ servers that the registry names must be at a public address or at the registry's
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -31,6 +32,7 @@ from warmcell.images.manifests import (
 from warmcell.images.progress import OnProgress, report_chunks
 from warmcell.images.references import DOCKER_HUB, Reference
 from warmcell.lifetime.portal import portal
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.net.fetch.messages import FetchRequest, FetchResponse
 from warmcell.net.fetch.safe_client import REDIRECTS, SafeClient
 from warmcell.net.rules.fetch_policy import FetchPolicy
@@ -42,6 +44,8 @@ _MOST_AT_ONCE = 512 * MIB
 #: A shorter slice, except the last, is refused: a registry could send one byte at a time.
 _SHORTEST_SLICE = 64 * 1024
 _REQUEST_SECONDS = 120.0
+#: How often the caller is asked, during a request, whether it still wants the answer.
+_LOOK_SECONDS = 0.2
 _TRIES = 4
 _MOST_REDIRECTS = 5
 #: Anchored at the start of a word: otherwise matching a word of 64 KiB would take quadratic time.
@@ -54,13 +58,22 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 class Registry:
     """One registry, for one repository. Blocking."""
 
-    def __init__(self, host: str, repository: str, credentials: tuple[str, str] | None, *, plain_http: bool) -> None:
+    def __init__(
+        self,
+        host: str,
+        repository: str,
+        credentials: tuple[str, str] | None,
+        *,
+        plain_http: bool,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`check` raises to end a request that is in progress; it must not block."""
         where = "registry-1.docker.io" if host == DOCKER_HUB else host
         if plain_http and not _LOOPBACK.fullmatch(re.sub(r":\d+$", "", where)):
             hint = "only a registry on this machine is reached without TLS"
             raise InvalidRequest(f"plain_http cannot be used with {host}", field="plain_http", hint=hint)
         self._origin = f"{'http' if plain_http else 'https'}://{where}"
-        self._repository, self._credentials = repository, credentials
+        self._repository, self._credentials, self._check = repository, credentials, check
         self._authorization: str | None = None
         own = (where if ":" in where.rpartition("]")[2] else f"{where}:443",)
         #: By the size of responses (only layers are large), and by whether the address is the registry's own.
@@ -150,7 +163,18 @@ class Registry:
 
     def _fetch(self, url: str, headers: dict[str, str], most: int = MAX_JSON_BYTES) -> FetchResponse:
         client = self._clients[most][self._is_own(url)]
-        return portal.call(client.fetch, FetchRequest(url, headers=headers, follow_redirects=False))
+        return portal.call(self._fetch_watched, client, FetchRequest(url, headers=headers, follow_redirects=False))
+
+    async def _fetch_watched(self, client: SafeClient, request: FetchRequest) -> FetchResponse:
+        """A registry may take its time, and many requests, while nobody waits for the image any more."""
+        fetching = asyncio.ensure_future(client.fetch(request))
+        try:
+            while not fetching.done():
+                self._check()
+                await asyncio.wait([fetching], timeout=_LOOK_SECONDS)
+            return fetching.result()
+        finally:
+            await cancel_and_wait(fetching)
 
     def _log_in(self, challenge: str) -> bool:
         """Authenticate as the challenge asks. False if there are no other credentials to try."""

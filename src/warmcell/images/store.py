@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
@@ -109,19 +109,22 @@ class ImageStore:
         password: str | None = None,
         plain_http: bool = False,
         on_progress: OnProgress | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> Image:
         """Fetch an image from its registry, all or nothing. Blobs that the store has are not fetched again.
 
         The store's mirrors of that registry are tried first, without the credentials. `plain_http` is for a registry on
-        this machine.
+        this machine. `check` is called several times a second while the registry does not answer: it may raise to end
+        the pull, and must not block.
         """
         from warmcell.images.registry import Registry, pull_blobs
 
         found = parse_reference(reference)
         credentials = None if username is None else (username, password or "")
         mirrors = self._mirrors_of(found)
-        registries = [Registry(host, found.repository, None, plain_http=is_plain) for host, is_plain in mirrors]
-        registries.append(Registry(found.registry, found.repository, credentials, plain_http=plain_http))
+        make = partial(Registry, check=check)
+        registries = [make(host, found.repository, None, plain_http=is_plain) for host, is_plain in mirrors]
+        registries.append(make(found.registry, found.repository, credentials, plain_http=plain_http))
         with self.adding():
             for number, registry in enumerate(registries, 1):
                 try:

@@ -146,6 +146,7 @@ class ImageRoutes(RouteGroup):
             password=password,
             plain_http=plain,
             on_progress=report,
+            check=progress.check,
         )
 
         def describe(image: Image) -> list[dict[str, Any]]:
@@ -319,10 +320,14 @@ class ProgressStream(Generic[P]):
         self._changed = asyncio.Event()
         self._is_abandoned = False
 
-    def report(self, progress: P) -> None:
-        """Queue a message; called in the working thread. Raises to end the work if the client disconnected."""
+    def check(self) -> None:
+        """Raises to end the work if the client disconnected; called in any thread."""
         if self._is_abandoned:
             raise ClientLeft
+
+    def report(self, progress: P) -> None:
+        """Queue a message; called in the working thread. Raises as `check` does."""
+        self.check()
         self._waiting.append(self._render(progress))
         self._loop.call_soon_threadsafe(self._changed.set)
 
@@ -343,6 +348,7 @@ class ProgressStream(Generic[P]):
             await self._abandon(working)
             raise
         chunks = self._messages(working, describe)
+        await anext(chunks)  # from now on closing it ends the work, even if the client has disconnected
         return Response(200, headers={"content-type": "application/json"}, chunks=chunks)
 
     def _stop(self) -> None:
@@ -351,7 +357,9 @@ class ProgressStream(Generic[P]):
     async def _messages(
         self, working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]
     ) -> AsyncIterator[bytes]:
+        """Yield an empty message, then what was reported, then the end."""
         try:
+            yield b""
             is_over = False
             while not is_over:
                 is_over = working.done()

@@ -150,6 +150,47 @@ async def test_a_client_that_hangs_up_ends_its_work(
     await until_async(lambda: daemon.is_idle, 20)
 
 
+async def test_a_client_that_hangs_up_before_the_first_message_ends_its_pull(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noticed when the head of the response is sent."""
+    monkeypatch.setattr("warmcell.interfaces.docker.connection._HANGUP_SECONDS", 60)
+    started, is_gone = threading.Event(), threading.Event()
+
+    def work(*_: Any, on_progress: Any, **__: Any) -> None:
+        started.set()
+        is_gone.wait(60)
+        for _ in range(6000):
+            on_progress(ImageProgress("pull", "sha256:0", 1, 2))
+            time.sleep(0.01)
+
+    monkeypatch.setattr(daemon.engine.store, "pull", work)
+    client = await daemon.send("/images/create?fromImage=localhost:1/image", b"")
+    await until_async(started.is_set)
+    client.hang_up()
+    await client._writer.wait_closed()
+    is_gone.set()
+    await until_async(lambda: daemon.is_idle, 20)
+
+
+async def test_a_client_that_hangs_up_ends_its_pull_from_a_silent_registry(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+
+    def work(*_: Any, check: Any, **__: Any) -> None:
+        for _ in range(6000):
+            started.set()
+            check()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(daemon.engine.store, "pull", work)
+    client = await daemon.send("/images/create?fromImage=localhost:1/image", b"")
+    await until_async(started.is_set)
+    client.hang_up()
+    await until_async(lambda: daemon.is_idle, 20)
+
+
 async def test_pulls_have_slots_too(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     ending = threading.Event()
     monkeypatch.setattr(daemon.engine.store, "pull", lambda *_, **__: ending.wait(60))
