@@ -9,7 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import EnforcerFailed, SandboxError, SessionEnded
+from warmcell.core.errors import EnforcerFailed, SandboxError
+from warmcell.core.light import on_error
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.threads import in_thread
@@ -131,7 +132,8 @@ class ContainerCage:
 
     async def _start_request(self, op: str, fields: Mapping[str, Any]) -> LocalProcess:
         process = await self.start((), "/", stdin=True, ring=make_small_ring, worker="container_request")
-        await process.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+        with on_error(process.kill_soon):
+            await process.write(json.dumps({"op": op, **fields}).encode() + b"\n")
         return process
 
     async def _answer(self, process: LocalProcess) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class ContainerCage:
             return
         try:
             await self.request("kill")
-        except (DockerError, SessionEnded):
+        except (DockerError, SandboxError):  # also without room for the helper, which a guest may have taken
             cage = self.current
             if cage is not None:
                 cage.end_soon("its processes could not be killed")
