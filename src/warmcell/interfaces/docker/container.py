@@ -147,6 +147,8 @@ class Container(Changing):
         self.state = "created"
         self.exit_code, self.is_oom_killed, self.error = 0, False, ""
         self.is_removed = False
+        #: Its main program has ended, and the others are killed.
+        self.is_ending = False
         self.failed_starts = 0
         self.log = OutputLog()
         self.main: LocalProcess | None = None
@@ -186,7 +188,7 @@ class Container(Changing):
                 self.failed_starts += 1
                 self._wake()
                 raise
-            self.main, self.started, self.finished = process, time.time(), 0.0
+            self.main, self.started, self.finished, self.is_ending = process, time.time(), 0.0, False
             self.exit_code, self.is_oom_killed, self.error = 0, False, ""
             self.log.open()
             self._set_state("running")
@@ -229,6 +231,7 @@ class Container(Changing):
             await self._end()
 
     async def _end(self) -> None:
+        self.is_ending = True
         with suppress(SandboxError):  # the cage has ended, and everything in it
             await self.cage.kill_all()
         await self._close_ports()
@@ -249,6 +252,13 @@ class Container(Changing):
         if not self.is_running or self.main is None:
             raise DockerError(409, f"container {self.id[:12]} is not running")
         return self.main
+
+    async def start_exec(self, process: ExecProcess, *, joins_output: bool) -> LocalProcess:
+        """Start a program besides the main one. Raises `DockerError` if that has ended: this one would outlive it."""
+        self.running_main()
+        if self.is_ending:
+            raise DockerError(409, f"container {self.id[:12]} is not running")
+        return await process.start(self.cage, joins_output=joins_output)
 
     async def signal(self, number: int) -> None:
         main = self.running_main()

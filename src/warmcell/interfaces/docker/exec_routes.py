@@ -59,7 +59,7 @@ class ExecRoutes(RouteGroup):
             raise DockerError(400, f"Tty is {not spec.has_tty} here and was {spec.has_tty} when the exec was created")
         try:
             joins_output = self._engine.settings.joins_exec_output
-            program = await self._engine.complete(process.start(container.cage, joins_output=joins_output))
+            program = await self._engine.complete(container.start_exec(process, joins_output=joins_output))
         except SandboxError as error:
             raise DockerError(400, f"OCI runtime exec failed: exec failed: {error}") from None
         except asyncio.CancelledError:

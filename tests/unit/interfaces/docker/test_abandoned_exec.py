@@ -17,7 +17,7 @@ from warmcell.interfaces.docker.container import Container, ExecProcess, read_ex
 from warmcell.interfaces.docker.container_spec import read_spec
 from warmcell.interfaces.docker.engine import DockerSettings, Engine
 from warmcell.interfaces.docker.exec_routes import ExecRoutes
-from warmcell.interfaces.docker.messages import Hijack, RawStream, Request
+from warmcell.interfaces.docker.messages import DockerError, Hijack, RawStream, Request
 from warmcell.interfaces.serve.http_protocol import ConnectionShares
 
 IMAGE = Image("image:1", "sha256:" + "0" * 64, 0, None, ImageConfig(cmd=("true",)))
@@ -76,6 +76,27 @@ async def test_a_program_that_is_being_started_has_not_ended(engine: Engine) -> 
     cage.may_start.set()
     await starting
     assert (process.is_running, process.exit_code, cage.program.times_followed) == (True, None, 0)
+
+
+async def test_a_program_does_not_start_while_all_others_are_killed(engine: Engine) -> None:
+    """The main program has ended: what started now would go on in a container that is shown as exited."""
+    cage, process, request = add_exec(engine)
+    (container,) = engine.containers.values()
+    killing, may_end = asyncio.Event(), asyncio.Event()
+
+    async def kill_all() -> None:
+        killing.set()
+        await may_end.wait()
+
+    cage.kill_all = kill_all
+    cage.may_start.set()
+    ending = asyncio.ensure_future(container._end())
+    await killing.wait()
+    with pytest.raises(DockerError, match="is not running"):
+        await ExecRoutes(engine).start(request)
+    may_end.set()
+    await ending
+    assert not cage.is_starting.is_set() and not process.is_started
 
 
 async def test_the_output_of_a_program_is_read_without_the_client_that_started_it(engine: Engine) -> None:
