@@ -155,6 +155,8 @@ class Container(Changing):
         self.execs: dict[str, ExecProcess] = {}
         self.ports: dict[int, PortListener] = {}
         self.size = DEFAULT_SIZE
+        #: The restarts in progress: their end of the main program does not remove the container.
+        self.restarts = 0
         #: Volumes without a name, which are removed with the container.
         self.own_volumes: list[str] = []
         self._lock = asyncio.Lock()

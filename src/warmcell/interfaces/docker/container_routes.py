@@ -90,8 +90,12 @@ class ContainerRoutes(RouteGroup):
         container = self._find(request)
 
         async def restart() -> None:
-            await self._stop(container, request)
-            await container.start()
+            container.restarts += 1
+            try:
+                await self._stop(container, request)
+            finally:
+                container.restarts -= 1
+            await self._engine.start(container)
 
         await self._engine.complete(restart())
 

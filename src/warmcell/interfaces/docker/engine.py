@@ -259,7 +259,8 @@ class Engine:
     def _emit(self, container: Container, action: str, attributes: dict[str, str]) -> None:
         labels = {"image": container.spec.image_name, "name": container.name, **container.spec.labels}
         self.events.add("container", action, container.id, {**labels, **attributes})
-        if action == "die" and container.spec.is_auto_removed and not container.is_removed:
+        is_over = action == "die" and not container.restarts
+        if is_over and container.spec.is_auto_removed and not container.is_removed:
             self._tasks.add(task := asyncio.ensure_future(self.remove(container)))
             task.add_done_callback(self._forget)
 
