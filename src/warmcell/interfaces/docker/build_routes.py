@@ -114,7 +114,7 @@ class BuildRoutes(RouteGroup):
             try:
                 if process is not None and process.returncode is None:
                     process.kill()
-                    await process.wait()
+                    await process.communicate()  # `wait` alone never returns while more output waits than is buffered
                     await in_thread(self._engine.store.sweep)
             finally:
                 await _end(job, place)
