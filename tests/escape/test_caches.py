@@ -228,6 +228,24 @@ def test_libraries_of_other_versions_of_go_are_bounded(tmp_path: Path) -> None:
     held.release()
 
 
+@pytest.mark.attack("S2-20")
+def test_a_library_of_go_that_a_process_uses_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that loses it on the way fails, as if its program did not compile."""
+    monkeypatch.setattr(go, "_in_use", {}, raising=False)
+    toolchain = go.GoToolchain("/opt/go/bin/go", "/opt/go", "go version go1.0 of this test")
+    place = Path(go._library_place(toolchain))
+    for age, path in enumerate((place, place.with_name("older"), place.with_name("last"))):
+        path.mkdir(parents=True)
+        path.chmod(0o755)
+        os.utime(path, (age, age))
+    assert go.standard_library(toolchain) == str(place)
+    go._forget_others(str(place.parent))
+    assert sorted(os.listdir(place.parent)) == sorted([place.name, "last"])
+    go._in_use[toolchain].release()
+    go._forget_others(str(place.parent))
+    assert os.listdir(place.parent) == ["last"]
+
+
 @pytest.mark.claim("WC-LK-3")
 def test_whatever_the_umask_nobody_else_can_write_to_a_cache(own_cache: Path) -> None:
     before = os.umask(0o002)

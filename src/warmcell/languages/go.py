@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache, lru_cache
 
-from warmcell.core.errors import BackendUnavailable
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed
 from warmcell.core.records import dataclass
 from warmcell.core.slow_steps import report_slow_step
 from warmcell.enforcers.host import FileStamp, find_program, query_tool, stamp
@@ -19,17 +19,21 @@ from warmcell.lifetime.held_directories import (
     HeldDirectory,
     create_held_directory,
     find_abandoned,
+    hold,
     make_cache,
     user_cache,
 )
 from warmcell.lifetime.own_modes import is_own_directory
+from warmcell.lifetime.ownership import Lock
 
 MAIN_FILE = "main.go"
 _COMPILED_AT_FIRST_USE = "its standard library is compiled when Go is first used, which takes about a minute"
 #: How many libraries of other versions to keep, 100 MB each.
 _MOST_OTHERS = 1
-#: Without a home directory: held until we exit, and removed by the next sweep.
-_for_this_process: list[HeldDirectory] = []
+_lock = Lock()
+#: The libraries that this process uses, held so that no other process removes them. One in a temporary directory (there
+#: is no home directory) is removed by the next sweep after our exit.
+_in_use: dict[GoToolchain, HeldDirectory] = {}
 
 #: Compiled once for each Go version, because that takes a minute. Other packages of the standard library work too; they
 #: are compiled with every program that imports them.
@@ -124,21 +128,29 @@ def _settings(cache: str) -> tuple[str, ...]:
     return ("/usr/bin/env", *(f"{name}={value}" for name, value in {**_ENVIRONMENT, "GOCACHE": cache}.items()))
 
 
-@lru_cache(maxsize=8)
 def standard_library(go: GoToolchain) -> str:
     """The directory with the compiled packages, created if this user has none yet. Guests see it read-only.
 
-    Nothing of a guest goes into it, so that guests can neither learn nor leave anything there.
+    Nothing of a guest goes into it, so that guests can neither learn nor leave anything there. From now on this process
+    holds it, so that no other one removes it.
     """
-    place = _library_place(go)
-    return place if is_own_directory(place) else _compile_library(go, place)
+    with _lock:
+        held = _in_use.get(go)
+        if held is None or not held.is_ours:  # a fork has no lock of its own
+            place = _library_place(go)
+            held = _in_use[go] = _hold_library(place) or _compile_library(go, place)
+        return held.path
 
 
 def _library_place(go: GoToolchain) -> str:
     return os.path.join(user_cache(), "go", build_key(go.program, go.version, _ENVIRONMENT, COMMON_PACKAGES)[:16])
 
 
-def _compile_library(go: GoToolchain, place: str) -> str:
+def _hold_library(place: str) -> HeldDirectory | None:
+    return hold(place, is_shared=True) if is_own_directory(place) else None
+
+
+def _compile_library(go: GoToolchain, place: str) -> HeldDirectory:
     """Builds in a temporary directory and renames it: another process may do the same, and the first to finish wins."""
     import shutil
 
@@ -152,31 +164,46 @@ def _compile_library(go: GoToolchain, place: str) -> str:
         held = create_held_directory("warmcell-go-")  # no home directory: for this process only
         place = held.path
     fresh = held.path
+    is_private, is_kept = fresh == place, False
     try:
         there = set(_ask_go(go.program, "list", "std", library=fresh).split())
         packages = [name for name in COMMON_PACKAGES if name in there]  # older versions lack some
         _ask_go(go.program, "build", *packages, library=fresh)
         os.chmod(fresh, 0o755)
-        if fresh != place:
-            os.rename(fresh, place)
+        is_kept = is_private
+        if is_kept:
+            return held
+        os.rename(fresh, place)
     except OSError:
-        if not is_own_directory(place):
+        if is_private or not is_own_directory(place):
             raise
     finally:
-        if fresh != place:
+        if not is_kept:
             shutil.rmtree(fresh, ignore_errors=True)
             held.release()
-        else:
-            _for_this_process.append(held)
-    return place
+    library = _hold_library(place)
+    if library is None:
+        raise ExecutionFailed("Go's standard library was removed by another process", hint="run it again")
+    return library
 
 
 def _forget_others(home: str) -> None:
-    """Removes what a killed process left unfinished, and all but the latest library of other Go versions."""
+    """Removes what a killed process left unfinished, and all but the latest library of other Go versions.
+
+    Not those that a process uses. They are renamed first, so that nobody finds one of which half is gone.
+    """
     import shutil
 
     for path in find_abandoned(home, UNFINISHED_LIBRARIES):
         shutil.rmtree(path, ignore_errors=True)
     kept = [entry for entry in os.scandir(home) if not entry.name.startswith(".")]
     for entry in sorted(kept, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)[:-_MOST_OTHERS]:
-        shutil.rmtree(entry.path, ignore_errors=True)
+        held = hold(entry.path)
+        if held is None:
+            continue
+        try:
+            unused = os.path.join(home, f"{UNFINISHED_LIBRARIES[0]}{os.urandom(8).hex()}")
+            os.rename(entry.path, unused)
+            shutil.rmtree(unused, ignore_errors=True)
+        finally:
+            held.release()
