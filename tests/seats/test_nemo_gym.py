@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
@@ -73,3 +74,33 @@ async def test_what_is_refused() -> None:
         with pytest.raises(SandboxCreateError):
             await provider.create(spec)
     await provider.aclose()
+
+
+async def test_a_sandbox_without_its_directory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_gym.sandbox.providers.base import SandboxCreateError, SandboxSpec
+
+    from warmcell.interfaces.seats.cage_commands import CageCommands
+    from warmcell.interfaces.seats.nemo_gym import WarmcellProvider
+
+    provider, began, destroyed = WarmcellProvider(), Event(), list[CageCommands]()
+    destroy = CageCommands.destroy
+
+    async def count(commands: CageCommands) -> None:
+        destroyed.append(commands)
+        await destroy(commands)
+
+    monkeypatch.setattr(CageCommands, "destroy", count)
+    with pytest.raises(SandboxCreateError, match="/proc/none"):
+        await provider.create(SandboxSpec(workdir="/proc/none"))
+    assert len(destroyed) == 1
+
+    async def never(*_: object, **__: object) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(CageCommands, "run", never)
+    creating = asyncio.ensure_future(provider.create(SandboxSpec()))
+    await asyncio.to_thread(began.wait, PATIENCE)
+    creating.cancel()
+    await asyncio.wait([creating])
+    assert creating.cancelled() and len(destroyed) == 2 and not provider._running

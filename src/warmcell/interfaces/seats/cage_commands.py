@@ -67,7 +67,7 @@ class CageCommands:
     @classmethod
     async def create(cls, settings: Mapping[str, Any]) -> CageCommands:
         """Make a sandbox with these settings, from any event loop."""
-        return cls(await in_thread(partial(Sandbox, **settings)))
+        return cls(await in_thread(partial(Sandbox, **settings), discard=Sandbox.destroy))
 
     async def destroy(self) -> None:
         """Destroy the sandbox, from any event loop."""

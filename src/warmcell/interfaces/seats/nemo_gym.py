@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
+from warmcell.core.light import on_error
 from warmcell.core.types import Limits
 from warmcell.interfaces.seats import framework_missing
 from warmcell.interfaces.seats.cage_commands import A_DAY, CageCommands
@@ -65,7 +66,8 @@ class WarmcellProvider:
             running = _RunningSandbox(await CageCommands.create(settings), spec.workdir, user)
             handle = SandboxHandle(running.commands.sandbox.id, self.name, running)
             self._running[handle.sandbox_id] = running
-            await portal.call_async(running.commands.run, ["mkdir", "-p", "--", spec.workdir or "/tmp"])
+            async with on_error(partial(self.close, handle)):  # nobody else has the handle
+                await _make_workdir(running)
         except SandboxError as error:
             raise SandboxCreateError(str(error)) from error
         return handle
@@ -122,6 +124,12 @@ class WarmcellProvider:
     async def aclose(self) -> None:
         for sandbox_id, running in list(self._running.items()):
             await self.close(SandboxHandle(sandbox_id, self.name, running))
+
+
+async def _make_workdir(running: _RunningSandbox) -> None:
+    made = await portal.call_async(running.commands.run, ["mkdir", "-p", "--", running.workdir or "/tmp"])
+    if running.workdir and not made.ok:
+        raise SandboxCreateError(f"cannot make the workdir: {made.stderr.strip()[:500]}")
 
 
 def _running(handle: SandboxHandle) -> _RunningSandbox:
