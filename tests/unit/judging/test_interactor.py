@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.helpers import PATIENCE, fork_child, open_descriptors, reap
 
-from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, judge
+from warmcell import Case, ExecRequest, ExecResult, ExecutionTimeout, ProcessBackend, judge
 from warmcell.judging.interactor import ACCEPTED, REJECTED, Interaction
 from warmcell.judging.verdicts import CheckerFailed
 from warmcell.lifetime import descriptors
@@ -140,3 +140,29 @@ async def test_an_interactor_reads_to_the_end_though_the_host_program_has_forked
             os.kill(child, signal.SIGKILL)
             reap(child)
     assert verdict.status == "accepted", verdict
+
+
+@pytest.mark.parametrize(
+    ("missed", "queued", "status"),
+    [(1, 4.0, "accepted"), (9, 4.0, "host_error"), (9, 0.1, "time_limit")],
+)
+async def test_a_program_whose_interactor_waits_for_a_place_is_not_out_of_time(
+    missed: int, queued: float, status: str
+) -> None:
+    """The backend may be full of other runs, each longer than the program may wait."""
+
+    class Backend:
+        starts = 0
+
+        async def execute(self, request: ExecRequest, *, stdin: int, listener: object) -> ExecResult:
+            if request.code == "program":
+                self.starts += 1
+                if self.starts <= missed:
+                    raise ExecutionTimeout(5, ExecResult())
+                return ExecResult()
+            return ExecResult(exit_code=ACCEPTED, queued=queued if self.starts <= missed else 0.0)
+
+    backend: Any = Backend()
+    interaction = Interaction(backend, ExecRequest("python", "interactor", 1))
+    verdict = await interaction.run(ExecRequest("python", "program", 1), Case())
+    assert verdict.status == status, verdict
