@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
+from tests.helpers import PATIENCE
 
 from warmcell.core import events
 from warmcell.observe.history import MOST_STEPS, STEP_SECONDS, History, quantile
@@ -49,6 +51,18 @@ def test_a_step_counts_what_ended_in_it(history: History, clock: Clock) -> None:
     assert between["outcomes"] == {} and between["p50"] is None and between["resident"] == first["resident"] > 0
     assert last["waiting"] == 1 and last["time"] - first["time"] == 10
     assert [step["time"] for step in history.steps(since=1005)] == [1005, 1010]
+
+
+@pytest.mark.parametrize("since", [1e12, 1e300, float("inf")])
+def test_a_time_far_ahead_is_found_at_once(history: History, since: float) -> None:
+    """Not step by step: meanwhile no run could begin or end."""
+    run("a")
+    finding = Thread(target=history.steps, args=(since,), daemon=True)
+    finding.start()
+    finding.join(PATIENCE)
+    assert not finding.is_alive() and history.steps(since) == []
+    assert [step["time"] for step in history.steps(1000.5)] == []
+    assert [step["time"] for step in history.steps(999.5)] == [1000]
 
 
 def test_it_is_bounded(history: History, clock: Clock) -> None:
