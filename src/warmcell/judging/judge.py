@@ -235,7 +235,6 @@ async def _judge_interactively(
     if isinstance(built, Verdict):
         return [built] * len(cases)
     interaction, request_for = Interaction(backend, interactor), limit(request)
-    await interaction.prepare()
     verdicts: list[Verdict | None] = [None] * len(cases)
     places = asyncio.Semaphore(concurrency or 1)
     is_over = False
@@ -245,16 +244,23 @@ async def _judge_interactively(
         async with places:
             if not is_over:
                 verdict = verdicts[index] = await interaction.run(request_for(cases[index]), cases[index])
-                is_over = stop_early and not verdict.ok
+                is_over = is_over or (stop_early and not verdict.ok)
                 if on_verdict is not None:
                     on_verdict(index, verdict)
 
-    async with asyncio.TaskGroup() as tasks:
-        for index in range(len(cases)):
-            tasks.create_task(run(index))
-    if built is not None:
-        await built.aclose()
-    return [verdict for verdict in verdicts if verdict is not None]
+    try:
+        await interaction.prepare()
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(cases)):
+                tasks.create_task(run(index))
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        if built is not None:
+            await built.aclose()
+    found = [verdict for verdict in verdicts if verdict is not None]
+    failed = next((index for index, verdict in enumerate(found) if not verdict.ok), len(found))
+    return found[: failed + 1] if stop_early else found  # those at work beside the first failure have ended too
 
 
 async def _build(backend: SandboxBackend, request: ExecRequest) -> Program | Verdict | None:

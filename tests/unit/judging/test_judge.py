@@ -276,3 +276,32 @@ def test_a_verdict_says_what_the_case_cost() -> None:
     verdict = Verdict("accepted", result)
     assert (verdict.time, verdict.cpu_time, verdict.memory_bytes) == (2.0, 1.0, 3)
     assert (Verdict("host_error").time, Verdict("host_error").memory_bytes) == (0.0, 0)
+
+
+class Paired:
+    """Builds anything. Its interactors accept the input `right`; a program with the text `gone` finds it closed."""
+
+    closed = 0
+
+    async def build(self, request: ExecRequest) -> Paired:
+        return self
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+    async def execute(self, request: ExecRequest, *, stdin: int, listener: object) -> ExecResult:
+        if request.code == "gone":
+            raise BackendUnavailable("the backend was closed")
+        given = request.files.get("input")
+        return ExecResult(exit_code=0 if given is None else 42 if given in ("right", b"right") else 43)
+
+
+def test_with_an_interactor_too_the_list_ends_with_the_first_failure() -> None:
+    backend: Any = Paired()
+    options: dict[str, Any] = {"backend": backend, "interactor": REQUEST, "concurrency": 2}
+    cases = [Case("wrong"), Case("right"), Case("right")]
+    verdicts = judge(REQUEST, cases, stop_early=True, **options)
+    assert [verdict.status for verdict in verdicts] == ["wrong_answer"]
+    with pytest.raises(BackendUnavailable):  # not in a group
+        judge(ExecRequest("python", "gone", 5), cases, **options)
+    assert backend.closed == 4
