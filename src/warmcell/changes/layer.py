@@ -196,6 +196,11 @@ class ChangeLayer:
             self._is_kept = True
         return self.place
 
+    def keep_if_killed(self) -> None:
+        """Have the next layer with `resume` find it if this program is killed. `close` still removes it."""
+        with open(os.path.join(self.place, _KEPT), "w"):
+            pass
+
     def _detect(self) -> list[Detected]:
         with Lower(self.lower) as lower:
             return Detector(self.upper, lower, self._bases, self._start_ns, self.lower.path).detect()

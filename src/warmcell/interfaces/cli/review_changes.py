@@ -62,6 +62,7 @@ def _review(layer: ChangeLayer, merged: Root, arguments: Any) -> int:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         _keep(layer)
         return OK
+    layer.keep_if_killed()  # a closed terminal ends this process without an answer
     try:
         _ask(layer, merged)
     except (EOFError, KeyboardInterrupt):

@@ -216,15 +216,19 @@ def _run_with_changes(
         policy = policy or DEFAULT_POLICY
         policy = replace(policy, allowed_paths=(*policy.allowed_paths, allowed))
         others = {"work_path": here, "has_tools": policy.allow_process_spawn, "overlay": layer.overlay}
+        if not arguments.discard:
+            layer.keep_if_killed()  # also by a signal, as of a closed terminal
         try:
             return _run_process(request, arguments, policy, stdin, output, **others)
         finally:
-            if output is not None:
-                output.finish()
-            else:
-                changes += map(to_plain, layer.changes())
-            review(layer, merged, arguments)
-            merged.close()
+            try:
+                if output is not None:
+                    output.finish()
+                else:
+                    changes += map(to_plain, layer.changes())
+            finally:  # also if nobody reads the output: what is not reviewed would be removed
+                review(layer, merged, arguments)
+                merged.close()
     finally:
         layer.close()
 

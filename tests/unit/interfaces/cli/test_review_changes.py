@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from tests.helpers import until
 from tests.unit.interfaces.cli.command import COMMAND
 from tests.unit.interfaces.cli.terminal import Terminal
 
@@ -194,6 +195,26 @@ def test_changes_of_a_shell_that_a_signal_ends_are_kept(directory: Path, state: 
     assert os.listdir(state) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(("more", "shown"), [("", "later? "), ("; echo goes; sleep 1000", "goes")])
+def test_changes_of_a_run_that_a_signal_ends_are_kept(
+    directory: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int, more: str, shown: str
+) -> None:
+    """Before the answer, or before the question. The next start removed what nobody had reviewed."""
+    monkeypatch.chdir(directory)
+    terminal = Terminal("run", "command", "-c", f"echo two >> a.txt{more}", "--changes")
+    try:
+        terminal.until(shown)
+        terminal.process.send_signal(number)
+        assert terminal.process.wait(60) == -number
+    finally:
+        terminal.close()
+    assert (directory / "a.txt").read_text() == "one\n"
+    # The processes that hold the layer end a moment later.
+    until(lambda: run(directory, "shell", ".", "--discard", stdin="cat a.txt").stdout == "one\ntwo\n")
+    assert os.listdir(state) == []
+
+
 def test_a_signal_leaves_nothing_of_a_shell_without_changes(directory: Path, state: Path) -> None:
     terminal = Terminal("shell", str(directory), "--changes")
     try:
@@ -208,6 +229,27 @@ def test_a_signal_leaves_nothing_of_a_shell_without_changes(directory: Path, sta
 def test_changes_of_a_script_that_a_limit_ends_are_kept(directory: Path, state: Path) -> None:
     script = "echo two >> a.txt; exec python3 -c 'x = [bytearray(1 << 20) for _ in range(400)]'"
     assert run(directory, "shell", ".", "--changes", "--memory", "64", stdin=script).returncode == 137
+    assert run(directory, "shell", ".", "--discard", stdin="cat a.txt").stdout == "one\ntwo\n"
+    assert os.listdir(state) == []
+
+
+def test_changes_of_a_run_whose_output_nobody_reads_are_kept(directory: Path, state: Path) -> None:
+    """The broken pipe of `| head` skipped the review, and the changes were removed."""
+    code = "open('a.txt', 'a').write('two\\n'); print('x' * 1_000_000)"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [*COMMAND, "run", "python", "-c", code, "--changes"],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, b"M a.txt" in done.stderr) == (141, True)
     assert run(directory, "shell", ".", "--discard", stdin="cat a.txt").stdout == "one\ntwo\n"
     assert os.listdir(state) == []
 
