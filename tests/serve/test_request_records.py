@@ -39,6 +39,14 @@ def test_every_response_has_a_request_id(server: Server) -> None:
     assert len(strange.headers["x-request-id"]) == 16
 
 
+def test_methods_that_clients_invent_are_counted_as_one(server: Server) -> None:
+    """Each was a series of the metrics for ever, with up to 64 KiB of text, also from clients without a token."""
+    for number in range(3):
+        assert server.client.request(f"INVENTED{number}", "/nothing").status_code == 404
+    until(lambda: 'method="other"' in server.client.get("/metrics").text)
+    assert "INVENTED" not in server.client.get("/metrics").text
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_audit_names_tenant_request_sandbox_and_refused_tokens(
     start_server: Start, tmp_path: Path, workers: str

@@ -33,6 +33,8 @@ SANDBOX = "warmcell.sandbox"
 HEADER = b"x-request-id"
 #: A client's own id is kept if it is as harmless as ours.
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+#: Clients may send any word as a method. Others than these are "other" in events.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE", "WEBSOCKET"))
 _RESTRICTIVE = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
@@ -253,12 +255,13 @@ def id_of(scope: Any) -> str:
 
 
 def describe_request(scope: Any, status: int, duration: float) -> dict[str, Any]:
-    """The route is its template, not the path: the number of different values stays small."""
+    """The route is its template and the method one of a few: the number of different values stays small."""
     route = getattr(scope.get("route"), "path", None)
+    method = scope.get("method", "WEBSOCKET")
     return {
         "tenant": scope.get(OWNER) or None,
         "sandbox": scope.get(SANDBOX),
-        "method": scope.get("method", "WEBSOCKET"),
+        "method": method if method in _METHODS else "other",
         "route": route or "other",
         "status": status,
         "duration": round(duration, 6),
