@@ -16,6 +16,7 @@ import pytest
 from tests.helpers import until, until_async
 from tests.serve.conftest import Server, make_token
 
+from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.app import make_app
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
@@ -170,5 +171,36 @@ async def test_a_sandbox_that_is_made_during_the_revocation(tmp_path: Path, monk
             await client.post("/v1/sandboxes", json={}, headers={"Authorization": f"Bearer {token}"})
             await until_async(lambda: not service._background)
             assert service.sandboxes.all() == []
+    finally:
+        await service.aclose()
+
+
+@pytest.mark.attack("S3-22")
+async def test_a_policy_without_a_backend_keeps_no_later_revocation_from_holding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reload raised, which ended the watch of the token file: sandboxes of revoked tokens went on."""
+    file, policy = tmp_path / "tokens.json", tmp_path / "policy.toml"
+    make_token(file, "one")
+    policy.write_text("allowProcessSpawn = true\n")
+    service = Service(Settings(tokens=str(file), policy=str(policy)))
+
+    def refuse(*_: object) -> Any:
+        raise InvalidRequest("lies in a directory that guests may write", field="python_path")
+
+    try:
+        (tenant,) = service._tenants
+        service.sandboxes.add(lambda: service.make_sandbox(tenant), tenant, 60.0, {})
+        before = service.policy, service.policy_version, service.backend, service._tenants
+        with monkeypatch.context() as patched:
+            patched.setattr(service, "_make_backend", refuse)
+            policy.write_text("allowProcessSpawn = false\n")
+            service.reload()
+        assert (service.policy, service.policy_version, service.backend, service._tenants) == before
+        file.write_text('{"tokens": []}')
+        service.reload()
+        assert service.policy is not None and not service.policy.allow_process_spawn
+        assert service.backend is not before[2] and service.policy_version == before[1] + 1
+        await until_async(lambda: not service.sandboxes.all())
     finally:
         await service.aclose()

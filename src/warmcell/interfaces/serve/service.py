@@ -74,7 +74,7 @@ class Service:
         self._local_tenant = local_tenant(settings)
         self._tenants = self._read_tenants()
         self.policy, self.policy_version = self._read_policy(), 0
-        self.backend = self._make_backend()
+        self.backend = self._make_backend(self.policy)
         self.gpus = GpuAccess(self._config)
         self.images = ImageAccess(self._config, settings.images)
         if settings.is_open and self.has_network:
@@ -270,15 +270,15 @@ class Service:
         """Read the token and policy files again. If one of them has an error, keep the present state."""
         try:
             tenants, policy = self._read_tenants(), self._read_policy()
+            backend = self.backend if policy == self.policy else self._make_backend(policy)
         except SandboxError as error:
             _log.error("reload failed, keeping the previous state: %s", error)
             return
         self._tenants = tenants
         self.reloads += 1
-        if policy != self.policy:
-            old, self.policy = self.backend, policy
+        if backend is not self.backend:
+            old, self.backend, self.policy = self.backend, backend, policy
             self.policy_version = self.sandboxes.policy_version = self.policy_version + 1
-            self.backend = self._make_backend()
             for retired in (old, *self._take_others()):
                 self.run_in_background(self._retire(retired))
         self.run_in_background(self.end_revoked())
@@ -363,9 +363,9 @@ class Service:
         """Remove the backends for GPUs and images, for the caller to close."""
         return [*self.gpus.take_backends(), *self.images.take_backends()]
 
-    def _make_backend(self) -> ProcessBackend:
+    def _make_backend(self, policy: SandboxPolicy | None) -> ProcessBackend:
         """Make a backend without GPUs: requests that name some use another one."""
-        return ProcessBackend.with_sandbox(self._config, policy=replace(server_policy(self.policy), gpus=None))
+        return ProcessBackend.with_sandbox(self._config, policy=replace(server_policy(policy), gpus=None))
 
     def _read_policy(self) -> SandboxPolicy | None:
         return SandboxPolicy.from_file(self.settings.policy) if self.settings.policy else None
