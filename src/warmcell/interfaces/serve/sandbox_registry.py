@@ -85,6 +85,7 @@ class SandboxEntry:
         #: What a protocol keeps with the sandbox.
         self.state = TypedState()
         self.on_close: list[Callable[[], Any]] = []
+        self._ending: asyncio.Task[None] | None = None
         #: Whether its guests have a GPU, which counts against a quota of the tenant; see `run_places`.
         self.has_gpu = False
         #: Called instead of removing the sandbox, the first time that it expires.
@@ -127,6 +128,12 @@ class SandboxEntry:
             self.on_change()
 
     async def destroy(self) -> None:
+        """Idempotent; a second caller waits too. It may be ended by its client, its expiry and a reload at once."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._destroy())
+        await asyncio.shield(self._ending)
+
+    async def _destroy(self) -> None:
         try:
             await self.sandbox.destroy()
         finally:
@@ -228,6 +235,9 @@ class SandboxRegistry:
         """Find a sandbox of any tenant, for protocols that have a secret for each sandbox."""
         return self._entries.get(_key(identity))
 
+    def _has(self, entry: SandboxEntry) -> bool:
+        return self.find_any(entry.id) is entry
+
     def of(self, tenant: Tenant) -> list[SandboxEntry]:
         return [entry for entry in self._entries.values() if entry.tenant_id == tenant.id]
 
@@ -236,6 +246,8 @@ class SandboxRegistry:
 
     def prolong(self, entry: SandboxEntry, seconds: float, tenant: Tenant) -> None:
         """Expire `seconds` from now, but never past the tenant's maximum lifetime."""
+        if not self._has(entry):  # it was removed, and a timer would remove it once more
+            raise SandboxNotFound("sandbox not found")
         entry.prolong(seconds, tenant.lifetime)
         self._set_timer(entry)
 
@@ -274,6 +286,8 @@ class SandboxRegistry:
         except Exception as error:
             _log.error("cannot pause an expired sandbox, removing it: %s", error)
             await self.remove(entry)
+            return
+        if not self._has(entry):  # it was removed meanwhile
             return
         entry.deadline = entry.last_deadline
         self._set_timer(entry)

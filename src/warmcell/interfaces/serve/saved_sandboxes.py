@@ -43,6 +43,8 @@ class SavedSandbox:
     def __init__(self, protocol: str, home: StateHome, describe: Callable[[], dict[str, Any]]) -> None:
         self.protocol, self.home, self.describe = protocol, home, describe
         self.packages: str | None = None
+        #: Set when the sandbox is removed: no record of it is written after that.
+        self.is_removed = False
         #: Held from an installation until its packages are saved.
         self.installing = asyncio.Lock()
 
@@ -50,7 +52,7 @@ class SavedSandbox:
 def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = False, lost: str = "") -> None:
     """Write the record of a sandbox. `lost` says what will not be restored."""
     saved, state = entry.state.find(SavedSandbox), service.saved
-    if saved is None or state is None:
+    if saved is None or state is None or saved.is_removed:
         return
     number = state.next_number()
     document = {
@@ -69,7 +71,14 @@ def save_sandbox(service: Service, entry: SandboxEntry, *, is_durable: bool = Fa
     }
     if (sessions := sessions_of(entry)) is not None:
         document |= sessions.describe()
-    state.put(SANDBOXES, entry.id, document, number=number, is_durable=is_durable)
+    state.put(
+        SANDBOXES,
+        entry.id,
+        document,
+        number=number,
+        is_durable=is_durable,
+        is_wanted=lambda: not saved.is_removed,
+    )
 
 
 async def save_now(service: Service, entry: SandboxEntry, lost: str = "") -> None:
@@ -135,6 +144,7 @@ def keep_sandbox(service: Service, entry: SandboxEntry, saved: SavedSandbox) -> 
     assert state is not None
 
     def forget() -> None:
+        saved.is_removed = not state.is_closing  # before its record goes
         state.remove(SANDBOXES, entry.id)
         state.remove_packages(saved.packages)
         sessions.forget()

@@ -141,9 +141,19 @@ class SavedState:
         return next(self._numbers)
 
     def put(
-        self, kind: str, identity: str, document: dict[str, Any], *, number: int = 0, is_durable: bool = False
+        self,
+        kind: str,
+        identity: str,
+        document: dict[str, Any],
+        *,
+        number: int = 0,
+        is_durable: bool = False,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Write a record. Of two concurrent calls, the document with the higher number stays."""
+        """Write a record. Of two concurrent calls, the document with the higher number stays.
+
+        `is_wanted` is asked last: what it names may have been removed while the record was synced.
+        """
         number, path = number or self.next_number(), self._record(kind, identity)
         draft = f"{path.removesuffix('.json')}.{number}{_DRAFT}"
         with explain_failure(f"write to the {kind} of this server"):
@@ -156,11 +166,14 @@ class SavedState:
                     self.sync_files()
                     sync_file(draft)
                 with self._replacing:
+                    if not is_wanted():
+                        return
                     if number > self._newest.get(path, 0):
                         os.replace(draft, path)
                         self._newest[path] = number
                 if is_durable:
-                    sync_file(path)
+                    with suppress(FileNotFoundError):  # it was removed meanwhile
+                        sync_file(path)
                     sync_directory(os.path.dirname(path))
             finally:
                 with suppress(FileNotFoundError):
@@ -170,7 +183,8 @@ class SavedState:
         if self.is_closing:
             return
         path = self._record(kind, identity)
-        self._newest.pop(path, None)
+        with self._replacing:  # `put` replaces it before, or asks `is_wanted` after this
+            self._newest.pop(path, None)
         with suppress(FileNotFoundError):
             os.unlink(path)
 

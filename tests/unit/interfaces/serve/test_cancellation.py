@@ -16,7 +16,7 @@ from warmcell.interfaces.serve import event_streams
 from warmcell.interfaces.serve.event_streams import EventStream, stream_events, with_keepalives
 from warmcell.interfaces.serve.requests import while_connected
 from warmcell.interfaces.serve.responses import ClientDisconnected
-from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
+from warmcell.interfaces.serve.sandbox_registry import SandboxNotFound, SandboxRegistry
 from warmcell.interfaces.serve.service import LOCAL_TENANT
 from warmcell.interfaces.serve.websockets import run_until_first_ends
 
@@ -230,3 +230,22 @@ async def test_a_jump_of_the_clock_ends_no_sandbox(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
         assert not entry.has_left(51) and entry.has_left(-1e5) and 0 <= entry.age < 1e5
     await registry.aclose()
+
+
+@pytest.mark.parametrize("failure", [None, OSError("it is gone")])
+async def test_a_sandbox_that_is_removed_while_it_is_paused_is_closed_once(failure: OSError | None) -> None:
+    """It was closed again at the end of its lifetime, and its volumes then counted as unused by others too."""
+    registry, closed = SandboxRegistry(), []
+    entry = registry.add(Sandbox, LOCAL_TENANT, 60, {})  # type: ignore[arg-type]
+    entry.on_close.append(lambda: closed.append(entry))
+
+    async def pause() -> None:
+        await registry.remove(entry)
+        if failure is not None:
+            raise failure
+
+    entry.on_expiry = pause
+    await registry._expire(entry)
+    with pytest.raises(SandboxNotFound):
+        registry.prolong(entry, 50, LOCAL_TENANT)
+    assert closed == [entry] and registry._timers == {}

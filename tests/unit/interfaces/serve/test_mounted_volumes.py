@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from warmcell.core.errors import SandboxDestroyed
 from warmcell.interfaces.serve.e2b import creation
 from warmcell.interfaces.serve.e2b.creation import Create, make_prepared
-from warmcell.interfaces.serve.e2b.volumes import volumes_of
+from warmcell.interfaces.serve.e2b.volumes import Volume, release_volumes, use_volumes, volumes_of
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
 
@@ -59,3 +64,45 @@ async def test_a_sandbox_that_cannot_be_made_keeps_no_volume(service: Service, m
     with pytest.raises(HttpError, match="full"):
         await make_prepared(service, LOCAL_TENANT, BODY, service.make_home())
     assert volume.users == 0
+
+
+async def test_a_sandbox_that_is_killed_while_it_is_paused_releases_its_volumes_once(tmp_path: Path) -> None:
+    """The pause failed and removed it again: a volume that another sandbox had mounted could be removed."""
+    registry, is_pausing, is_gone = SandboxRegistry(), asyncio.Event(), asyncio.Event()
+
+    async def pause() -> None:
+        is_pausing.set()
+        await is_gone.wait()
+        raise SandboxDestroyed
+
+    async def destroy() -> None:
+        is_gone.set()
+
+    volume = Volume("vol-1", LOCAL_TENANT.id, "v", "secret", str(tmp_path))
+    use_volumes([volume, volume])  # of this sandbox and another one
+    entry = registry.add(lambda: cast(Any, SimpleNamespace(destroy=destroy)), LOCAL_TENANT, 0.0, {})
+    entry.on_close.append(partial(release_volumes, [volume]))
+    entry.on_expiry = pause
+    await is_pausing.wait()
+    await registry.remove(entry)
+    await registry.aclose()  # waits for the expiry
+    assert volume.users == 1
+
+
+async def test_a_sandbox_that_is_killed_at_the_end_of_its_pause_gets_no_further_timer() -> None:
+    registry, is_pausing, may_end = SandboxRegistry(), asyncio.Event(), asyncio.Event()
+
+    async def pause() -> None:
+        is_pausing.set()
+        await may_end.wait()
+
+    async def destroy() -> None:
+        pass
+
+    entry = registry.add(lambda: cast(Any, SimpleNamespace(destroy=destroy)), LOCAL_TENANT, 0.0, {})
+    entry.on_expiry = pause
+    await is_pausing.wait()
+    await registry.remove(entry)
+    may_end.set()
+    await registry.aclose()
+    assert not registry._timers

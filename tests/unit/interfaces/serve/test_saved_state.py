@@ -19,7 +19,7 @@ from warmcell.interfaces.serve import saved_state
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
-from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, restore_sandboxes
+from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, restore_sandboxes, save_now
 from warmcell.interfaces.serve.saved_state import SANDBOXES, VOLUMES, SavedState
 from warmcell.interfaces.serve.server import hold_state
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
@@ -236,3 +236,28 @@ async def test_a_volume_that_is_removed_while_it_is_made_does_not_return(
     with pytest.raises(HttpError, match="removed while it was made"):
         await making
     assert names(state, VOLUMES) == []
+
+
+async def test_a_sandbox_that_is_removed_while_it_is_saved_leaves_no_record(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record, with its secrets, stayed until the next start of the server."""
+    state, is_syncing, may_go_on = saved(service), threading.Event(), threading.Event()
+    home = state.make_home()
+    entry = service.sandboxes.add(
+        lambda: service.make_sandbox(LOCAL_TENANT, work_dir=home.path), LOCAL_TENANT, 60.0, {}
+    )
+    await keep_new_sandbox(service, entry, SavedSandbox("v1", home, dict))
+
+    def wait() -> None:
+        is_syncing.set()
+        may_go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(state, "sync_files", wait)
+    saving = asyncio.ensure_future(save_now(service, entry))
+    await asyncio.to_thread(is_syncing.wait, PATIENCE)
+    await service.sandboxes.remove(entry)
+    may_go_on.set()
+    await saving
+    entry.on_change()
+    assert names(state, SANDBOXES) == names(state, "homes") == []
