@@ -119,6 +119,19 @@ def test_interpreters_that_end_leave_no_descriptors() -> None:
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+SHOWS = "class Image:\n    def _repr_png_(self): return {!r}\nImage()"
+
+
+@pytest.mark.needs("user namespaces")
+def test_images_of_a_new_interpreter_replace_no_earlier_ones() -> None:
+    """Both cells are the first ones of their interpreters."""
+    with Sandbox() as sandbox:
+        run_code = sandbox.tools()["run_code"]
+        answers = [run_code(code=SHOWS.format(data), restart=True) for data in (b"first", b"second")]
+        paths = [answer["outputs"][0]["path"] for answer in answers]
+        assert [sandbox.read_file(path) for path in paths] == [b"first", b"second"]
+
+
 def test_runs_go_into_the_sandbox(sandbox: Sandbox, factory: Factory) -> None:
     tools = sandbox.tools()
     answer = tools["run_code"](code="print(1)", language="PY", stdin="in", timeout_secs=7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -155,15 +156,18 @@ def as_run(cell: CellResult) -> ExecResult:
     )
 
 
-async def answer_for(cell: CellResult, sandbox: ToolSandbox, max_text: int) -> dict[str, Any]:
-    """As for a run, with the value of the last line and what was displayed: text inline, images as files."""
+async def answer_for(cell: CellResult, sandbox: ToolSandbox, max_text: int, number: int) -> dict[str, Any]:
+    """As for a run, with the value of the last line and what was displayed: text inline, images as files.
+
+    `number` is the call's: every interpreter counts its cells from 1, also after a restart.
+    """
     answer = success(as_run(cell), max_text) | {"execution_count": cell.execution_count}
     if cell.value is not None:
         answer["value"] = cap(cell.value, max_text)[0]
     displayed = [item for item in cell.outputs if not item.is_result or set(item.mime) != {"text/plain"}]
     outputs = []
-    for number, item in enumerate(displayed[:MAX_OUTPUTS], start=1):
-        outputs.append(await _output(item, sandbox, f"{DIRECTORY}/cell-{cell.execution_count}-{number}", max_text))
+    for place, item in enumerate(displayed[:MAX_OUTPUTS], start=1):
+        outputs.append(await _output(item, sandbox, f"{DIRECTORY}/cell-{number}-{place}", max_text))
     if outputs:
         answer["outputs"] = outputs
     if cell.outputs_truncated or len(displayed) > MAX_OUTPUTS:
@@ -191,6 +195,8 @@ class Calls:
         self._max_text = max_text
         self._saved = SavedOutput(sandbox, max_text)
         self._interpreters = Interpreters(sandbox)
+        #: Numbers the cells of all interpreters, for the names of their images.
+        self._cells = itertools.count(1)
         self._stateful_languages = tuple(stateful_languages)
         self._ports: dict[int, AsyncExposedPort] = {}
         #: Held while a port is exposed: calls at the same time must not expose it twice, or more than the limit.
@@ -221,7 +227,8 @@ class Calls:
             return failure(error, self._max_text) | await self._saved.save(partial_result(error))
         if isinstance(result, ExecResult):
             return success(result, self._max_text) | await self._saved.save(result)
-        return await answer_for(result, self._sandbox, self._max_text) | await self._saved.save(as_run(result))
+        answer = await answer_for(result, self._sandbox, self._max_text, next(self._cells))
+        return answer | await self._saved.save(as_run(result))
 
     async def read_file(self, args: dict[str, Any]) -> dict[str, Any]:
         raw = await self._sandbox.read_file(args["path"], max_bytes=MAX_FILE_BYTES)
