@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +17,14 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 from warmcell.backends.process.backend import ProcessBackend  # noqa: E402
 from warmcell.interfaces.serve.app import make_app  # noqa: E402
+from warmcell.interfaces.serve.responses import HttpError  # noqa: E402
 from warmcell.interfaces.serve.run_places import MAX_BACKENDS, GpuAccess  # noqa: E402
+from warmcell.interfaces.serve.saved_sandboxes import restore_sandboxes  # noqa: E402
+from warmcell.interfaces.serve.saved_state import SANDBOXES  # noqa: E402
 from warmcell.interfaces.serve.service import Service  # noqa: E402
 from warmcell.interfaces.serve.settings import Settings  # noqa: E402
 from warmcell.interfaces.serve.tokens import add_token  # noqa: E402
+from warmcell.interfaces.serve.v1.sandboxes import restore_sandbox  # noqa: E402
 from warmcell.languages.config import ProcessConfig  # noqa: E402
 from warmcell.policy.model import SandboxPolicy  # noqa: E402
 
@@ -105,3 +110,25 @@ async def test_requests_that_name_many_sets_of_devices_do_not_pile_up() -> None:
     assert len(kept) == MAX_BACKENDS and first in kept and len(displaced) == 2 * MAX_BACKENDS
     for backend in [*kept, *displaced]:
         await backend.aclose()
+
+
+async def test_sandboxes_of_the_previous_server_count_against_the_quota(tmp_path: Path) -> None:
+    """After a restart the token could have as many more."""
+    tokens, policy = str(tmp_path / "tokens.json"), tmp_path / "policy.toml"
+    _, tenant = add_token(tokens, "tenant", scopes=SCOPES, gpu_runs=1)
+    policy.write_text(ALLOWED)
+    service = Service(Settings(tokens=tokens, policy=str(policy), state=str(tmp_path / "state")))
+    try:
+        assert service.saved is not None
+        document = {"id": "a", "tenant": tenant.id, "home": service.saved.make_home().name, "metadata": {}}
+        document |= {"created": time.time(), "expires": time.time() + 60, "protocol": "v1"}
+        service.saved.put(SANDBOXES, "a", document | {"own": {"asked": {"gpus": [0]}}})
+        await restore_sandboxes(service, {"v1": restore_sandbox})
+        (entry,) = service.sandboxes.all()
+        with pytest.raises(HttpError, match="already has 1"), service.gpus.count_use(tenant, True):
+            pass
+        await service.sandboxes.remove(entry)
+        with service.gpus.count_use(tenant, True):
+            pass
+    finally:
+        await service.aclose()

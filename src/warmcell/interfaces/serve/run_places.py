@@ -93,6 +93,12 @@ class GpuAccess(_Backends):
 
             yield keep
 
+    def count_restored(self, tenant: Tenant, entry: SandboxEntry) -> None:
+        """Count a sandbox of the previous server until it closes. It exists already, whatever the quota."""
+        entry.has_gpu = True
+        self._in_use.add(tenant.id)
+        entry.on_close.append(partial(self._in_use.release, tenant.id))
+
 
 @dataclass(frozen=True, slots=True)
 class ImageChoice:

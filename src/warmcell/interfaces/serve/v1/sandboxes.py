@@ -84,7 +84,8 @@ async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any],
     sandbox = service.make_sandbox(tenant, **options, work_dir=home.path)
 
     def attach(entry: SandboxEntry) -> None:
-        entry.has_gpu = options["gpus"] is not None
+        if options["gpus"] is not None:
+            service.gpus.count_restored(tenant, entry)
         saved = entry.state.find(SavedSandbox)
         assert saved is not None
         saved.describe = lambda: describe(body)
