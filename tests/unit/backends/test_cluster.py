@@ -26,6 +26,7 @@ from warmcell import (
     Language,
     NodeLost,
     OutputEvent,
+    SandboxPolicy,
     judge,
 )
 from warmcell.backends.fake import FakeGuest
@@ -238,6 +239,24 @@ def test_a_node_that_cannot_enforce_gets_no_work_and_says_why() -> None:
     nodes.unfit["a"] = EnforcerUnavailable("native", "no user namespaces")
     with nodes.backend() as backend, pytest.raises(EnforcerUnavailable, match="user namespaces"):
         backend.execute_blocking(REQUEST)
+
+
+def test_a_batch_for_a_gpu_that_no_node_has_is_refused() -> None:
+    """It waited for ever. A node with a GPU that cannot enforce the policy gives its reason."""
+    nodes = StandInNodes("a")
+    with nodes.backend(queue_timeout=0.2) as backend:
+        backend.policy = SandboxPolicy(gpus="all")
+        (outcome,) = backend.run_many_blocking([REQUEST])
+        assert isinstance(outcome.error, BackendUnavailable) and "has a GPU" in outcome.error.message
+        nodes.unfit["b"] = EnforcerUnavailable("native", "no user namespaces")
+        nodes.nodes["b"] = NodeInfo("b", "127.0.0.1", 2, 1)
+        until(lambda: any(node.reason.startswith("native") for node in backend.nodes()))
+        (outcome,) = backend.run_many_blocking([REQUEST])
+        assert isinstance(outcome.error, EnforcerUnavailable)
+        nodes.nodes["c"] = NodeInfo("c", "127.0.0.1", 2, 1)
+        until(lambda: any(node.id == "c" and not node.reason for node in backend.nodes()))
+        (outcome,) = backend.run_many_blocking([REQUEST])
+        assert outcome.result is not None and outcome.result.stdout == "c"
 
 
 def test_a_node_with_another_version_gets_no_work() -> None:

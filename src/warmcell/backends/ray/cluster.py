@@ -160,8 +160,19 @@ class Cluster:
             return reason
         return BackendUnavailable("the Ray cluster has no node that can run anything", hint="`ray status`")
 
+    @property
+    def _is_gpu_starting(self) -> bool:
+        return any(node.gpus and node.id in self._starts for node in self._known.values())
+
+    def _no_gpu(self) -> SandboxError:
+        for node in self._known.values():
+            if node.gpus and node.id in self._unfit:
+                return self._unfit[node.id][0]
+        hint = "start Ray with --num-gpus on a node that has one, or leave the policy without GPUs"
+        return BackendUnavailable("no node of the Ray cluster that gets work has a GPU", hint=hint)
+
     async def _watch_nodes(self) -> None:
-        last_seen = time.monotonic()
+        last_seen = last_gpu_seen = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
@@ -175,6 +186,10 @@ class Cluster:
                 last_seen = time.monotonic()
             elif time.monotonic() - last_seen > self._queue_timeout:
                 self._fail_waiting(self._no_node())
+            if any(link.info.gpus and not link.info.is_draining for link in self.links.values()):
+                last_gpu_seen = time.monotonic()
+            elif time.monotonic() - last_gpu_seen > self._queue_timeout and not self._is_gpu_starting:
+                self._fail_waiting(self._no_gpu(), lambda needs: needs.has_gpus)  # batches have no other end
 
     async def _refresh(self) -> None:
         """Starts actors on nodes that joined, and forgets nodes that are gone."""
@@ -259,9 +274,9 @@ class Cluster:
         await asyncio.gather(*tasks, return_exceptions=True)
         await in_thread(self._nodes.leave)
 
-    def _fail_waiting(self, error: SandboxError) -> None:
-        lines, self._lines = self._lines, {}
-        for waiter in chain.from_iterable(lines.values()):
+    def _fail_waiting(self, error: SandboxError, is_meant: Callable[[Needs], object] = lambda _: True) -> None:
+        failed = [self._lines.pop(needs) for needs in tuple(self._lines) if is_meant(needs)]
+        for waiter in chain.from_iterable(failed):
             if not waiter.link.done():
                 waiter.link.set_exception(error)
 
