@@ -200,6 +200,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
     revocable: set[asyncio.Future[Any]] = request.scope.get(REVOCABLE, set())
     revocable.add(disconnect)
+    if not request.scope.get(HAS_RIGHT, lambda: True)():  # lost before: the reload had nothing to cancel here
+        disconnect.cancel()
     if (register := request.scope.get(ENDABLE)) is not None:
         register(disconnect)
     try:

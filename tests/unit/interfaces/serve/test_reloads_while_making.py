@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from tests.helpers import PATIENCE
 
 from warmcell.images.model import Image, ImageConfig
 from warmcell.interfaces.serve import run_places
+from warmcell.interfaces.serve.requests import HAS_RIGHT, REVOCABLE, while_connected
+from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import ImageAccess, ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
 from warmcell.interfaces.serve.service import LOCAL_TENANT
@@ -61,3 +64,16 @@ async def test_a_fork_that_a_reload_overtakes_counts_as_one_of_the_former_policy
     entry = await registry.add_async(fork, LOCAL_TENANT, 60.0, {})
     assert (entry.policy_version, registry.policy_version) == (0, 1)
     await registry.remove(entry)
+
+
+async def test_a_run_begins_only_if_its_token_still_exists() -> None:
+    """A token that was revoked while the run's image was looked up: the run went on to its timeout."""
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    revocable: set[Any] = set()
+    scope: dict[str, Any] = {"type": "http", HAS_RIGHT: lambda: False, REVOCABLE: revocable}
+    with pytest.raises(HttpError, match="revoked"):
+        await while_connected(Request(scope, receive), asyncio.sleep(5))
+    assert not revocable
