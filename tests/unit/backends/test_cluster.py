@@ -286,6 +286,31 @@ async def test_cancelling_ends_the_run_on_its_node() -> None:
     await backend.aclose()
 
 
+async def test_a_cancelled_build_leaves_no_program_on_its_node() -> None:
+    """The node went on with it, and kept what it had built until the backend was closed."""
+    nodes = StandInNodes("a")
+    backend = nodes.backend()
+    assert (await backend.execute(REQUEST)).stdout == "a"
+    node = nodes.transports["a"]
+    build, is_building, may_end = node.backend.build, threading.Event(), threading.Event()
+
+    async def build_slowly(request: ExecRequest) -> Any:
+        is_building.set()
+        while not may_end.is_set():
+            await asyncio.sleep(0.01)
+        return await build(request)
+
+    node.backend.build = build_slowly  # type: ignore[method-assign]
+    building = asyncio.create_task(backend.build(REQUEST))
+    await until_async(is_building.is_set)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    may_end.set()
+    await until_async(lambda: not node.service._programs, 10)
+    await backend.aclose()
+
+
 @pytest.mark.parametrize("failure", [BackendUnavailable("no space left"), OSError("no space left")])
 async def test_a_build_that_failed_on_a_node_is_tried_again_there(failure: Exception) -> None:
     nodes = StandInNodes("a", "b")

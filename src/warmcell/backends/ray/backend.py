@@ -21,6 +21,7 @@ from warmcell.backends.streaming import read_descriptor, refuse_descriptor, stre
 from warmcell.backends.supervisors import supervisors_for
 from warmcell.core import events
 from warmcell.core.errors import BackendUnavailable, ExecutionTimeout, InvalidRequest, MemoryExceeded, NodeLost
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.core.request_checks import check_whole
 from warmcell.core.run_record import RunRecord
@@ -181,9 +182,10 @@ class RayBackend(BackendBase):
     async def build(self, request: ExecRequest) -> Program:
         """Compiles the program on one node, to raise `BuildFailed` now; others build it when they run it."""
         key = uuid4().hex
-        await self._reach(partial(self._place, self._needs(request), partial(_send_build, key, request)), None)
+        build, release = partial(_send_build, key, request), partial(self._release_program, key)
+        with on_error(release):  # a node goes on with a build whose caller was cancelled
+            await self._reach(partial(self._place, self._needs(request), build), None)
         execute = partial(self._run_program, key, request)
-        release = partial(self._release_program, key)
         return RayProgram(self.name, request, execute, release, self._count_batch_requests)
 
     def build_blocking(self, request: ExecRequest) -> Program:
