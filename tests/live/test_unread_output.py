@@ -88,6 +88,14 @@ def assert_killed(process: Process, output: Iterator[bytes]) -> None:
     assert received.endswith(result.stdout_bytes)  # of which the latest is kept
 
 
+def test_an_exit_is_seen_although_its_output_is_not_read(sandbox: Sandbox) -> None:
+    """The agent has more of a terminal's output than the pipe takes."""
+    process = sandbox.spawn(f"{COUNT} & sleep 3", pty=TERMINAL)
+    output = stuck(process)
+    assert process.wait(30).exit_code == 0
+    assert is_unbroken(b"".join(output))
+
+
 def test_a_timeout_ends_that_process_alone(sandbox: Sandbox) -> None:
     process = sandbox.spawn(COUNT, pty=TERMINAL, timeout=2)
     output = stuck(process)

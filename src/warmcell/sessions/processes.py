@@ -45,6 +45,9 @@ class Program(Protocol):
 
     #: Its exit, with `status`, `cpu_time` and `peak_memory`; or the error that ended its cage.
     ended: Future[Any]
+    #: Whether it has exited, but the last output of its terminal was not read; called in the loop at that moment.
+    is_ending: bool
+    on_ending: Callable[[], object]
 
     @property
     def enforcement(self) -> Enforced: ...
@@ -116,6 +119,9 @@ class LiveProcess:
                 self._listen_again()
             if timeout is not None:
                 self._loop.call_later(timeout, self._unless_freed(lambda process: process._run_out(timeout)))
+            self.program.on_ending = self._unless_freed(LiveProcess._read_on)
+            if self.program.is_ending:
+                self._read_on()
             self.program.ended.add_done_callback(call_once(self._end))
 
         if not self._loop.call(begin):
@@ -186,6 +192,11 @@ class LiveProcess:
     def _take_last_output(self) -> None:
         for output in self.outputs:
             output.take_last()
+
+    def _read_on(self) -> None:
+        """It has exited: followers that are full do not hold up the report of that."""
+        for output in self.outputs:
+            output.take_last(is_listening=self._is_listening)
 
     def forget(self) -> None:
         """Closes its pipes, even if another process still writes to them."""

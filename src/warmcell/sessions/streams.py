@@ -136,13 +136,14 @@ class Output:
         else:
             self._loop.forget(self._descriptor)
 
-    def take_last(self) -> None:
-        """Reads on although a follower is full: what is left of a killed program's output is bounded.
+    def take_last(self, *, is_listening: bool = True) -> None:
+        """Reads on although a follower is full: what is left of the output of an ended program is bounded.
 
         The agent reports the exit of a program with a terminal only after the pipe has taken all of its output.
         """
         self._is_taking_last = True
-        self.listen()
+        if is_listening:
+            self.listen()
 
     def _has_room(self, follower: Follower) -> bool:
         return follower.has_room_for_last if self._is_taking_last else not follower.is_full

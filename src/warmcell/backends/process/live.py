@@ -306,12 +306,13 @@ class LiveCage:
             self._is_ready = True
             self._cell.close_start_channels()
             return
-        pid, ended = message.get("pid"), exit_from(message)
-        program = self._programs.pop(pid, None) if isinstance(pid, int) else None
-        if program is None or ended is None:
-            self._programs.update({program.pid: program} if program else {})
+        program = self._programs.get(pid) if isinstance(pid := message.get("pid"), int) else None
+        if program is not None and message.get("event") == "ending":
+            program.note_ending()
+        elif program is None or (ended := exit_from(message)) is None:
             self._channel.end(_FORGED)
         else:
+            del self._programs[program.pid]
             self._start_idle_timer()
             self._receive_denials()
             program.denials = self._denials.since(program.began)

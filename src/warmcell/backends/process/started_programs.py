@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeGuard
 
@@ -190,6 +191,14 @@ class StartedProgram:
         self._memory_kills = cage.memory_kills()
         self.ended: Future[ProgramExit] = Future()
         self.ended.set_running_or_notify_cancel()
+        #: It has exited, and its exit is reported when the last output of its terminal was read; called at that moment.
+        self.is_ending = False
+        self.on_ending: Callable[[], object] = lambda: None
+
+    def note_ending(self) -> None:
+        """In the loop of its cage."""
+        self.is_ending = True
+        self.on_ending()
 
     @property
     def enforcement(self) -> Enforced:

@@ -275,10 +275,15 @@ class Agent:
                 if started.output is not None:
                     started.output.take_all()
                     started.relay.turn()
+                    if started.output.waiting:
+                        self._send({"event": "ending", "pid": pid})
                 self._ended.append((started, pid, status, used))
 
     def _report_exits(self):
-        """The exit of a program with a terminal is reported after the last of its output."""
+        """The exit of a program with a terminal is reported after the last of its output.
+
+        Until then the host knows that it is ending, and reads on for callers that do not.
+        """
         for item in list(self._ended):
             started, pid, status, used = item
             if started.output is None or not started.output.waiting:
