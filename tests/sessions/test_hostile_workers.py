@@ -352,3 +352,36 @@ def test_an_interrupt_is_for_the_first_cell_that_waits(is_first_cancelled: bool)
             interrupts.end()
     finally:
         interpreter.close()
+
+
+def test_an_interrupt_during_a_restart_is_for_the_first_cell_after_it() -> None:
+    interpreter = Interpreter(Pretender(), 1000)
+
+    def start() -> Pretender:
+        assert interpreter.interrupt() is True
+        return Pretender()
+
+    try:
+        with interpreter._register_cell():
+            interpreter.run_blocking(interpreter.renewal(start))
+            interrupts = interpreter._protocol.interrupts
+            interrupts.begin(is_cell=True)
+            assert interrupts.take() is True
+            interrupts.end()
+    finally:
+        interpreter.close()
+
+
+def test_a_restart_that_waits_starts_nothing_after_a_callback_has_closed_the_session() -> None:
+    interpreter = Interpreter(Pretender(), 1000)
+    started: list[Pretender] = []
+
+    def start() -> Pretender:
+        started.append(Pretender())
+        return started[0]
+
+    interpreter._mark_callbacks(lambda run: interpreter.close())(Run())
+    assert interpreter.is_closed
+    with pytest.raises(errors.SessionEnded, match="closed"):
+        interpreter._runs.run_blocking(interpreter.renewal(start))
+    assert not started

@@ -54,6 +54,11 @@ class CellInterrupts:
         with self._lock:
             self._is_wanted &= self._runs_cell
 
+    def pass_on(self, successor: CellInterrupts) -> None:
+        """The worker is replaced: a cell that waits, and was interrupted already, starts in the new one."""
+        if self._is_wanted:
+            successor.request(is_awaited=True)
+
     def begin(self, is_cell: bool) -> None:
         """An exchange begins: a cell, or another request, which is never interrupted."""
         with self._lock:

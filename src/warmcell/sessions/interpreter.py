@@ -118,8 +118,13 @@ class Interpreter:
 
     def renewal(self, start: Callable[[], Worker]) -> Callable[[Run], None]:
         def renew(run: Run) -> None:
+            if self._over is not None:  # by a callback of the cell before it: nobody would end the new worker
+                raise self._error()
             self._protocol.close()
-            self._protocol = SessionProtocol(start())
+            renewed = SessionProtocol(start())
+            with self._lock:
+                self._protocol.interrupts.pass_on(renewed.interrupts)
+                self._protocol = renewed
 
         return renew
 
