@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,12 +96,96 @@ def test_a_request_whose_descriptors_have_no_room_is_refused() -> None:
     assert [answer.get("errno") for answer in answers] == [None, errno.EMFILE, errno.ESRCH], answers
 
 
-def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:
-    """Else a host that is quick makes new connections while those that it has ended still hold their descriptors."""
+#: An agent with a descriptor too few for a terminal. Its control socket is 16, its wake-up sockets are 17 and 18.
+_ALMOST_FULL = """
+number = control.detach()
+control = socket.socket(fileno=os.dup2(number, 16))
+if number != 16:
+    os.close(number)
+resource.setrlimit(resource.RLIMIT_NOFILE, (23, 23))
+agent.Agent(control).serve()
+"""
+
+
+def _ask_for_start(script: str, descriptors: list[int], **request: Any) -> tuple[dict[str, Any], list[str]]:
+    """The answer, and the descriptors that the agent has more than before."""
+    from warmcell.guest.live.frames import Decoder, encode
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(30)
+        argv = [sys.executable, "-c", _AGENT + script, str(theirs.fileno())]
+        with subprocess.Popen(argv, pass_fds=[theirs.fileno()]) as process:
+            theirs.close()
+            decoder = Decoder()
+            messages: list[dict[str, Any]] = []
+
+            def receive() -> dict[str, Any]:
+                while not messages:
+                    messages.extend(decoder.feed(ours.recv(1 << 16)))
+                return messages.pop(0)
+
+            try:
+                assert receive() == {"event": "ready"}
+                before = os.listdir(f"/proc/{process.pid}/fd")
+                whole = {"id": 1, "op": "start", "mark": "1", "env": {}, "descriptors": len(descriptors), **request}
+                socket.send_fds(ours, [encode(whole)], descriptors)
+                answer = receive()
+                return answer, sorted(set(os.listdir(f"/proc/{process.pid}/fd")) - set(before))
+            finally:
+                process.kill()
+
+
+def test_a_terminal_without_room_starts_nothing_and_leaves_nothing() -> None:
+    with open(os.devnull, "rb") as null:
+        answer, left = _ask_for_start(_ALMOST_FULL, [null.fileno()] * 2, argv=["true"], cwd="/", pty=[80, 24])
+    assert (answer.get("errno"), answer.get("pid"), left) == (errno.EMFILE, None, [])
+
+
+def test_the_files_of_a_program_that_cannot_be_started_are_removed(tmp_path: Path) -> None:
+    place = tmp_path / "code"
+    with open(os.devnull, "rb") as null:
+        answer, _ = _ask_for_start(
+            "agent.Agent(control).serve()", [null.fileno()] * 4,
+            argv=["true"], cwd=str(tmp_path / "nowhere"), files=["main"], code_dir=str(place),
+        )  # fmt: skip
+    assert answer.get("errno") == errno.ENOENT
+    assert not place.exists()
+
+
+def _load_relays() -> Any:
     spec = importlib.util.spec_from_file_location("live_loop", os.path.join(LIVE, "relays.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_end_of_a_connection_is_passed_on_without_room_for_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error there would end the agent, and its cage."""
+    module = _load_relays()
+    loop = module.Loop()
+    (client, one), (server, other) = socket.socketpair(), socket.socketpair()
+
+    def refuse(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with client, server:
+        module.join_sockets(loop, one, other, lambda: None)
+        monkeypatch.setattr(os, "dup", refuse)
+        client.sendall(b"last")
+        loop.turn()
+        client.shutdown(socket.SHUT_WR)
+        loop.turn()
+        server.settimeout(30)
+        assert (server.recv(16), server.recv(16)) == (b"last", b"")
+        server.shutdown(socket.SHUT_WR)
+        loop.turn()
+
+
+def test_what_came_last_is_served_first_and_the_host_at_the_end() -> None:
+    """Else a host that is quick makes new connections while those that it has ended still hold their descriptors."""
+    module = _load_relays()
     loop, order = module.Loop(), []
     pipes = [os.pipe() for _ in range(3)]
     try:

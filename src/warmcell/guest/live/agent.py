@@ -145,9 +145,16 @@ class Agent:
         started = Started(request["mark"])
         files = request.get("files", [])
         given, contents = given[: len(given) - len(files)], given[len(given) - len(files) :]
-        if files:
-            started.code_dir = request["code_dir"]
-            starting.write_files(started.code_dir, files, contents)
+        try:
+            if files:
+                started.code_dir = request["code_dir"]
+                starting.write_files(started.code_dir, files, contents)
+            return self._start(request, given, started)
+        except OSError:
+            _remove_files(started)
+            raise
+
+    def _start(self, request, given, started):
         env = {**request["env"], trees.MARK: started.mark}
         os.chdir(request["cwd"])
         try:
@@ -176,19 +183,27 @@ class Agent:
         return {"pid": pid, "errno": 0}
 
     def _start_in_terminal(self, request, given, env, started):
-        """Relays between the terminal and the host's two pipes, for input and output."""
+        """Relays between the terminal and the host's two pipes, for input and output.
+
+        Opens everything first: a program that was started cannot be refused any more.
+        """
         columns, rows = request["pty"]
-        terminal = starting.Terminal(columns, rows)
+        opened = []
         try:
-            pid, reason = starting.program(request["argv"], env, terminal.streams())
+            for pipe in given:
+                opened.append(starting.out_of_the_way(os.dup(pipe)))
+            terminal = starting.Terminal(columns, rows)
+            opened.append(terminal.master)
+            try:
+                pid, reason = starting.program(request["argv"], env, terminal.streams())
+            finally:
+                os.close(terminal.held)
         except OSError:
-            os.close(terminal.master)
+            for descriptor in opened:
+                os.close(descriptor)
             raise
-        finally:
-            os.close(terminal.held)
-        typed, shown = (os.dup(descriptor) for descriptor in given)
-        started.terminal = terminal.master
-        self._relay_terminal(pid, started, starting.out_of_the_way(typed), starting.out_of_the_way(shown))
+        typed, shown, started.terminal = opened
+        self._relay_terminal(pid, started, typed, shown)
         self._started[pid] = started
         return {"pid": pid, "errno": reason}
 
@@ -268,10 +283,7 @@ class Agent:
                 continue
             started = self._started.pop(pid, None)
             if started is not None:
-                if started.code_dir:
-                    import shutil  # slow to import, and rarely needed
-
-                    shutil.rmtree(started.code_dir, ignore_errors=True)
+                _remove_files(started)
                 if started.output is not None:
                     started.output.take_all()
                     started.relay.turn()
@@ -356,6 +368,13 @@ def _keep(received):
             os.close(descriptor)
         return []
     return kept[::-1]
+
+
+def _remove_files(started):
+    if started.code_dir:
+        import shutil  # slow to import, and rarely needed
+
+        shutil.rmtree(started.code_dir, ignore_errors=True)
 
 
 def _write_quietly(descriptor, data):

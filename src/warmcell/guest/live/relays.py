@@ -154,12 +154,12 @@ def join_sockets(loop, one, other, on_closed):
     first, second = one.detach(), other.detach()
 
     def finish_writing(descriptor):
-        copy = socket.socket(fileno=os.dup(descriptor))
+        borrowed = socket.socket(fileno=descriptor)  # no copy: there may be no room for one
         try:
-            copy.shutdown(socket.SHUT_WR)
+            borrowed.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the connection is gone
-        copy.close()
+        borrowed.detach()
 
     lanes = [Lane(first, second, lambda: finish_writing(second)), Lane(second, first, lambda: finish_writing(first))]
     return Relay(loop, lanes, on_closed)
