@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from warmcell.core.records import replace
 from warmcell.interfaces.serve.e2b import template_builder
-from warmcell.interfaces.serve.e2b.template_records import BUILDING, ERROR, READY, TemplateRecords
+from warmcell.interfaces.serve.e2b.template_build import FINALIZE, StartBuild
+from warmcell.interfaces.serve.e2b.template_builder import builds_of
+from warmcell.interfaces.serve.e2b.template_records import BUILDING, ERROR, READY, REQUEST_SECONDS, TemplateRecords
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.service import LOCAL_TENANT
+from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
+from warmcell.interfaces.serve.settings import Settings
 
 
 @pytest.fixture
@@ -72,3 +77,40 @@ async def test_no_sandbox_gets_half_of_the_files_of_a_build_that_is_replaced(
     with pytest.raises(HttpError, match="built again"):
         await template_builder.copy_template_home(cast(Any, None), LOCAL_TENANT, found)
     assert closed == [records.place_of(build, "home")] and not os.path.exists(closed[0])
+
+
+def test_builds_that_ended_with_their_server_do_not_count_for_ever(
+    records: TemplateRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only asking for the status of each marked them as failed, and their clients had gone."""
+    template, build = start_build(records)
+    with records.carry_out(build):
+        for _ in range(3):
+            start_build(records)
+        with pytest.raises(HttpError, match="has 4 builds"):
+            start_build(records)
+        later = time.time() + REQUEST_SECONDS + 1
+        monkeypatch.setattr(time, "time", lambda: later)
+        next_build = start_build(records)[1]
+    assert list(records.get(template).builds) == [build, next_build]
+
+
+async def test_a_build_without_room_for_a_sandbox_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed with an internal error of the server."""
+    service, tenant = Service(Settings(images=str(tmp_path))), replace(LOCAL_TENANT, sandboxes=0)
+    builds = builds_of(service)
+    records = builds.records(tenant)
+
+    async def make(*_: object) -> Any:
+        return SimpleNamespace(digest="sha256:1")
+
+    monkeypatch.setattr(builds, "_build", make)
+    try:
+        template, build = start_build(records)
+        begun = records.get(template).builds[build]
+        begun.start_command = "true"
+        await builds._carry_out(tenant, template, begun, StartBuild(), cast(Any, None), False)
+        ended = records.get(template).builds[build]
+        assert (ended.status, ended.step) == (ERROR, FINALIZE) and "sandbox quota exceeded" in ended.message
+    finally:
+        await service.aclose()

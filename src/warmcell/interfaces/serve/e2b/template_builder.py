@@ -241,6 +241,8 @@ class TemplateBuilds:
             digest = image.digest
         except TemplateFailed as error:
             message, step = error.message, error.step
+        except HttpError as error:  # only trying its commands raises one
+            message, step = error.message, FINALIZE
         except SandboxError as error:
             message = public_message(error)
         except TimeoutError:

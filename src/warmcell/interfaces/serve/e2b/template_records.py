@@ -37,7 +37,7 @@ from warmcell.workspace.remove import remove_directory
 
 DEFAULT_TAG = "default"
 WAITING, BUILDING, READY, ERROR = "waiting", "building", "ready", "error"
-#: A requested build that is not started is forgotten after so long.
+#: A requested build that is not started, or whose server ended during it, is forgotten after so long.
 REQUEST_SECONDS = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -111,8 +111,8 @@ class TemplateRecords:
         now = time.time()
         with self._lock():
             templates = self._all()
-            for unstarted in [template for template in templates if _forget_unstarted(template, now)]:
-                self._write(unstarted)
+            for changed in [template for template in templates if self._forget_abandoned(template, now)]:
+                self._write(changed)
             if sum(len(template.builds) for template in templates) >= most:
                 raise HttpError(429, f"this token already has {most} builds of templates; remove a template or a tag")
             template = next((item for item in templates if item.name == name), None)
@@ -142,10 +142,10 @@ class TemplateRecords:
     def get_build(self, template: str, build: str) -> tuple[Template, Build]:
         """Find a build. It is marked as failed if the server that carried it out has ended."""
         found = self.get(template)
+        if build in found.builds and found.builds[build].status == BUILDING and not self._is_carried_out(build):
+            found = self.end_build(found.id, build, message="the server ended during the build")
         if build not in found.builds:
             raise HttpError(404, f"build '{build[:80]}' not found")
-        if found.builds[build].status == BUILDING and not self._is_carried_out(build):
-            found = self.end_build(found.id, build, message="the server ended during the build")
         return found, found.builds[build]
 
     def has_build(self, build: str) -> bool:
@@ -168,8 +168,8 @@ class TemplateRecords:
         Does nothing if the build has ended already.
         """
         with self.change(identity) as template:
-            ended = template.builds[build]
-            if ended.status != BUILDING:
+            ended = template.builds.get(build)
+            if ended is None or ended.status != BUILDING:
                 return template
             ended.status, ended.digest, ended.message, ended.step = READY if digest else ERROR, digest, message, step
             ended.updated = time.time()
@@ -234,6 +234,15 @@ class TemplateRecords:
                 return True
         return False
 
+    def _forget_abandoned(self, template: Template, now: float) -> bool:
+        """Whether there were builds that their client never started, or that ended with their server."""
+        old = [build for build in template.builds.values() if build.updated < now - REQUEST_SECONDS]
+        gone = [build for build in old if build.status == WAITING]
+        gone += [build for build in old if build.status == BUILDING and not self._is_carried_out(build.id)]
+        for build in gone:
+            del template.builds[build.id]
+        return bool(gone)
+
     # ---- the files of templates ----
 
     @contextmanager
@@ -268,15 +277,6 @@ class TemplateRecords:
         with open(draft, "w", encoding="ascii") as file:
             json.dump(dataclasses.asdict(template), file)
         os.rename(draft, self._file(template.id))
-
-
-def _forget_unstarted(template: Template, now: float) -> bool:
-    """Whether there were builds that their client requested and never started."""
-    waiting = [build for build in template.builds.values() if build.status == WAITING]
-    old = [build for build in waiting if build.updated < now - REQUEST_SECONDS]
-    for build in old:
-        del template.builds[build.id]
-    return bool(old)
 
 
 def check_hash(text: str) -> str:
