@@ -166,7 +166,7 @@ class Registry:
         return portal.call(self._fetch_watched, client, FetchRequest(url, headers=headers, follow_redirects=False))
 
     async def _fetch_watched(self, client: SafeClient, request: FetchRequest) -> FetchResponse:
-        """A registry may take its time, and many requests, while nobody waits for the image any more."""
+        """Stops when the last caller has left: a registry may take its time, and many requests."""
         fetching = asyncio.ensure_future(client.fetch(request))
         try:
             while not fetching.done():

@@ -92,7 +92,7 @@ class Interaction:
         """The verdict on one case."""
         for _ in range(_MOST_STARTS):
             ended, decided = await self._run_both(request, case)
-            late = max(_missed_by(ended, decided), _missed_by(decided, ended))
+            late = max(_lateness(ended, decided), _lateness(decided, ended))
             if not late:
                 return decide(ended, decided)
         return Verdict("host_error", ended.result, BackendBusy(late))
@@ -131,7 +131,7 @@ class Interaction:
             await writer.finish()
 
 
-def _missed_by(one: Outcome, other: Outcome) -> float:
+def _lateness(one: Outcome, other: Outcome) -> float:
     """How many seconds `other` came late, if `one` ran out of elapsed time and that may be why; else 0.
 
     Each waits for a place among all runs of the backend, and the clock of the first starts before the other has one.

@@ -31,8 +31,8 @@ _COMPILED_AT_FIRST_USE = "its standard library is compiled when Go is first used
 #: How many libraries of other versions to keep, 100 MB each.
 _MOST_OTHERS = 1
 _lock = Lock()
-#: The libraries that this process uses, held so that no other process removes them. One in a temporary directory (there
-#: is no home directory) is removed by the next sweep after our exit.
+#: The libraries that this process uses, held so that no other process removes them. One in a temporary directory,
+#: without a home directory, is removed by the next sweep after our exit.
 _in_use: dict[GoToolchain, HeldDirectory] = {}
 
 #: Compiled once for each Go version, because that takes a minute. Other packages of the standard library work too; they

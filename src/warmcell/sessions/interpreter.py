@@ -118,7 +118,7 @@ class Interpreter:
 
     def renewal(self, start: Callable[[], Worker]) -> Callable[[Run], None]:
         def renew(run: Run) -> None:
-            if self._over is not None:  # by a callback of the cell before it: nobody would end the new worker
+            if self._over is not None:  # by a callback of the cell before it: the new worker would never be ended
                 raise self._error()
             self._protocol.close()
             renewed = SessionProtocol(start())

@@ -226,7 +226,7 @@ def _run_with_changes(
                     output.finish()
                 else:
                     changes += map(to_plain, layer.changes())
-            finally:  # also if nobody reads the output: what is not reviewed would be removed
+            finally:  # also if the output is not read: what is not reviewed would be removed
                 review(layer, merged, arguments)
                 merged.close()
     finally:

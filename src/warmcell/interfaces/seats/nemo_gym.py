@@ -66,7 +66,7 @@ class WarmcellProvider:
             running = _RunningSandbox(await CageCommands.create(settings), spec.workdir, user)
             handle = SandboxHandle(running.commands.sandbox.id, self.name, running)
             self._running[handle.sandbox_id] = running
-            async with on_error(partial(self.close, handle)):  # nobody else has the handle
+            async with on_error(partial(self.close, handle)):  # no other caller has the handle
                 await _make_workdir(running)
         except SandboxError as error:
             raise SandboxCreateError(str(error)) from error

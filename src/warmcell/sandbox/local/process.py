@@ -96,15 +96,15 @@ class LocalProcess:
 
     async def _wait_for_end(self) -> None:
         """Ends the cage if the process is still running: its agent did not kill it."""
-        finished = [self._awaited()]
+        finished = [self._join_finished()]
         # Not `wait_for`: it loses a cancellation that arrives together with the result.
         _, running = await asyncio.wait(finished, timeout=KILL_SECONDS)
         if running:
             self._process.program.end_cage(f"a killed program was still running after {KILL_SECONDS:g} s")
             await asyncio.wait(finished, timeout=_CAGE_END_SECONDS)
 
-    def _awaited(self) -> asyncio.Future[Any]:
-        """For all callers on this event loop, who must not cancel it."""
+    def _join_finished(self) -> asyncio.Future[Any]:
+        """One future for all callers on this event loop. They must not cancel it."""
         process, loop = self._process, asyncio.get_running_loop()
         if process.awaited is None or process.awaited.get_loop() is not loop:
             process.awaited = asyncio.wrap_future(process.finished)
@@ -119,7 +119,7 @@ class LocalProcess:
 
     async def wait(self, callbacks: asyncio.Future[None] | None = None) -> ExecResult:
         async def wait() -> None:
-            await asyncio.shield(self._awaited())
+            await asyncio.shield(self._join_finished())
             if callbacks is not None:
                 await asyncio.shield(callbacks)
 

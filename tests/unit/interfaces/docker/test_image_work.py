@@ -241,9 +241,7 @@ async def test_saves_count_their_disk_until_they_were_sent(daemon: Daemon, may_s
     await until_async(lambda: daemon.is_idle)
 
 
-async def test_saves_have_slots_too(
-    daemon: Daemon, may_save: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_saves_have_slots_too(daemon: Daemon, may_save: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon.engine.image_work, "charge", lambda size: None)
     monkeypatch.setattr(daemon.engine.image_work, "refund", lambda size: None)
     saving = [await daemon.send("/images/image/get", b"", method="GET") for _ in range(3)]
