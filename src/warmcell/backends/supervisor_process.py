@@ -159,7 +159,7 @@ class SupervisorProcess(asyncio.Protocol):
     async def run(self, request: ExecRequest, program: bytes | None) -> ExecResult:
         """`program` is a pickled request to build. Cancelling it ends the run before the cancellation is raised.
 
-        If that takes too long, the process is killed as soon as nobody else waits for a run of it.
+        If that takes too long, the process is killed as soon as no other caller waits for a run of it.
         """
         if self._transport is None:
             raise death()

@@ -190,7 +190,7 @@ def _compile_library(go: GoToolchain, place: str) -> HeldDirectory:
 def _forget_others(home: str) -> None:
     """Removes what a killed process left unfinished, and all but the latest library of other Go versions.
 
-    Not those that a process uses. They are renamed first, so that nobody finds one of which half is gone.
+    Not those that a process uses. They are renamed first, so that half of one is never found.
     """
     import shutil
 
