@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -366,6 +368,21 @@ def test_processor_time_is_one_limit_for_all_programs() -> None:
             process.wait(60)
         assert told.value.result is not None and told.value.result.stdout == "begun\n"
         assert sandbox.spawn("echo new").wait(30).stdout == "new\n"
+
+
+def test_counters_that_cannot_be_read_do_not_end_the_loop_of_the_cage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage() -> object:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with Sandbox() as sandbox:
+        process = sandbox.spawn(["cat"])
+        program: Any = process._async.local._process.program
+        with monkeypatch.context() as patched:
+            patched.setattr(program._cage._cell, "group", SimpleNamespace(usage=usage))
+            assert sandbox.spawn("echo started").wait(30).stdout == "started\n"
+        process.write("still here\n")
+        process.close_stdin()
+        assert process.wait(30).stdout == "still here\n"
 
 
 def test_a_fork_of_the_program_has_none_of_it_and_may_have_its_own() -> None:

@@ -21,6 +21,7 @@ from warmcell.backends.process.started_programs import (
     OVER_MEMORY,
     CageEnd,
     LiveDenials,
+    MemoryKills,
     PendingStart,
     StartedProgram,
     cage_end_from,
@@ -70,6 +71,7 @@ class LiveCage:
         self._env = dict(env)
         self._cleanup = cleanup
         self._denials = denials
+        self.memory_kills = MemoryKills(cell).count
         #: Held while the cell's status is read, which also callers do.
         self._status_lock = Lock()
         self.template = template
@@ -333,11 +335,6 @@ class LiveCage:
             status.register(self._cell.status, select.POLLIN)
             while self._cell.report is None and status.poll(0):
                 self._cell.receive_message()
-
-    def memory_kills(self) -> int:
-        """How many of its processes the kernel has killed for the cage's memory limit; 0 without a cgroup."""
-        group = self._cell.group
-        return 0 if group is None else group.usage().memory_kills
 
     def end_if_over_memory(self, peak: int) -> bool:
         """Ends the cage if it is over its memory limit now: a late watcher would blame the next program."""

@@ -18,10 +18,12 @@ from warmcell.core.errors import (
     SandboxError,
     SessionEnded,
 )
+from warmcell.core.light import suppress
 from warmcell.core.lines import one_line
 from warmcell.core.records import dataclass
 from warmcell.core.types import Denial, EffectiveLimits, Enforced, ExecResult
 from warmcell.lifetime.descriptors import shortage_from_message
+from warmcell.runner.cell import Cell
 from warmcell.runner.denials import MOST_DENIALS, denials_from
 from warmcell.runner.outcome import REPLACED, replacement_reason
 from warmcell.sessions.agent_channel import Message
@@ -146,6 +148,22 @@ class LiveDenials:
     def since(self, moment: float) -> list[Denial]:
         with self._lock:
             return [denial for denial, last in self._last.items() if last >= moment]
+
+
+class MemoryKills:
+    """How many processes of a cage the kernel has killed for its memory limit; 0 without a control group.
+
+    The last count where the counters cannot be read: an error would end the loop of the cage.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell, self._last = cell, 0
+
+    def count(self) -> int:
+        group = self._cell.group
+        with suppress(OSError):  # no descriptors left
+            self._last = max(self._last, 0 if group is None else group.usage().memory_kills)
+        return self._last
 
 
 class ProgramCage(Protocol):
