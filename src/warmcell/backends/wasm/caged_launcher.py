@@ -28,6 +28,7 @@ from warmcell.pool.zygote import DYING_SECONDS, CellKind, ZygoteKey, ZygoteProce
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent, host_capabilities
 from warmcell.runner.cgroups import GroupLimits
+from warmcell.runner.outcome import REPLACED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class CagedProcess:
         self._lock = Lock()
         self._is_started = self._is_killed = False
         self.pid = 0
+        #: What the host replaced in a writable directory although the worker may only read it: its path there, or "".
+        self.replaced = ""
 
     def start(self, run: Run) -> None:
         """Raises `CellLost` if the zygote was dying; the launcher then uses another one."""
@@ -102,7 +105,10 @@ class CagedProcess:
         with suppress(CellLost, SandboxError, OSError):
             while self._cell.report is None and poll.poll(_REPORT_MS):
                 self._cell.receive_message()
-        status = (self._cell.report or {}).get("exit", 9)
+        report = self._cell.report or {}
+        status, verdict = report.get("exit", 9), str(report.get("verdict", ""))
+        if verdict.startswith(REPLACED):
+            self.replaced = verdict.split("/", 4)[-1]
         with suppress(OSError):  # out of descriptors: the usage of the cell is not read
             self._close()
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

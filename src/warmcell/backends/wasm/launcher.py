@@ -30,6 +30,8 @@ class PlainProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
         self._process = process
+        #: For a worker in a cage: what the host replaced.
+        self.replaced = ""
 
     def start(self, run: Run) -> None:
         """Waits until the process exists, which Popen has done. Only `kill` and `wait` may be called before it.

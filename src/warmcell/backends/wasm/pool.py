@@ -27,6 +27,7 @@ from warmcell.lifetime.ownership import own_until_exit
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.pool.supply import Supply
 from warmcell.runner.cell import CellLost
+from warmcell.runner.outcome import replacement_reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -352,6 +353,8 @@ class Lease:
         status = self.worker.dispose()
         if was_killed:
             return BackendUnavailable("the WASM workers were shut down during the run")
+        if self.worker.replaced:
+            return ExecutionFailed(f"ended: {replacement_reason(self.worker.replaced)}", hint="run it again")
         log_text = self.worker.log()
         if log_text:
             _log.warning("a WASM worker died while %s: %s", what, log_text)

@@ -102,6 +102,8 @@ class WorkerHandle:
         self._is_disposed = False
         self._status: int | None = None
         self._last_words = ""
+        #: What the host replaced, if its cage ended for that.
+        self.replaced = ""
         with Descriptors() as self._descriptors:
             try:
                 self._open()
@@ -267,6 +269,7 @@ class WorkerHandle:
             return self._status
         self.kill()
         self._status = self._process.wait(_REAP_SECONDS)
+        self.replaced = self._process.replaced
         try:
             self.drain()  # the listener of its run may raise
             self._last_words = self.log()

@@ -31,7 +31,9 @@ from .zygote_handle import ZygoteHandle, ZygoteLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+    from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+    from .guarded_mounts import Watched
 
 #: Beyond this, the least recently used twin is ended, and forked again on demand.
 _MOST_TWINS = 64
@@ -140,6 +142,21 @@ class CellMaker:
         Each mount tree is made as for a new cell: a private copy, compared by identity, with reduced permissions. The
         mount points were part of the cell's plan, on its sealed root and in its Landlock rules. Raises `CageError`.
         """
+        guarded = find_guarded(binds)
+        watched = self.guarded.watch(guarded)
+        try:
+            self._attach_trees(binds, guest)
+        except BaseException:
+            self.guarded.forget(watched)
+            raise
+        self._guard(guest, guarded, watched)
+
+    def _guard(self, guest: GuestChild, guarded: Iterable[str], watched: Watched) -> None:
+        """Have the cell end when one of these mount points is lost, and forget the watches when it is closed."""
+        guest.guarded += tuple(guarded)
+        guest.on_close.append(partial(self.guarded.forget, watched))
+
+    def _attach_trees(self, binds: Sequence[plans.Bind], guest: GuestChild) -> None:
         with OwnedDescriptors() as owned:
             with step("find cell"):
                 process = owned.take(call("pidfd_open", guest.pid, 0))
@@ -229,7 +246,7 @@ class CellMaker:
             sends, receives = packet_socket(os.dup(status.fileno())), packet_socket(ours)
             guest = GuestChild(pid, pidfd, expected, sends, init, receives, begun, order.may_exec)
             guest.takes_list, guest.has_live_modules = takes_list, has_live_modules
-            guest.guarded, guest.on_close = tuple(guarded), partial(self.guarded.forget, watched)
+            self._guard(guest, guarded, watched)
         except BaseException:
             self.guarded.forget(watched)
             init.end()

@@ -148,7 +148,7 @@ class GuestChild:
         #: Mount points that must stay (see `guarded_mounts`), the first that did not, and what `close` calls.
         self.guarded: Tuple[str, ...] = ()
         self._lost_mount = ""
-        self.on_close: Optional[Callable[[], None]] = None
+        self.on_close: List[Callable[[], None]] = []
 
     @property
     def poll_descriptor(self) -> int:
@@ -368,9 +368,8 @@ class GuestChild:
 
     def close(self) -> None:
         """Close all descriptors; the processes continue."""
-        if self.on_close is not None:
-            self.on_close()
-            self.on_close = None
+        while self.on_close:
+            self.on_close.pop()()
         for channel in (self._handoff, self._status):
             channel.close()
         close_all([self._init.pidfd, self._begun, *self._identity[1:], *self._given.values()])

@@ -191,8 +191,11 @@ class Manager:
             self._guests[made.pid] = made
             # Without POLLIN: wait until it closes the channel, which poll always reports.
             self._poll.register(made.poll_descriptor, 0)
-            if made.guarded:
-                self._poll.register(self._maker.guarded.descriptor, select.POLLIN)
+            self._poll_guarded(made)
+
+    def _poll_guarded(self, guest: GuestChild) -> None:
+        if guest.guarded:
+            self._poll.register(self._maker.guarded.descriptor, select.POLLIN)
 
     def _attach(self, order: Dict[str, Any], descriptors: List[int]) -> None:
         """Attach directories to a running guest, and have the watcher limit what it writes to them.
@@ -206,6 +209,7 @@ class Manager:
             if guest is None:
                 raise CageError("find cell", errno.ESRCH, str(order["cell"]))
             self._maker.attach(binds, guest)
+            self._poll_guarded(guest)
             writable = tuple(bind.source for bind in binds if bind.writable)
             attached = {"attached": len(binds)}
             if writable:
