@@ -362,6 +362,8 @@ def test_uncountable_memory_is_refused_or_notified(machine: str) -> None:
         assert (counted.verdict(name), watched.verdict(name)) == (_ALLOW, EINVAL)
     for name in ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"):
         assert (counted.verdict(name), watched.verdict(name)) == (_ALLOW, ENOSYS)
+    for command in (37, 38):  # F_OFD_SETLK, F_OFD_SETLKW
+        assert (counted.verdict("fcntl", 0, command), watched.verdict("fcntl", 0, command)) == (_ALLOW, EINVAL)
     shared, private, of_a_file = 0x21, 0x22, 0x01
     for length in (1, 1 << 16, (1 << 16) + 1, 1 << 32, (1 << 32) + 1):
         expected = _NOTIFY if length > 1 << 16 else _ALLOW

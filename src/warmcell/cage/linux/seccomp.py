@@ -273,7 +273,7 @@ def rules(profile: Profile) -> Dict[str, List[Instruction]]:
         "mknod": _mknod_rule(1),
         "mknodat": _mknod_rule(2),
     }
-    table = {**bpf.rules_for_all(), **table, **bpf.rules_for_inodes(profile.is_caged)}
+    table = {**bpf.rules_for_all(profile.is_watched), **table, **bpf.rules_for_inodes(profile.is_caged)}
     if profile.has_host_disk:
         table.update(bpf.rules_for_host_disks())
     if profile.is_watched:

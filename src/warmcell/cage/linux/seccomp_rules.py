@@ -93,6 +93,8 @@ _EPERM, _EINVAL, _ENOSYS, _EOPNOTSUPP = 1, 22, 38, 95
 #: Leases and delegations block others that open a file; F_NOTIFY reports them.
 _WATCHING_OTHERS = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
 _F_SETPIPE_SZ = 1031
+#: F_OFD_SETLK, F_OFD_SETLKW: locks of an open file have no owner, so nothing tells whose memory they take.
+_LOCKING_OPEN_FILES = (37, 38)
 
 _SOL_SOCKET = 1
 #: Socket filters use up the kernel's memory for compiled filters, which the next cage needs; zero-copy pins pages.
@@ -112,10 +114,10 @@ _PINNING = ("vmsplice", "splice", "tee", "sendfile")
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
 
-def rules_for_all() -> Dict[str, List[Instruction]]:
-    """Rules for every guest."""
+def rules_for_all(is_watched: bool) -> Dict[str, List[Instruction]]:
+    """Rules for every guest. `is_watched`: only the watcher counts its memory."""
     return {
-        "fcntl": _fcntl_rule(),
+        "fcntl": _fcntl_rule(_WATCHING_OTHERS + (_LOCKING_OPEN_FILES if is_watched else ())),
         "setsockopt": _setsockopt_rule(),
         "shmctl": [load(argument(1)), *returns_if_equal((_SHM_LOCK,), errno(_EPERM)), ret(ALLOW)],
     }
@@ -142,9 +144,9 @@ def rules_for_host_disks() -> Dict[str, List[Instruction]]:
     return {"fallocate": [ret(errno(_EOPNOTSUPP))]}
 
 
-def _fcntl_rule() -> List[Instruction]:
+def _fcntl_rule(unknown: Sequence[int]) -> List[Instruction]:
     command = load(argument(1))
-    refused = returns_if_equal(_WATCHING_OTHERS, errno(_EINVAL))
+    refused = returns_if_equal(unknown, errno(_EINVAL))
     return [command, *refused, *returns_if_equal((_F_SETPIPE_SZ,), errno(_EPERM)), ret(ALLOW)]
 
 

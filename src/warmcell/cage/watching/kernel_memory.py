@@ -12,7 +12,7 @@ from ..linux.processes import expected_errors
 from ..linux.seccomp_rules import SMALL_SHARED_MEMORY
 from ..records import NamedTuple
 from . import usage
-from .patience import Patience, Spent, next_look_after
+from .patience import Patience, Spent, TooLong, next_look_after
 from .patterns import Pattern
 
 TYPE_CHECKING = False
@@ -194,7 +194,38 @@ class Mappings:
 _LOCK = 256
 #: Up to this number on the whole host are not counted.
 _FREE_LOCKS = 4096
+#: The longest reading of the table, in processor time and in wall time; and who holds more of a table that takes longer
+#: is too large to measure.
+_LONGEST_READING, _MANY_LOCKS = (0.1, 0.5), 1024
 _OWNER_AND_DEVICE = Pattern(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
+
+
+class LockTable:
+    """All visible locks, by owner and device. One for all cells: the kernel lists the locks of every guest, so
+    reading them must take no guest's time. A table that takes too long is read in part.
+    """
+
+    def __init__(self) -> None:
+        self._found: Dict[Tuple[bytes, bytes], int] = {}
+        self.is_complete = True
+        self._next_look = 0.0
+
+    def look(self) -> Dict[Tuple[bytes, bytes], int]:
+        if time.monotonic() < self._next_look:
+            return self._found
+        spent, patience = Spent(), Patience(*_LONGEST_READING)
+        self._found, self.is_complete = {}, True
+        try:
+            for lines in patience.read("/proc/locks"):
+                for lock in _OWNER_AND_DEVICE.findall(lines):
+                    self._found[lock] = self._found.get(lock, 0) + 1
+        except TooLong:
+            self.is_complete = False
+        self._next_look = next_look_after(spent)
+        return self._found
+
+
+_table = LockTable()
 
 
 class Locks:
@@ -217,12 +248,14 @@ class Locks:
         return self._memory
 
     def _look(self, pids: List[int], patience: Patience) -> int:
-        found: Dict[Tuple[bytes, bytes], int] = {}
-        for lines in patience.read("/proc/locks"):
-            for lock in _OWNER_AND_DEVICE.findall(lines):
-                found[lock] = found.get(lock, 0) + 1
+        processor, clock = time.process_time(), time.monotonic()
+        found = _table.look()
+        patience.extend(time.process_time() - processor, time.monotonic() - clock)
         if sum(found.values()) <= _FREE_LOCKS:
             return 0
         owners = {pid for pid, _ in found}
         ours = {pid for pid in owners if int(pid) > 0 and self._is_ours(int(pid), pids)}
-        return _LOCK * sum(number for (pid, where), number in found.items() if pid in ours or where == self._device)
+        held = sum(number for (pid, where), number in found.items() if pid in ours or where == self._device)
+        if held > _MANY_LOCKS and not _table.is_complete:
+            raise TooLong
+        return _LOCK * held

@@ -1,0 +1,44 @@
+"""The kernel lists the locks of all guests in one table: reading it must not be charged to one that holds none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from warmcell.cage.watching import kernel_memory
+from warmcell.cage.watching.kernel_memory import Locks
+from warmcell.cage.watching.patience import Patience, TooLong
+
+pytestmark = [pytest.mark.needs("linux"), pytest.mark.claim("WC-RX-8")]
+
+
+@pytest.fixture(autouse=True)
+def many_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of this process, and a table that was not read before."""
+    monkeypatch.setattr(kernel_memory, "_table", kernel_memory.LockTable())
+    with (tmp_path / "x").open("w") as file:
+        for at in range(8000):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * at)
+        yield
+
+
+class _CutShort(Patience):
+    def read(self, path: str) -> Iterator[bytes]:
+        yield from super().read(path)
+        raise TooLong
+
+
+def test_locks_of_others_take_no_time_of_a_guest() -> None:
+    """Its own is less than it takes to read them."""
+    assert Locks(lambda owner, pids: False).memory([], Patience(0.001, 1.0)) == 0
+
+
+def test_a_table_that_takes_too_long_is_the_fault_of_who_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_memory, "Patience", _CutShort)
+    assert Locks(lambda owner, pids: False).memory([], Patience(10.0, 10.0)) == 0
+    with pytest.raises(TooLong):
+        Locks(lambda owner, pids: owner == os.getpid()).memory([], Patience(10.0, 10.0))
