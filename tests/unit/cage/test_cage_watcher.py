@@ -47,6 +47,23 @@ def test_a_descriptor_whose_number_was_used_before_is_still_waited_for() -> None
             os.fstat(begun)
 
 
+def test_one_guest_that_asks_too_much_is_refused_and_no_other() -> None:
+    """Each request is for a mapping of shared memory; during a long look the watcher reads none of them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        manager_end = watcher.Watcher()
+        manager_end._channel = ours
+        while manager_end.note_shared_memory(1, 1 << 20):
+            pass
+        assert manager_end.note_shared_memory(2, 7 << 20) and not manager_end.is_up_to_date
+        assert not manager_end.note_shared_memory(1, 1 << 20)
+        theirs.settimeout(5)
+        while (message := receive_packet(theirs)[0])["shared"] != 2:
+            manager_end.send_waiting()
+        assert message["length"] == 7 << 20
+        manager_end.close()
+
+
 def test_messages_that_pile_up_during_looks_are_read_together() -> None:
     """One for each turn would make the manager, and with it every other run, wait for the looks at a hostile guest."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

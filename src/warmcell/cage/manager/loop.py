@@ -110,6 +110,7 @@ class Manager:
         while self._control is not None or self._guests or self._exited or self._awaiting_verdict:
             ready = dict(self._poll.poll(self._pause_ms()))
             self._poll_child_exits()
+            self._watcher.send_waiting()  # here, because guests that are never quiet could put off `_tidy`
             self._finish_exited()
             if self._maker.guarded.descriptor in ready and self._maker.guarded.has_changes():
                 for guest in (*self._guests.values(), *self._exited):

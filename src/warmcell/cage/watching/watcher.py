@@ -24,7 +24,7 @@ from ..wire import receive_packet, send_packet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, NoReturn, Optional, Set, Tuple
+    from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple
 
 
 class Verdict(NamedTuple):
@@ -43,6 +43,8 @@ class Verdict(NamedTuple):
 
 
 _UP_SECONDS = 30.0
+#: How many requests of one guest wait for room in the channel.
+_MOST_WAITING = 64
 NO_VERDICT = Verdict("", 0, 0.0)
 #: The watcher died. What the guest used is unknown, so the run is a failure of the host.
 LOST = Verdict("lost", 0, 0.0)
@@ -71,6 +73,8 @@ class Watcher:
         self._ended: Set[int] = set()
         #: Verdicts received and not yet collected.
         self.verdicts: Dict[int, Verdict] = {}
+        #: Lengths of shared memory that could not be sent yet, by the number of the cell.
+        self._waiting: Dict[int, List[int]] = {}
 
     @property
     def listens_to(self) -> int:
@@ -122,14 +126,31 @@ class Watcher:
                 raise OSError(errno.ESRCH, "the watcher did not start")
 
     def note_shared_memory(self, number: int, length: int) -> bool:
-        """A guest is about to map this length. False if the watcher does not keep up with its requests."""
+        """A guest is about to map this length. False if the watcher does not keep up with its requests.
+
+        What cannot be sent now waits, for each guest by itself: one that makes many is refused, and no other.
+        """
         if self._channel is None:
             return False
-        try:
-            send_packet(self._channel, {"shared": number, "length": length}, flags=socket.MSG_DONTWAIT)
+        waiting = self._waiting.setdefault(number, [])
+        waiting.append(length)
+        self.send_waiting()
+        if len(waiting) <= _MOST_WAITING:
             return True
-        except OSError:
-            return False
+        waiting.pop()
+        return False
+
+    def send_waiting(self) -> None:
+        """Send the requests that wait, one of each guest in turn, until the channel is full."""
+        while self._waiting and self._channel is not None:
+            number, lengths = next(iter(self._waiting.items()))
+            try:
+                send_packet(self._channel, {"shared": number, "length": lengths[0]}, flags=socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            del self._waiting[number], lengths[0]
+            if lengths:
+                self._waiting[number] = lengths
 
     def receive(self) -> bool:
         """Receive all messages that have arrived. False if the watcher has exited: then no cell is watched."""
@@ -155,6 +176,7 @@ class Watcher:
 
     def end_of(self, number: int) -> Optional[Verdict]:
         """The verdict on a cell whose guest has ended; None if it was requested and `receive` will get it."""
+        self._waiting.pop(number, None)
         if self._channel is None or not self.receive():
             return LOST
         if number in self.verdicts:
@@ -168,7 +190,7 @@ class Watcher:
 
     @property
     def is_up_to_date(self) -> bool:
-        return not self._ended
+        return not (self._ended or self._waiting)
 
     def forget_ended(self) -> None:
         """Let the watcher release ended cells."""
@@ -186,6 +208,7 @@ class Watcher:
         return True
 
     def close(self) -> None:
+        self._waiting.clear()
         if self._channel is not None:
             os.close(self._channel.detach())
             self._channel = None
