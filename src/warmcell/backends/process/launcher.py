@@ -127,16 +127,28 @@ class Launcher:
         return self._run_once(launch)
 
     def _run_once(self, launch: Launch) -> ExecResult:
-        """A run in four steps: find its template, acquire a cell, give it the job, await its result."""
+        """A run in four steps: find its template, acquire a cell, give it the job, await its result.
+
+        Once more if the host replaced something protected while the cell was being made: no guest has started then.
+        """
         template = self._find_template(launch)
         denials = DenialCollector()
         with Cleanup() as slots, Cleanup() as cleanup:
             self._acquire_gpus(template, launch.run, slots)
-            start = partial(self._start_guest, launch, template, denials, cleanup)
-            cell = descriptor_pressure.retry(start, launch.run, self._config.queue_timeout, own=self.pool)
+            try:
+                cell = self._begin(launch, template, denials, cleanup)
+            except EnforcerFailed:
+                if template.find_replaced() is None:
+                    raise
+                template = self._find_template(launch)
+                cell = self._begin(launch, template, denials, cleanup)
             from warmcell.backends.process.run_result import await_result
 
             return await_result(launch, template, cell, denials, self.pool.on_slow_run)
+
+    def _begin(self, launch: Launch, template: CellTemplate, denials: DenialCollector, cleanup: Cleanup) -> Cell:
+        start = partial(self._start_guest, launch, template, denials, cleanup)
+        return descriptor_pressure.retry(start, launch.run, self._config.queue_timeout, own=self.pool)
 
     def _acquire_gpus(self, template: CellTemplate, run: Run, release: Cleanup) -> None:
         if template.effective.gpu is None:
@@ -264,13 +276,28 @@ class Launcher:
             return self._builder
 
     def live_cage(self, limits: EffectiveLimits, terms: LiveOptions, run: Run) -> LiveCage:
-        """A cell that stays until the caller closes it or it ends by itself."""
-        from warmcell.backends.process.live_start import check, create_live_cage
+        """A cell that stays until the caller closes it or it ends by itself. Tries again as `_run_once` does."""
+        template = self._live_template(limits, terms)
+        try:
+            return self._start_live_cage(template, limits, terms, run)
+        except EnforcerFailed:
+            if template.find_replaced() is None:
+                raise
+        return self._start_live_cage(self._live_template(limits, terms), limits, terms, run)
+
+    def _live_template(self, limits: EffectiveLimits, terms: LiveOptions) -> CellTemplate:
+        from warmcell.backends.process.live_start import check
 
         self.resolver.pin_again()
         effective = self.resolver.resolve(limits)
         check(effective)
-        template = self.get_live_setup().template(effective, self._config, terms.shown)
+        return self.get_live_setup().template(effective, self._config, terms.shown)
+
+    def _start_live_cage(
+        self, template: CellTemplate, limits: EffectiveLimits, terms: LiveOptions, run: Run
+    ) -> LiveCage:
+        from warmcell.backends.process.live_start import create_live_cage
+
         begin = partial(
             create_live_cage, template, self._live_kind(limits, template), self.egress, self.pool, terms, run
         )
