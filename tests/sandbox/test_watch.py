@@ -132,6 +132,23 @@ def test_paths_below_a_moved_directory_are_right(sandbox: Sandbox) -> None:
     assert ("two/in/new", "created") in events_until_mark(sandbox, events)
 
 
+@pytest.mark.attack("RX-11")
+def test_a_large_tree_is_reported_piece_by_piece(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each turn of the event loop does only one step."""
+    monkeypatch.setattr(file_watch, "SLICE_SECONDS", -1.0)
+    work = Path(sandbox.work_dir)
+    for number in range(20):
+        (work / "tree" / str(number)).mkdir(parents=True)
+    events = sandbox.watch(recursive=True)
+    (work / "tree").rename(work / "other")
+    seen = events_until_mark(sandbox, events)
+    assert {("tree", "moved"), *((f"other/{number}", "created") for number in range(20))} <= set(seen)
+    (work / "last").unlink()
+    (work / "other" / "7" / "new").mkdir()
+    assert ("other/7/new", "created") in events_until_mark(sandbox, events)
+    events.close()
+
+
 def test_a_watch_begins_at_the_call_and_ends_with_close(sandbox: Sandbox) -> None:
     (Path(sandbox.work_dir) / "before").touch()
     events = sandbox.watch()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from warmcell.workspace.file_watch import FileWatch
+from warmcell.workspace import file_watch
+from warmcell.workspace.file_watch import OVERFLOW, FileWatch, Record
 from warmcell.workspace.workspace import Workspace
 
 
@@ -20,7 +22,8 @@ def workspace() -> Iterator[Workspace]:
 
 
 def collect(watch: FileWatch) -> list[tuple[str, str]]:
-    watch.gather()
+    while watch.gather():
+        pass
     events = []
     while (event := watch.next_event()) is not None:
         events.append((event.kind, event.path))
@@ -56,3 +59,60 @@ def test_a_guest_cannot_hide_behind_our_prefix(workspace: Workspace) -> None:
     events = collect(watch)
     watch.close()
     assert [kind for kind, _ in events][:1] == ["created"]
+
+
+@pytest.mark.attack("RX-11")
+def test_one_call_does_little_for_a_large_tree(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop makes that call, for a guest that renames the tree again and again."""
+    add, added = file_watch.add_watch, []
+
+    def add_slowly(descriptor: int, directory: int) -> int:
+        time.sleep(0.002)
+        added.append(directory)
+        return add(descriptor, directory)
+
+    for number in range(100):
+        workspace.mkdir(f"tree/{number}", parents=True)
+    workspace.write_file("tree/7/file", b"1")
+    work = Path(workspace.host_path)
+    watch = workspace.watch(recursive=True)
+    monkeypatch.setattr(file_watch, "add_watch", add_slowly)
+    (work / "tree").rename(work / "other")
+    watch.gather()
+    assert len(added) < 10
+    events = collect(watch)
+    assert len(added) == 101 and events[:2] == [("moved", "tree"), ("created", "other")]
+    assert {("created", "other/7"), ("created", "other/7/file")} <= set(events) and len(events) == 103
+    (work / "other" / "8" / "new").mkdir()
+    assert ("created", "other/8/new") in collect(watch)
+    watch.close()
+
+
+def lose_records(watch: FileWatch) -> None:
+    """As the kernel does when its queue is full."""
+    os.read(watch.descriptor, 1 << 16)
+    watch._records.append((Record(-1, OVERFLOW, "", 0), 0))
+
+
+def test_a_directory_that_left_while_records_were_lost_is_not_watched(workspace: Workspace) -> None:
+    workspace.mkdir("sub/in", parents=True)
+    workspace.mkdir("sub/stays")
+    work = Path(workspace.host_path)
+    watch = workspace.watch("sub", recursive=True)
+    (work / "sub" / "in").rename(work / "away")
+    lose_records(watch)
+    assert collect(watch) == [("overflow", "sub")]
+    (work / "away" / "file").touch()
+    (work / "sub" / "stays" / "seen").mkdir()
+    assert collect(watch) == [("created", "sub/stays/seen")]
+    watch.close()
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+def test_a_watch_ends_though_the_removal_of_its_directory_was_lost(workspace: Workspace, recursive: bool) -> None:
+    workspace.mkdir("sub/in", parents=True)
+    watch = workspace.watch("sub", recursive=recursive)
+    workspace.remove("sub")
+    lose_records(watch)
+    assert collect(watch) == [("overflow", "sub")] and watch.is_over
+    watch.close()

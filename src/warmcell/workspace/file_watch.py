@@ -13,19 +13,21 @@ import os
 import struct
 import sys
 import termios
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError
-from warmcell.core.light import closing_fd
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, PathTraversal, SandboxError
 from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
-from warmcell.workspace.names import Parts, printable
-from warmcell.workspace.root import OPEN_DIRECTORY, Root, is_temporary_name, open_one
+from warmcell.workspace.errors import FileMissing, WrongKind
+from warmcell.workspace.names import MAX_PATH_BYTES, Parts, printable
+from warmcell.workspace.root import Root, is_temporary_name
+from warmcell.workspace.watched_directories import WatchedDirectories
 
 MODIFY, ATTRIB, MOVED_FROM, MOVED_TO = 0x002, 0x004, 0x040, 0x080
 CREATE, DELETE, DELETE_SELF = 0x100, 0x200, 0x400
@@ -93,12 +95,14 @@ def _check_result(answer: int) -> int:
 
 #: Directories in one watch. They use kernel memory and the user's inotify limit.
 MOST_DIRECTORIES = 4096
-#: Scanning needs one descriptor per level.
+#: How deep a tree is watched.
 MOST_DEEP = 64
 #: Entries reported for one directory that was filled before it could be watched.
 MOST_FOUND = 4096
 #: Characters of paths in undelivered events.
 MOST_TEXT = 1 << 22
+#: How long one call of `gather` may take: an event loop calls it, for a guest that renames large trees all the time.
+SLICE_SECONDS = 0.002
 
 Kind = Literal["created", "modified", "deleted", "moved", "overflow"]
 _KINDS: tuple[tuple[int, Kind], ...] = (
@@ -120,19 +124,32 @@ class FileEvent:
     kind: Kind
 
 
+class _Listing(NamedTuple):
+    """An open directory that is being listed. `watch` is that of a new one, whose entries are reported."""
+
+    entries: Iterator[os.DirEntry[str]]
+    close: Callable[[], None]
+    parts: Parts
+    watch: int | None
+    names: set[str]
+
+
 class FileWatch:
     """Watches from construction until `close`. `descriptor` can be polled; no method blocks.
 
     With `recursive`, call `gather` promptly: it adds new directories, and until then their content is not watched.
-    Links are not followed: directories are opened name by name and watched by descriptor.
+    Links are not followed: a directory is opened without them and watched by descriptor.
+
+    What a record causes is done in steps, before the next record. Between two steps at most one directory is open.
     """
 
     def __init__(self, root: Root, parts: Parts, prefix: str, *, recursive: bool) -> None:
         self._owned = Descriptors()
+        self._listing: _Listing | None = None
         if not sys.platform.startswith("linux"):
             raise BackendUnavailable("watching files needs Linux (inotify)")
         self._root, self._prefix, self.is_recursive = root, prefix, recursive
-        self._directories: dict[int, Parts] = {}
+        self._directories = WatchedDirectories()
         self._found: deque[FileEvent] = deque()
         self._text = 0
         #: Records that were read and not processed, each with the stream position of its end.
@@ -141,17 +158,26 @@ class FileWatch:
         self._read = 0
         #: For each new directory: its listed names, and the position up to which records of their creation are repeats.
         self._listed: dict[int, tuple[int, set[str]]] = {}
-        #: Whether the watched directory was removed, so that there will be no more events.
-        self.is_over = False
+        #: Directories to watch and to list, and whether their entries are reported.
+        self._waiting: list[tuple[Parts, bool]] = []
+        #: A moved directory that is no longer watched, nor what is below it.
+        self._moved: Parts | None = None
+        #: After lost records: the watches whose directories were not found again.
+        self._stale: set[int] = set()
+        self._has_lost = self._was_removed = False
         self._base = parts
         with self._owned:
             try:
                 self.descriptor = self._owned.open(_create_inotify)
                 with root.directory(parts) as directory:
-                    self._base_watch = self._add(directory, parts)
-                    self._enter(directory, parts)
+                    self._base_watch = add_watch(self.descriptor, directory)
             except OSError as error:
                 raise _refusal(error) from None
+            self._directories.place(self._base_watch, parts)
+            if recursive:
+                self._waiting.append((parts, False))
+            while self._step():
+                pass
 
     @property
     def is_closed(self) -> bool:
@@ -166,11 +192,17 @@ class FileWatch:
         """Whether the buffer is full; further events stay in the kernel's queue until some are read."""
         return len(self._found) > 2 * MOST_FOUND or self._text > MOST_TEXT
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the watched directory was removed, so that there will be no more events."""
+        return self._was_removed and not self._has_work
+
     def close(self) -> None:
         self._owned.close()
+        self._stop_listing()
 
     def __del__(self) -> None:
-        self._owned.close()
+        self.close()
 
     def next_event(self) -> FileEvent | None:
         """The oldest event, or None. Consecutive duplicates are merged."""
@@ -186,28 +218,57 @@ class FileWatch:
         self._records.clear()
         self._text = 0
 
-    def gather(self) -> None:
-        """Process a bounded number of kernel records and start watching new directories."""
-        if not self._records:
-            with suppress(BlockingIOError):
-                data = os.read(self.descriptor, _BUFFER)
-                self._records.extend((record, self._read + record.end) for record in _parse_records(data))
-                self._read += len(data)
-        while self._records and not self.is_full:
+    def gather(self) -> bool:
+        """Process kernel records and start watching new directories, for a short time. Returns whether work is left."""
+        until = time.monotonic() + SLICE_SECONDS
+        if not self._has_work:
+            self._read_records()
+        while not self.is_full and self._step():
+            if time.monotonic() > until:
+                return self._has_work and not self.is_full
+        return False
+
+    @property
+    def _has_work(self) -> bool:
+        scan = self._listing or self._moved is not None or self._waiting or self._stale or self._has_lost
+        return bool(scan or self._records)
+
+    def _step(self) -> bool:
+        """Do a small part of what the last record caused, or process the next one. False if there is nothing to do."""
+        if self._listing is not None:
+            self._list_one(self._listing)
+        elif self._moved is not None:
+            self._forget_one_below(self._moved)
+        elif self._waiting:
+            self._enter(*self._waiting.pop())
+        elif self._stale:
+            self._remove(self._stale.pop())
+        elif self._has_lost:
+            self._has_lost = False
+            self._emit(self._base, "overflow")  # now, that everything is watched again
+        elif self._records:
             self._process(*self._records.popleft())
-        self._listed = {watch: item for watch, item in self._listed.items() if item[0] > self._read or self._records}
+        else:
+            return False
+        return True
+
+    def _read_records(self) -> None:
+        self._listed = {watch: item for watch, item in self._listed.items() if item[0] > self._read}
+        with suppress(BlockingIOError):
+            data = os.read(self.descriptor, _BUFFER)
+            self._records.extend((record, self._read + record.end) for record in _parse_records(data))
+            self._read += len(data)
 
     def _process(self, record: Record, position: int) -> None:
         if record.mask & OVERFLOW:
-            self._emit(self._base, "overflow")
             self._rescan()
             return
         directory = self._directories.get(record.watch)
         if directory is None:
             return
         if record.mask & IGNORED:
-            del self._directories[record.watch]
-            self.is_over = self.is_over or record.watch == self._base_watch
+            self._directories.forget(record.watch)
+            self._was_removed = self._was_removed or record.watch == self._base_watch
         elif record.name and not is_temporary_name(record.name) and not self._was_listed(record, position):
             self._process_named(record, (*directory, record.name))
 
@@ -220,84 +281,99 @@ class FileWatch:
         return bool(record.mask & (CREATE | MOVED_TO))
 
     def _process_named(self, record: Record, parts: Parts) -> None:
-        is_directory = bool(record.mask & IS_DIRECTORY)
-        if is_directory and record.mask & MOVED_FROM:
-            self._forget_below(parts)
         for bits, kind in _KINDS:
             if record.mask & bits:
                 self._emit(parts, kind)
-        if is_directory and self.is_recursive and record.mask & (CREATE | MOVED_TO):
-            self._follow(parts)
-
-    def _follow(self, parts: Parts) -> None:
-        """Watch a new directory, unless it was removed or replaced meanwhile."""
-        with suppress(SandboxError, OSError), self._root.directory(parts) as directory:
-            known = set(self._directories)
-            watch = self._try_add(directory, parts)
-            if watch is not None and watch not in known:
-                self._enter(directory, parts, watch)
-
-    def _enter(self, directory: int, parts: Parts, new: int | None = None) -> None:
-        """Watch all directories below. `new` is the watch of a new directory, whose existing entries are reported."""
-        if not self.is_recursive:
-            return
-        names: set[str] = set()
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if is_temporary_name(entry.name):
-                    continue
-                below = (*parts, entry.name)
-                if new is not None:
-                    if len(names) >= MOST_FOUND:
-                        self._emit(parts, "overflow")
-                        break
-                    names.add(entry.name)
-                    self._emit(below, "created")
-                is_directory = entry.is_dir(follow_symlinks=False)
-                if is_directory and not self._descend(directory, entry.name, below, is_new=new is not None):
-                    break
-        if new is not None and (waiting := unread_bytes(self.descriptor)):
-            self._listed[new] = (self._read + waiting, names)
-
-    def _descend(self, directory: int, name: str, below: Parts, *, is_new: bool) -> bool:
-        """Watch one subdirectory, and report its entries if it is new. False if no more can be watched."""
-        try:
-            child = open_one(directory, name, OPEN_DIRECTORY)
-        except OSError as error:
-            return error.errno not in (errno.EMFILE, errno.ENFILE)
-        with closing_fd(child):
-            watch = self._try_add(child, below)
-            if watch is not None:
-                self._enter(child, below, watch if is_new else None)
-            return watch is not None
-
-    def _try_add(self, directory: int, parts: Parts) -> int | None:
-        is_deep = len(parts) - len(self._base) > MOST_DEEP
-        if len(self._directories) < MOST_DIRECTORIES and not is_deep:
-            try:
-                return self._add(directory, parts)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                    raise
-        self._emit(parts[:-1], "overflow")
-        return None
-
-    def _add(self, directory: int, parts: Parts) -> int:
-        watch = add_watch(self.descriptor, directory)
-        self._directories[watch] = parts
-        return watch
-
-    def _forget_below(self, parts: Parts) -> None:
-        """Stop watching a moved directory. If it stays in the tree, its new name is watched again."""
-        gone = [watch for watch, known in self._directories.items() if known[: len(parts)] == parts]
-        for watch in gone:
-            _libc().inotify_rm_watch(self.descriptor, watch)  # no error if the kernel has already removed it
-            del self._directories[watch]
+        if self.is_recursive and record.mask & IS_DIRECTORY:
+            if record.mask & MOVED_FROM:
+                self._moved = parts
+            if record.mask & (CREATE | MOVED_TO):
+                self._waiting.append((parts, True))
 
     def _rescan(self) -> None:
-        """After lost records: watch new directories. The kernel reports removed ones as IGNORED."""
-        with suppress(SandboxError, OSError), self._root.directory(self._base) as directory:
-            self._enter(directory, self._base)
+        """After lost records: watch what is there now, and nothing else. Then report the loss."""
+        self._has_lost, self._stale = True, set(self._directories)
+        self._waiting.append((self._base, False))
+
+    def _enter(self, parts: Parts, is_new: bool) -> None:
+        """Watch a directory and begin to list it, unless it was removed or replaced meanwhile."""
+        is_many = len(self._directories) >= MOST_DIRECTORIES and not self._directories.has(parts)
+        is_long = sum(map(len, map(os.fsencode, parts))) + len(parts) > MAX_PATH_BYTES
+        if is_many or is_long or len(parts) - len(self._base) > MOST_DEEP:
+            self._report_loss(parts)
+            return
+        try:
+            with self._root.directory(parts) as directory:
+                self._watch_and_list(directory, parts, is_new)
+        except (FileMissing, WrongKind, PathTraversal):
+            self._was_removed = self._was_removed or parts == self._base
+        except (SandboxError, OSError):  # too many descriptors or watches, or a directory that is not readable
+            self._stale.clear()  # directories below it may still be there
+            self._report_loss(parts)
+
+    def _watch_and_list(self, directory: int, parts: Parts, is_new: bool) -> None:
+        watch = add_watch(self.descriptor, directory)
+        if parts == self._base and watch != self._base_watch:  # another directory has its name now
+            _libc().inotify_rm_watch(self.descriptor, watch)
+            self._was_removed = True
+            return
+        was_here = self._directories.get(watch) == parts
+        self._directories.place(watch, parts)
+        self._stale.discard(watch)
+        if self.is_recursive and not (is_new and was_here):
+            entries = os.scandir(directory)
+            self._listing = _Listing(entries, entries.close, parts, watch if is_new else None, set())
+
+    def _list_one(self, listing: _Listing) -> None:
+        """Take one entry of an open directory."""
+        try:
+            entry = next(listing.entries, None)
+            is_directory = entry is not None and entry.is_dir(follow_symlinks=False)
+        except OSError:
+            self._cut_short(listing)
+            return
+        if entry is None:
+            self._end_listing(listing)
+        elif len(listing.names) >= MOST_FOUND or (is_directory and len(self._waiting) >= MOST_DIRECTORIES):
+            self._cut_short(listing)
+        elif not is_temporary_name(entry.name):
+            below, is_new = (*listing.parts, entry.name), listing.watch is not None
+            if is_new:
+                listing.names.add(entry.name)
+                self._emit(below, "created")
+            if is_directory:
+                self._waiting.append((below, is_new))
+
+    def _cut_short(self, listing: _Listing) -> None:
+        self._stale.clear()  # directories that were not listed may still be there
+        self._emit(listing.parts, "overflow")
+        self._end_listing(listing)
+
+    def _end_listing(self, listing: _Listing) -> None:
+        self._stop_listing()
+        if listing.watch is not None and (waiting := unread_bytes(self.descriptor)):
+            self._listed[listing.watch] = (self._read + waiting, listing.names)
+
+    def _stop_listing(self) -> None:
+        listing, self._listing = self._listing, None
+        if listing is not None:
+            listing.close()
+
+    def _forget_one_below(self, parts: Parts) -> None:
+        """Stop watching a moved directory. If it stays in the tree, its new name is watched again."""
+        first = self._directories.first_below(parts)
+        if first is None:
+            self._moved = None
+        else:
+            self._remove(first)
+
+    def _remove(self, watch: int) -> None:
+        _libc().inotify_rm_watch(self.descriptor, watch)  # no error if the kernel has already removed it
+        self._directories.forget(watch)
+
+    def _report_loss(self, parts: Parts) -> None:
+        """Report that a directory is not watched, as a loss in the one above: one event for many directories."""
+        self._emit(parts[: max(len(parts) - 1, len(self._base))], "overflow")
 
     def _emit(self, parts: Parts, kind: Kind) -> None:
         if self.is_full:

@@ -14,7 +14,7 @@ from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.lifetime.threads import running_loop
 from warmcell.sandbox.local.context import SandboxContext
-from warmcell.workspace.file_watch import FileEvent, FileWatch
+from warmcell.workspace.file_watch import SLICE_SECONDS, FileEvent, FileWatch
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
@@ -63,14 +63,17 @@ class LocalWatch:
     """For one reader.
 
     Unread events wait in the kernel, which bounds them. A recursive watch must add new directories in time, so there
-    the event loop reads events as they arrive; their number is bounded too.
+    the event loop reads events as they arrive; their number is bounded too. What a guest causes takes at most half of
+    the loop's time, a few milliseconds at once.
     """
 
     def __init__(self, watch: FileWatch) -> None:
         self._watch = watch
         self._waiting: asyncio.Future[None] | None = None
-        #: The loop that has the descriptor registered, if any.
+        #: The loop that has the descriptor registered or continues the work, if any.
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: Set while there is work left.
+        self._next_slice: asyncio.TimerHandle | None = None
         if watch.is_recursive:
             with suppress(RuntimeError):  # no loop yet: the first `next` registers
                 self._register(asyncio.get_running_loop())
@@ -81,11 +84,15 @@ class LocalWatch:
     async def next(self) -> FileEvent | None:
         """The next event, or None once the watch is closed."""
         while (event := self._watch.next_event()) is None and not self._watch.is_closed:
-            self._gather()
-            if self._watch.has_events or self._watch.is_closed:
-                continue
-            self._register(running_loop())
-            self._waiting = running_loop().create_future()
+            loop = running_loop()
+            if self._loop is not None and self._loop.is_closed():
+                self._unregister()
+            if self._next_slice is None:
+                self._gather(loop)
+                if self._watch.has_events or self._watch.is_closed:
+                    continue
+            self._register(loop)
+            self._waiting = loop.create_future()
             try:
                 await self._waiting
             finally:
@@ -96,22 +103,36 @@ class LocalWatch:
         if self._loop is None or self._loop.is_closed():
             self._loop = loop
             # By weak reference: the loop must not keep a forgotten watch alive.
-            loop.add_reader(self._watch.descriptor, _on_readable, weakref.ref(self))
+            loop.add_reader(self._watch.descriptor, _on_readable, weakref.ref(self), loop)
 
     def _unregister(self) -> None:
         loop, self._loop = self._loop, None
+        timer, self._next_slice = self._next_slice, None
+        if timer is not None:
+            timer.cancel()
         if loop is not None and not loop.is_closed():
             loop.remove_reader(self._watch.descriptor)
 
-    def _gather(self) -> None:
-        self._watch.gather()
+    def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Process what the guest caused; what is left, after a pause in which others have the loop."""
+        has_more = self._watch.gather()
         if self._watch.is_over:
             self._end()
+        elif has_more:
+            self._unregister()
+            self._loop = loop
+            self._next_slice = loop.call_later(SLICE_SECONDS, _on_readable, weakref.ref(self), loop)
 
-    def _on_readable(self) -> None:
-        self._gather()
-        if self._watch.is_full or not self._watch.is_recursive:
-            self._unregister()  # until the reader catches up: a guest must not keep this loop busy
+    def _on_readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called by the loop when there are records, or to continue."""
+        if self._next_slice is not None:
+            self._loop = self._next_slice = None
+        self._gather(loop)
+        if self._next_slice is None and not self._watch.is_closed:
+            if self._watch.is_full or not self._watch.is_recursive:
+                self._unregister()  # until the reader catches up: a guest must not keep this loop busy
+            else:
+                self._register(loop)
         self._wake()
 
     def _wake(self) -> None:
@@ -136,10 +157,10 @@ class LocalWatch:
                 self._loop.call_soon_threadsafe(_release, self._loop, self._watch)
 
 
-def _on_readable(watch: weakref.ref[LocalWatch]) -> None:
+def _on_readable(watch: weakref.ref[LocalWatch], loop: asyncio.AbstractEventLoop) -> None:
     known = watch()
     if known is not None:
-        known._on_readable()
+        known._on_readable(loop)
 
 
 def _release(loop: asyncio.AbstractEventLoop, watch: FileWatch) -> None:
