@@ -176,3 +176,26 @@ def test_a_directory_that_exists_by_now_is_not_charged(tmp_path: Path) -> None:
     with Root(tmp_path, quota=Quota(1)) as root:
         root.make_one(root.fd, "made", ("made",))
         assert root._quota is not None and root._quota.room == MIB
+
+
+def test_a_name_is_refunded_as_it_was_charged(tmp_path: Path) -> None:
+    """An empty file has no blocks, nor has a directory on some file systems; each name is charged one."""
+    with Root(tmp_path, quota=Quota(1)) as root:
+        for _ in range(300):
+            files.write_file(root, ("directory", "below", "empty"), b"")
+            files.write_file(root, ("directory", "below", "empty"), b"")
+            remove(root, ("directory",))
+        assert root._quota is not None and root._quota.room == MIB
+
+
+def test_a_tree_of_names_is_restored_again_and_again(workspace: Workspace) -> None:
+    """Each time it would have been charged anew, until the work directory was emptied and not filled again."""
+    for number in range(300):
+        workspace.write_file(f"d/{number}", b"")
+    snapshot = workspace.snapshot()
+    for _ in range(10):
+        workspace.restore(snapshot)
+        workspace.remove_snapshot(workspace.snapshot())
+    assert len(workspace.list_dir("d")) == 300
+    assert workspace._snapshots is not None and workspace._snapshots._root._quota is not None
+    assert 16 * 8 * MIB - workspace._snapshots._root._quota.room < 2 * MIB

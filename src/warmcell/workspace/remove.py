@@ -15,7 +15,15 @@ from warmcell.core.errors import PathTraversal
 from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.workspace.errors import LimitExceeded, WorkspaceError
-from warmcell.workspace.root import OPEN_DIRECTORY, Root, space_freed, temporary_name, text_of, translate_os_errors
+from warmcell.workspace.root import (
+    DIRECTORY_SPACE,
+    OPEN_DIRECTORY,
+    Root,
+    space_freed,
+    temporary_name,
+    text_of,
+    translate_os_errors,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +41,7 @@ def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int
         state = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
             raise PathTraversal(text_of(parts), "is a link or special file; remove it inside the sandbox")
-        freed = space_freed(state) if stat.S_ISREG(state.st_mode) else state.st_blocks * 512
+        freed = space_freed(state)
         if stat.S_ISREG(state.st_mode):
             os.unlink(name, dir_fd=dir_fd)
         elif recursive:
@@ -114,12 +122,12 @@ def _empty_one(dir_fd: int, name: str) -> tuple[list[str], bool, int]:
         return [], True, 0
     moved = []
     with closing_fd(fd):
-        freed = os.fstat(fd).st_blocks * 512
-        directories, size = _unlink_files(fd)
+        directories, freed = _unlink_files(fd)
         for child in directories:
             moved.append(temporary_name())
             _move_forcibly(child, fd, moved[-1], dir_fd)
-    return moved, _rmdir(dir_fd, name), freed + size
+    is_gone = _rmdir(dir_fd, name)
+    return moved, is_gone, freed + DIRECTORY_SPACE * is_gone
 
 
 def _rmdir(dir_fd: int, name: str) -> bool:

@@ -13,7 +13,7 @@ from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.names import Parts, display_path
 from warmcell.workspace.private_directory import PrivateDirectory
 from warmcell.workspace.remove import clear, remove
-from warmcell.workspace.root import Quota, Root
+from warmcell.workspace.root import DIRECTORY_SPACE, Quota, Root
 from warmcell.workspace.walk import TreeLimits
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -45,7 +45,8 @@ class SnapshotStore:
     def take(self, source: Root, limits: TreeLimits | None = None) -> SnapshotId:
         """Copy the whole tree. A copy that fails is removed."""
         parts: Parts = (secrets.token_hex(16),)
-        make_directory(parts[0], dir_fd=self._root.fd)
+        with self._root.charge(parts, DIRECTORY_SPACE):
+            make_directory(parts[0], dir_fd=self._root.fd)
         with on_error(lambda: remove(self._root, parts)), self._open(parts) as target:
             copied = copy_tree(source, target, limits=limits)
         return SnapshotId(parts[0], copied.skipped)
