@@ -199,3 +199,20 @@ def test_a_tree_of_names_is_restored_again_and_again(workspace: Workspace) -> No
     assert len(workspace.list_dir("d")) == 300
     assert workspace._snapshots is not None and workspace._snapshots._root._quota is not None
     assert 16 * 8 * MIB - workspace._snapshots._root._quota.room < 2 * MIB
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_directory_that_had_more_than_the_limit_is_restored(tmp_path: Path, is_removed: bool) -> None:
+    """A restore that stops at the limit has removed the caller's files."""
+    (tmp_path / "large").write_bytes(b"x" * (12 * MIB))
+    workspace = Workspace(tmp_path, disk_mb=8)
+    snapshot = workspace.snapshot()
+    if is_removed:
+        (tmp_path / "large").unlink()
+    workspace.restore(snapshot)
+    assert (tmp_path / "large").stat().st_size == 12 * MIB
+    if not is_removed:
+        workspace.write_file("small", b"x")
+    with pytest.raises(LimitExceeded):
+        workspace.write_file("more", b"x" * (8 * MIB))
+    workspace.close()

@@ -51,10 +51,12 @@ def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int
         root.refund(freed)
 
 
-def clear(root: Root) -> None:
-    """Empty the workspace, including trees of any depth and unreadable directories."""
+def clear(root: Root) -> int:
+    """Empty the workspace, including trees of any depth and unreadable directories. Returns the space freed."""
     with root.replacing():
-        root.refund(_clear(root.fd, root.path))
+        freed = _clear(root.fd, root.path)
+        root.refund(freed)
+    return freed
 
 
 def remove_directory(path: str) -> None:

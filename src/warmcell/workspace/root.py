@@ -106,6 +106,11 @@ class Quota:
         if self.has_refunds:
             self._release(freed)
 
+    def note_replaced(self, added: int, freed: int) -> None:
+        """Charge an earlier state that has replaced the present one. It may exceed the limit, as it did then."""
+        with self._lock:
+            self._used = max(0, self._used + added - freed * self.has_refunds)
+
     def _release(self, freed: int) -> None:
         with self._lock:
             self._used = max(0, self._used - freed)
@@ -244,6 +249,10 @@ class Root(Closing):
     def refund(self, freed: int) -> None:
         if self._quota is not None:
             self._quota.refund(freed)
+
+    def note_replaced(self, added: int, freed: int) -> None:
+        if self._quota is not None:
+            self._quota.note_replaced(added, freed)
 
     def lstat(self, parts: Parts) -> os.stat_result:
         """Stat the path without following a final link."""

@@ -17,6 +17,7 @@ from warmcell.workspace.root import DIRECTORY_SPACE, Quota, Root
 from warmcell.workspace.walk import TreeLimits
 
 _ID = re.compile(r"[0-9a-f]{32}")
+_NO_LIMIT_MB = 1 << 40
 
 
 class SnapshotId(str):
@@ -52,10 +53,25 @@ class SnapshotStore:
         return SnapshotId(parts[0], copied.skipped)
 
     def restore(self, snapshot: str, target: Root, limits: TreeLimits | None = None) -> None:
-        """Replace the content of the target by the snapshot."""
+        """Replace the content of the target by the snapshot.
+
+        The target may have had more than its limit from the beginning. So its limit does not stop this: the target
+        would be left half empty.
+        """
+        counted = Quota(_NO_LIMIT_MB)
+        with self._open(self._parts(snapshot)) as source, Root(target.path, quota=counted, descriptor=target.fd) as own:
+            with target.replacing():
+                freed = clear(own)
+            before = counted.room
+            try:
+                copy_tree(source, own, limits=limits)
+            finally:
+                target.note_replaced(before - counted.room, freed)
+
+    def copy(self, snapshot: str, target: Root) -> None:
+        """Copy the snapshot into an empty target, within its limit."""
         with self._open(self._parts(snapshot)) as source:
-            clear(target)
-            copy_tree(source, target, limits=limits)
+            copy_tree(source, target)
 
     def remove(self, snapshot: str) -> None:
         """Remove one snapshot."""

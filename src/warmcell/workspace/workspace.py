@@ -301,7 +301,7 @@ class Workspace:
         if snapshot is None:
             copy_tree(self._mounts.work.root, target)
         else:
-            self._store().restore(snapshot, target)
+            self._store().copy(snapshot, target)
 
     def _store(self) -> SnapshotStore:
         with self._begin_lock:
