@@ -46,7 +46,8 @@ async def in_thread(
                 await asyncio.wait([outcome])
         # Retrieved, so that asyncio does not log an unretrieved exception.
         if outcome.exception() is None and discard is not None:
-            await in_thread(lambda: discard(outcome.result()))
+            with suppress(Exception):  # what cannot be discarded must not turn the cancellation into an error
+                await in_thread(lambda: discard(outcome.result()))
         raise
 
 

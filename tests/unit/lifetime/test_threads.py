@@ -42,3 +42,18 @@ async def test_what_failed_meanwhile_has_nothing_to_discard() -> None:
     with pytest.raises(asyncio.CancelledError):
         await making
     assert not discarded
+
+
+async def test_a_caller_stays_cancelled_if_nothing_can_be_discarded() -> None:
+    """A timeout would end with the error of the discard in place of `TimeoutError`."""
+    may_end = threading.Event()
+
+    def fail(made: bool) -> None:
+        raise ValueError
+
+    making = asyncio.ensure_future(in_thread(lambda: may_end.wait(30), discard=fail))
+    await asyncio.sleep(0.01)
+    making.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await making
