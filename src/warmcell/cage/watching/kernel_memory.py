@@ -194,7 +194,7 @@ class Mappings:
 _LOCK = 256
 #: Up to this number on the whole host are not counted.
 _FREE_LOCKS = 4096
-#: The longest reading of the table, in processor time and in wall time. If it takes longer, a guest with this many locks
+#: The longest reading of the table, in processor time and in wall time. If it takes longer, a guest with so many locks
 #: in the part that was read is too large to measure.
 _LONGEST_READING, _MANY_LOCKS = (0.1, 0.5), 1024
 _OWNER_AND_DEVICE = Pattern(rb" (-?\d+) ([0-9a-f]+:[0-9a-f]+):\d+ ")
