@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,9 @@ async def test_an_early_answer_to_a_large_upload_is_read(resolver: StubResolver)
     async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(reply(b"too big", "413 Content Too Large"))
         await writer.drain()
+        with suppress(ConnectionError):
+            await reader.read()  # closing it before would reset the connection
+        writer.close()
 
     listening = await asyncio.start_server(lambda r, w: early(r, w), "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]

@@ -157,8 +157,13 @@ def test_waiting_is_what_the_client_waits(start_server: Start, tmp_path: Path) -
             return server.client.get("/metrics", headers=key(token)).text
 
         until(lambda: "warmcell_runs_waiting 2.0" in metrics())
-        activity = server.client.get("/v1/activity", headers=key(token)).json()["runs"]
-        assert sorted(run["state"] for run in activity) == ["running", "waiting", "waiting"]
+        activity: list[dict[str, object]] = []
+
+        def one_runs() -> bool:
+            activity[:] = server.client.get("/v1/activity", headers=key(token)).json()["runs"]
+            return sorted(str(run["state"]) for run in activity) == ["running", "waiting", "waiting"]
+
+        until(one_runs)
         assert all(run["tenant"] and run["request"] for run in activity)
         for thread in threads:
             thread.join()

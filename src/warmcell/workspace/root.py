@@ -51,14 +51,15 @@ def space_for(size: int) -> int:
 
 
 def space_freed(state: os.stat_result) -> int:
-    """The space that removing the file or directory frees: for its name at least the block that `space_for` charges.
+    """The space that removing the file or directory frees; for an empty file the block that `space_for` charges.
 
     A file that has another name, which a guest may have given it, frees none; nor does a link, which is not charged.
     """
     if stat.S_ISDIR(state.st_mode):
         return DIRECTORY_SPACE  # its own blocks, of which some file systems show none, were never charged
-    least = _BLOCK if stat.S_ISREG(state.st_mode) else 0
-    return max(least, state.st_blocks * 512) if state.st_nlink == 1 else 0
+    if stat.S_ISREG(state.st_mode) and not state.st_size:
+        return _BLOCK if state.st_nlink == 1 else 0
+    return state.st_blocks * 512 if state.st_nlink == 1 else 0
 
 
 class Quota:

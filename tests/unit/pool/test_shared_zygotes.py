@@ -66,14 +66,20 @@ def zygotes_of(manager: int) -> set[int]:
 
 
 def zygote_of(manager: int) -> int:
-    """The first of them in the manager's namespace, as the host's numbers begin again at some point.
+    """The first with a zygote's command line, by its number in the manager's namespace: the host's begin again.
 
-    The kernel's list may lack one for a moment, while another child ends.
+    The kernel's list may lack it for a moment, while another child ends.
     """
-    numbers = {}
-    for pid in set[int]().union(*(zygotes_of(manager) for _ in range(20))):
-        with suppress(OSError):
-            numbers[pid] = int(Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split()[1])
+    numbers: dict[int, int] = {}
+
+    def find() -> bool:
+        for pid in zygotes_of(manager):
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"python3\0main.py\0"):
+                    numbers[pid] = int(Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split()[1])
+        return bool(numbers)
+
+    until(find)
     return min(numbers, key=numbers.__getitem__)
 
 
