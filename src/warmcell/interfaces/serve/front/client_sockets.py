@@ -20,7 +20,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.front.relay import Peer, connect_to_peer
 from warmcell.interfaces.serve.front.shared_memory import NO_ROUTE, ConnectionStates, Phase
 from warmcell.interfaces.serve.http_protocol import DeadlineProtocol, StallGuard
-from warmcell.interfaces.serve.middleware import CLIENT, RELAYED, SCHEME
+from warmcell.interfaces.serve.middleware import CLIENT, PART, RELAYED, SCHEME
 from warmcell.interfaces.serve.responses import HttpError, error_response
 
 #: A key in the state of a scope: the `ClientSocket` that a worker received from the front.
@@ -161,12 +161,13 @@ class SocketRelay(StallGuard, Side):
         self.transport.resume_reading()
 
     def _with_our_headers(self, head: bytes) -> bytes:
-        """Add the address and the scheme of the client before all other headers: the first of each name counts."""
+        """Add our own headers before all others: the first of each name counts, so the client cannot set them."""
         assert self.transport is not None
         address = (self.transport.get_extra_info("peername") or ("",))[0].encode()
         scheme = b"http" if self.transport.get_extra_info("sslcontext") is None else b"https"
         line, _, rest = head.partition(b"\r\n")
-        return b"%s\r\n%s: %s\r\n%s: %s\r\n%s" % (line, CLIENT, address, SCHEME, scheme, rest)
+        ours = b"".join(b"%s: %s\r\n" % pair for pair in ((CLIENT, address), (SCHEME, scheme), (PART, b"0")))
+        return line + b"\r\n" + ours + rest
 
     def _serve_here(self, head: bytes) -> None:
         assert self.transport is not None and self._make_local is not None
