@@ -129,16 +129,16 @@ async def find_named_image(service: Service, body: Create) -> ImageChoice | None
 async def _make_from_template(
     service: Service, tenant: Tenant, body: Create, build: Build, image: Image
 ) -> PreparedSandbox:
-    """Make a sandbox in the image of a template, and run its start command."""
+    """Make a sandbox in the image of a template, and run its start command. It counts from the start."""
     with service.sandboxes.reserve(tenant):
         home = await copy_template_home(service, tenant, build)
-    prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
-    prepared.build_id = build.id
-    async with on_error(prepared.destroy):
-        if (network := body.first_network) is not None and not body.is_offline(service):
-            await narrow_sandbox(prepared.sandbox, service, network)
-        await run_start_command(prepared.sandbox, build)
-        await is_ready(prepared.sandbox, build, READY_SECONDS)
+        prepared = await make_prepared(service, tenant, body, home, ImageChoice(image))
+        prepared.build_id = build.id
+        async with on_error(prepared.destroy):
+            if (network := body.first_network) is not None and not body.is_offline(service):
+                await narrow_sandbox(prepared.sandbox, service, network)
+            await run_start_command(prepared.sandbox, build)
+            await is_ready(prepared.sandbox, build, READY_SECONDS)
     return prepared
 
 

@@ -1,0 +1,49 @@
+"""Sandboxes that are made from a template."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warmcell.core.records import replace
+from warmcell.images.model import Image, ImageConfig
+from warmcell.interfaces.serve.e2b import creation
+from warmcell.interfaces.serve.e2b.creation import Create
+from warmcell.interfaces.serve.e2b.template_records import Build
+from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
+from warmcell.interfaces.serve.service import LOCAL_TENANT
+
+IMAGE = Image("image:1", "sha256:" + "0" * 64, 0, None, ImageConfig(cmd=("true",)))
+
+
+async def test_a_sandbox_counts_while_its_start_command_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not, for 20 s: with as many requests a token had more cages at a time than sandboxes."""
+    is_waiting, may_end = asyncio.Event(), asyncio.Event()
+    tenant, service = replace(LOCAL_TENANT, sandboxes=1), SimpleNamespace(sandboxes=SandboxRegistry())
+
+    async def copy(*_: Any) -> None:
+        pass
+
+    async def make(*_: Any) -> Any:
+        return SimpleNamespace(sandbox=None, destroy=copy)
+
+    async def wait(*_: Any) -> bool:
+        is_waiting.set()
+        return await may_end.wait()
+
+    monkeypatch.setattr(creation, "copy_template_home", copy)
+    monkeypatch.setattr(creation, "make_prepared", make)
+    monkeypatch.setattr(creation, "run_start_command", copy)
+    monkeypatch.setattr(creation, "is_ready", wait)
+    asked: Any = (service, tenant, Create(), Build("build", 0.0, 0.0), IMAGE)
+    making = asyncio.ensure_future(creation._make_from_template(*asked))
+    await is_waiting.wait()
+    with pytest.raises(HttpError, match="quota"):
+        await asyncio.wait_for(creation._make_from_template(*asked), 5)
+    may_end.set()
+    await making
+    service.sandboxes.check_room(tenant)
