@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,3 +45,53 @@ async def test_an_upload_link_ends_with_the_token_of_its_tenant(
     with pytest.raises(HttpError) as refused:
         await templates.upload(request, LOCAL_TENANT)
     assert refused.value.status == 403 and not archive.exists()
+
+
+async def test_archives_that_arrive_together_take_no_more_than_one_may(tmp_path: Path) -> None:
+    """Each had a draft of the whole size, for as many connections as a client opened with one URL."""
+    uploads, is_there, may_end = Uploads(str(tmp_path)), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x" * 60
+        is_there.set()
+        await may_end.wait()
+
+    async def fast(size: int) -> AsyncIterator[bytes]:
+        yield b"y" * size
+
+    archive = Path(uploads.path_of("tenant", DIGEST))
+    first = asyncio.ensure_future(uploads.receive("tenant", DIGEST, 100, slow()))
+    await is_there.wait()
+    with pytest.raises(HttpError) as refused:
+        await uploads.receive("tenant", "a" * 64, 100, fast(60))
+    assert refused.value.status == 429 and len(list(archive.parent.iterdir())) == 1
+    await uploads.receive("other", "a" * 64, 100, fast(60))
+    may_end.set()
+    await first
+    assert archive.read_bytes() == b"x" * 60
+    await uploads.receive("tenant", "a" * 64, 100, fast(60))
+
+
+async def test_no_room_is_made_at_the_expense_of_an_archive_that_arrives(tmp_path: Path) -> None:
+    """Its draft was the oldest file: it was removed, and its client got an internal error."""
+    uploads, is_there, may_end = Uploads(str(tmp_path)), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield bytes(5 << 20)
+        is_there.set()
+        await may_end.wait()
+        yield b"end"
+
+    async def fast() -> AsyncIterator[bytes]:
+        yield bytes(4 << 20)
+
+    archive = Path(uploads.path_of("tenant", DIGEST))
+    first = asyncio.ensure_future(uploads.receive("tenant", DIGEST, 10 << 20, slow()))
+    await is_there.wait()
+    (draft,) = archive.parent.iterdir()
+    os.utime(draft, (1, 1))
+    for digest in ("a" * 64, "b" * 64):
+        await uploads.receive("tenant", digest, 10 << 20, fast())
+    may_end.set()
+    await first
+    assert archive.stat().st_size == (5 << 20) + 3

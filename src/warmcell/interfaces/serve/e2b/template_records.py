@@ -23,7 +23,8 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -290,6 +291,8 @@ class Uploads:
 
     def __init__(self, place: str) -> None:
         self._place = os.path.join(place, "templates")
+        #: By tenant: the archives that arrive now, by path, and how much of each is there.
+        self._arriving: defaultdict[str, dict[str, int]] = defaultdict(dict)
 
     def path_of(self, tenant: str, digest: str) -> str:
         return os.path.join(self._place, quote(tenant, safe=""), "files", check_hash(digest))
@@ -326,18 +329,25 @@ class Uploads:
             return file.read()
 
     async def receive(self, tenant: str, digest: str, most: int, body: AsyncIterator[bytes]) -> None:
-        """Store the archive when all of it has arrived. Old archives are removed to make room."""
+        """Store the archive when all of it has arrived. Old archives are removed to make room.
+
+        Those of one tenant that arrive at the same time may have `most` bytes together.
+        """
         path = self.path_of(tenant, digest)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        draft, size = f"{path}.{secrets.token_hex(8)}.part", 0
+        draft, arriving = f"{path}.{secrets.token_hex(8)}.part", self._arriving[tenant]
+        arriving[draft] = 0
         try:
             with open(draft, "xb") as file:
                 async with asyncio.timeout(UPLOAD_SECONDS):
                     async for piece in body:
-                        size += len(piece)
-                        if size > most:
+                        arriving[draft] += len(piece)
+                        if arriving[draft] > most:
                             message = f"the archive is larger than {most} bytes"
                             raise HttpError(413, message, headers={"Connection": "close"})
+                        if sum(arriving.values()) > most:
+                            message = f"the archives that arrive for this token have more than {most} bytes together"
+                            raise HttpError(429, message, headers={"Connection": "close"})
                         file.write(piece)
             os.rename(draft, path)
         except ClientDisconnect:
@@ -345,14 +355,16 @@ class Uploads:
         except TimeoutError:
             raise HttpError(408, f"the archive did not arrive within {UPLOAD_SECONDS:g} s") from None
         finally:
+            del arriving[draft]
             with suppress(FileNotFoundError):
                 os.unlink(draft)
-        _make_room(os.path.dirname(path), most)
+        _make_room(os.path.dirname(path), most, arriving)
 
 
-def _make_room(directory: str, most: int) -> None:
-    """Remove the oldest archives until all together have at most `most` bytes."""
-    entries = sorted(os.scandir(directory), key=lambda entry: entry.stat().st_mtime, reverse=True)
+def _make_room(directory: str, most: int, arriving: Collection[str]) -> None:
+    """Remove the oldest archives until all together have at most `most` bytes, but none of those that arrive."""
+    present = [entry for entry in os.scandir(directory) if entry.path not in arriving]
+    entries = sorted(present, key=lambda entry: entry.stat().st_mtime, reverse=True)
     total = 0
     for entry in entries:
         total += entry.stat().st_size
