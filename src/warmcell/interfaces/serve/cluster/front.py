@@ -230,7 +230,7 @@ class ClusterFront:
     async def choose_for_socket(self, request: HTTPConnection) -> NodePeer:
         if self.draining.is_set():
             raise shutting_down()
-        parts = request.scope["path"].split("/")
+        parts = self._routes.path_of_socket(request).split("/")
         if parts[1:3] == ["v1", "sandboxes"] and len(parts) > 3:
             return self.nodes.find(parts[3])
         return self.nodes.choose(needs_of(b""))

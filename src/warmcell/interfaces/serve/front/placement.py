@@ -12,6 +12,7 @@ from starlette.types import Scope
 from warmcell.interfaces.serve.app import Observers, make_routes
 from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.volume_routes import CONTENT as VOLUME_CONTENT
+from warmcell.interfaces.serve.middleware import path_prefix
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.sandbox_registry import worker_of_id
 from warmcell.interfaces.serve.settings import Settings
@@ -30,7 +31,7 @@ class Placement:
     """`routes` has the same order in all processes."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._settings, self._prefix = settings, path_prefix(settings.public_url)
         observers = Observers()
         observers.close()
         #: The workers' routes, to know the scope of each and how it renders errors.
@@ -81,8 +82,13 @@ class Placement:
     def choose_for_socket(self, request: HTTPConnection) -> int:
         if self._settings.tokens is not None:
             return self.home(request)
-        one = _ONE_SANDBOX.match(request.scope["path"])
+        one = _ONE_SANDBOX.match(self.path_of_socket(request))
         return ANY_WORKER if one is None else self._worker_of(one[1])
+
+    def path_of_socket(self, request: HTTPConnection) -> str:
+        """The path of a WebSocket, whose head no middleware has seen yet, without the prefix of `--public-url`."""
+        path: str = request.scope["path"]
+        return path[len(self._prefix) :] if path.startswith(f"{self._prefix}/") else path
 
     def home(self, request: HTTPConnection) -> int:
         """The worker with everything of this tenant; without a token file, with all but the sandboxes."""
