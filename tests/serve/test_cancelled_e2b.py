@@ -182,6 +182,19 @@ async def test_a_stream_of_a_watched_directory(
             assert not guest.watchers and await guest.descriptors() == before
 
 
+async def test_a_client_that_leaves_while_the_sandbox_is_paused(tmp_path: Path) -> None:
+    """The file service kept its watch until the end of the sandbox, which may watch 2000 directories in all."""
+    async with guest_in(tmp_path) as guest:
+        box, asked = cast(Box, guest), {"path": guest.path("."), "recursive": True}
+        await filesystem.remove_watcher(box, dict(await filesystem.create_watcher(box, asked)))
+        before = await guest.descriptors()  # with an inotify instance
+        stream: Any = await filesystem.watch_dir(box, asked)
+        assert await anext(stream) == [{"start": {}}]
+        guest.is_paused = True
+        await stream.aclose()
+        assert not guest.watchers and await guest.descriptors() == before
+
+
 def make_command(pid: int) -> tuple[Command, Future[None]]:
     finished: Future[None] = Future()
     process = SimpleNamespace(pid=pid, is_running=True, local=SimpleNamespace(exit_future=finished))

@@ -110,10 +110,9 @@ class Watcher:
         return found
 
     def end(self) -> None:
-        """End the watch, without waiting for the guest, which may be stopped."""
+        """End the watch, without waiting for the guest. The file service runs on while the sandbox is paused."""
         self._box.watchers.pop(self.id, None)
-        if not self._box.is_paused:
-            self._box.files.release_later("unwatch", watcher=self.id)
+        self._box.files.release_later("unwatch", watcher=self.id)
 
 
 async def watch_dir(box: Box, fields: dict[str, Any]) -> AsyncIterator[list[Message]]:
