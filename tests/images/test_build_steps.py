@@ -117,6 +117,12 @@ def test_a_step_is_not_carried_out_twice(store: ImageStore, context: Path) -> No
     assert states() == ["done", "done"], "what was removed is not found in the cache"
 
 
+def test_a_step_depends_on_the_variables_of_the_policy(store: ImageStore) -> None:
+    for where in ("here", "there"):
+        image = build(store, Run("echo $WHERE > /out"), policy=SandboxPolicy(env={"WHERE": where}))
+        assert run_in(image, "cat /out") == f"{where}\n"
+
+
 def test_a_failed_step_has_its_output_and_leaves_nothing(store: ImageStore) -> None:
     with pytest.raises(BuildFailed) as failed:
         build(store, Run("echo out; echo err >&2; exit 3"))

@@ -154,14 +154,18 @@ class Builder:
         if not state.trees:
             raise ImageInvalid("the image is empty: RUN needs a program in it")
         argv, env = _command(step, state.shell)[0], {**state.env, **step.env}
-        key = make_key("run", state.distinct_trees, argv, step.script, env, state.workdir, state.user)
-        return self._with_cache(key, state, text, lambda: self._run_in_cage(step, state, env, text))
+        policy = self._policy if step.has_network else replace(self._policy, allow_network=False, network_rules=())
+        # Its variables reach the command, and its rules decide what the command can fetch.
+        given = replace(policy, limits=None).to_json()
+        key = make_key("run", state.distinct_trees, argv, step.script, env, state.workdir, state.user, given)
+        return self._with_cache(key, state, text, lambda: self._run_in_cage(step, state, env, policy, text))
 
-    def _run_in_cage(self, step: Run, state: BuildState, env: Mapping[str, str], text: str) -> BuiltLayer:
+    def _run_in_cage(
+        self, step: Run, state: BuildState, env: Mapping[str, str], policy: SandboxPolicy, text: str
+    ) -> BuiltLayer:
         lower = self._tree(state)
         argv, files = _command(step, state.shell)
         with self._upper_directory(lower) as directory:
-            policy = self._policy if step.has_network else replace(self._policy, allow_network=False, network_rules=())
             began = time.monotonic()
             run = StepRun(
                 layers=tuple(map(self._store.layers.tree, state.distinct_trees)),
