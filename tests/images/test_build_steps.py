@@ -14,7 +14,9 @@ from warmcell import BuildFailed, ExecRequest, Limits, ProcessBackend, SandboxPo
 from warmcell.images import Image, ImageStore
 from warmcell.images.build.build import build_steps
 from warmcell.images.build.builder import BuildOptions
+from warmcell.images.build.copy import Copier
 from warmcell.images.build.steps import Configure, Copy, Env, Run, Step, User, Workdir
+from warmcell.images.layer_tar import LayerWriter
 from warmcell.images.progress import BuildProgress
 
 
@@ -91,6 +93,22 @@ def test_each_step_that_changes_files_is_a_layer(store: ImageStore, context: Pat
     owners = {(member.uid, member.gid) for layer in (ran, removed) for member in layer.values()}
     assert owners == {(0, 0)}, "never those of the host's user"
     assert {name: member.uid for name, member in own.items()} == {"tmp": 0, "tmp/mine": 7}
+
+
+def test_a_file_that_changes_while_it_is_copied_is_not_cached(
+    store: ImageStore, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, before, write = Copy(("tool",), "/tool"), (context / "tool").read_text(), Copier.write
+
+    def change(copier: Copier, writer: LayerWriter) -> None:
+        (context / "tool").write_text("changed")
+        write(copier, writer)
+
+    monkeypatch.setattr(Copier, "write", change)
+    assert run_in(build(store, step, context=context), "cat /tool") == "changed"
+    monkeypatch.undo()
+    (context / "tool").write_text(before)
+    assert run_in(build(store, step, context=context), "cat /tool") == before
 
 
 def test_a_step_is_not_carried_out_twice(store: ImageStore, context: Path) -> None:

@@ -213,8 +213,11 @@ class Builder:
     def _copy(self, step: Copy, state: BuildState, text: str) -> tuple[BuildState, bool]:
         source, ignored = self._source(step)
         copier = Copier(step, source, self._tree(state), state.workdir, ignored, self._store.limits)
-        key = make_key("copy", state.distinct_trees, copier.digest(), step.unpacks)
-        return self._with_cache(key, state, text, lambda: self._add_layer(copier.write))
+        digest = copier.digest()
+        key = make_key("copy", state.distinct_trees, digest, step.unpacks)
+        is_fixed = step.source is not None  # the files of other stages and images
+        is_stale = lambda: not is_fixed and copier.has_changed(digest)  # noqa: E731
+        return self._with_cache(key, state, text, lambda: self._add_layer(copier.write), is_stale)
 
     def _source(self, step: Copy) -> tuple[Tree, IgnoreRules]:
         if step.source is not None:
@@ -251,13 +254,20 @@ class Builder:
     # ---- layers ----
 
     def _with_cache(
-        self, key: str, state: BuildState, text: str, make: Callable[[], BuiltLayer]
+        self,
+        key: str,
+        state: BuildState,
+        text: str,
+        make: Callable[[], BuiltLayer],
+        is_stale: Callable[[], bool] = lambda: False,
     ) -> tuple[BuildState, bool]:
+        """`is_stale`: whether the key is no longer that of the files that `make` has read."""
         known = self._cache.find(key) if self._options.uses_cache else None
         if known is not None:
             return state.add(known, text), True
         built = make()
-        self._cache.put(key, built)
+        if not is_stale():
+            self._cache.put(key, built)
         return state.add(built, text), False
 
     def _add_layer(self, write: Callable[[LayerWriter], None], most_bytes: int | None = None) -> BuiltLayer:

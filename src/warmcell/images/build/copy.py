@@ -61,6 +61,13 @@ class Copier:
             found.update(repr(head).encode())
         return found.hexdigest()
 
+    def has_changed(self, digest: str) -> bool:
+        """Whether the files are no longer those of the digest: a context may change while it is copied."""
+        try:
+            return self.digest() != digest
+        except (ImageInvalid, OSError):  # removed, or no file any more
+            return True
+
     def _content_digest(self, item: _Item, budget: Budget) -> str:
         node = item.node
         if node is None:
