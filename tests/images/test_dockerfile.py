@@ -214,3 +214,14 @@ def test_time_is_linear_in_what_strangers_write() -> None:
             value = expand("$v$v", {"v": value})
     with pytest.raises(InvalidRequest, match="too many flags"):
         step_of("RUN " + "--a " * 200_000 + "b")
+
+
+@pytest.mark.parametrize("start", ["ENV", "LABEL", "VOLUME", "EXPOSE", "ARG"])
+def test_memory_is_bounded_whatever_strangers_write(start: str) -> None:
+    """One long value that many names repeat would take gigabytes."""
+    line, value = " ".join([start, *(f"a{number}=$v." for number in range(40))]), "x" * 500_000
+    with pytest.raises(InvalidRequest, match="expand to more than"):
+        if start == "ARG":
+            make_build(f"ARG v={value}\n{line}\nFROM x\n")
+        else:
+            Interpreter({"v": value}, {}, SHELL).make_step(parse_dockerfile(f"FROM x\n{line}\n").instructions[1])

@@ -174,6 +174,8 @@ def heredoc_name(word: str) -> str | None:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_CHARACTERS = 1 << 20
+#: Of a whole build. A configuration has 8 MiB at most, a step's variables 2.
+_MOST_IN_ALL = 16 << 20
 _DEEPEST = 32
 
 
@@ -200,6 +202,20 @@ def split_words(text: str, escape: str = "\\") -> list[str]:
 def expand(text: str, variables: Mapping[str, str], escape: str = "\\", *, has_quotes: bool = True) -> str:
     """Replace variables and remove quotes. `has_quotes=False`: quotes are ordinary characters."""
     return _Expansion(text, variables, escape, has_quotes).run()
+
+
+class Expansions:
+    """Expands the text of one build and limits the total, which is kept: many names may repeat one long value."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def expand(self, text: str, variables: Mapping[str, str], escape: str = "\\", *, has_quotes: bool = True) -> str:
+        found = expand(text, variables, escape, has_quotes=has_quotes)
+        self._size += len(found)
+        if self._size > _MOST_IN_ALL:
+            raise _problem(f"the instructions expand to more than {_MOST_IN_ALL} characters")
+        return found
 
 
 class _Expansion:

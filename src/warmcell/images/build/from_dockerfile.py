@@ -12,9 +12,9 @@ from warmcell.images.build.builder import Builder, BuildOptions
 from warmcell.images.build.dockerfile import (
     MAX_BYTES,
     Dockerfile,
+    Expansions,
     Instruction,
     check_text,
-    expand,
     parse_dockerfile,
     split_words,
 )
@@ -51,6 +51,7 @@ class StagedBuild:
         self._dockerfile, self._build_args, self._find_image = dockerfile, build_args, find_image
         self._platform = _platform_args()
         self._globals: dict[str, str] = {}
+        self._expansions = Expansions()
         self.stages = self._split()
 
     def find_needed(self, target: str | None) -> tuple[Stage, ...]:
@@ -90,10 +91,11 @@ class StagedBuild:
 
     def _parse_from(self, item: Instruction, number: int) -> Stage:
         variables = {**self._platform, **self._globals}
-        words = [expand(word, variables, self._dockerfile.escape) for word in split_words(item.rest)]
+        expand, escape = self._expansions.expand, self._dockerfile.escape
+        words = [expand(word, variables, escape) for word in split_words(item.rest)]
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
             raise item.error("write it as FROM image [AS name]", "an ARG that it uses may have no value")
-        platform = expand(item.flags.get("platform", ("",))[-1], variables, self._dockerfile.escape)
+        platform = expand(item.flags.get("platform", ("",))[-1], variables, escape)
         if platform not in ("", self._platform["TARGETPLATFORM"]) or set(item.flags) - {"platform"}:
             raise item.error(f"this machine builds {self._platform['TARGETPLATFORM']} only")
         return Stage(number, words[2].lower() if len(words) == 3 else "", words[0], item, ())
@@ -126,7 +128,7 @@ class StagedBuild:
             if item.name == "ARG":
                 args |= self._arg(item, variables)
                 continue
-            step = Interpreter(variables, args, state.shell, self._dockerfile.escape).make_step(item)
+            step = Interpreter(variables, args, state.shell, self._dockerfile.escape, self._expansions).make_step(item)
             has_command = has_command or item.name == "CMD"
             if item.name == "ENTRYPOINT" and not has_command and isinstance(step, Configure):
                 step = replace(step, fields={"Cmd": None, **step.fields})  # the inherited CMD was for another program
@@ -136,14 +138,18 @@ class StagedBuild:
     def _arg(self, item: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
         """The caller's value, else the default, else the value of a global ARG; else unset."""
         found: dict[str, str] = {}
+        seen, inherited = dict(variables), {**self._platform, **self._globals}
         for word in split_words(item.rest, self._dockerfile.escape):
             name, equals, default = word.partition("=")
             if name in self._build_args:
-                found[name] = self._build_args[name]
+                value = self._build_args[name]
             elif equals:
-                found[name] = expand(default, {**variables, **found}, self._dockerfile.escape)
-            elif (known := {**self._platform, **self._globals}.get(name)) is not None:
-                found[name] = known
+                value = self._expansions.expand(default, seen, self._dockerfile.escape)
+            elif name in inherited:
+                value = inherited[name]
+            else:
+                continue
+            found[name] = seen[name] = value
         return found
 
 

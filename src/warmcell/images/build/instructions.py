@@ -6,7 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmcell.images.build.dockerfile import Heredoc, Instruction, expand, heredoc_name, is_heredoc_alone, split_words
+from warmcell.images.build.dockerfile import (
+    Expansions,
+    Heredoc,
+    Instruction,
+    heredoc_name,
+    is_heredoc_alone,
+    split_words,
+)
 from warmcell.images.build.steps import Configure, Copy, Env, Run, Step, User, Workdir
 
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
@@ -27,9 +34,15 @@ class Interpreter:
     """`variables` are those of ENV and ARG; `args`, of ARG alone, are added to the environment of commands."""
 
     def __init__(
-        self, variables: Mapping[str, str], args: Mapping[str, str], shell: tuple[str, ...], escape: str = "\\"
+        self,
+        variables: Mapping[str, str],
+        args: Mapping[str, str],
+        shell: tuple[str, ...],
+        escape: str = "\\",
+        expansions: Expansions | None = None,
     ) -> None:
         self._variables, self._args, self._shell, self._escape = variables, args, shell, escape
+        self._expansions = expansions or Expansions()
 
     def make_step(self, instruction: Instruction) -> Step:
         """`InvalidRequest` names the line."""
@@ -43,13 +56,13 @@ class Interpreter:
             raise instruction.error("has no arguments")
         return make(self, instruction)
 
-    def _expand(self, text: str) -> str:
-        return expand(text, self._variables, self._escape)
+    def _expand(self, text: str, *, has_quotes: bool = True) -> str:
+        return self._expansions.expand(text, self._variables, self._escape, has_quotes=has_quotes)
 
     def _words(self, instruction: Instruction) -> list[str]:
         found = instruction.json_words()
         if found is not None:
-            return [expand(word, self._variables, self._escape, has_quotes=False) for word in found]
+            return [self._expand(word, has_quotes=False) for word in found]
         return [self._expand(word) for word in split_words(instruction.rest, self._escape)]
 
     def _pairs(self, instruction: Instruction) -> dict[str, str]:
@@ -118,7 +131,7 @@ class Interpreter:
     def _document(self, document: Heredoc) -> bytes:
         if document.is_literal:
             return document.content.encode()
-        return expand(document.content, self._variables, self._escape, has_quotes=False).encode()
+        return self._expand(document.content, has_quotes=False).encode()
 
     def _flag(self, instruction: Instruction, name: str) -> str:
         return self._expand(instruction.flags.get(name, ("",))[-1])
