@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,3 +114,20 @@ def test_merging_takes_time_for_each_directory_once(
     assert os.listdir(f"{tree}/d/d") == ["d"]
     store.remove("x")
     assert os.listdir(f"{store.path}/layers") == []
+
+
+def test_merged_layers_have_the_owners_of_the_topmost(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EPERM, "refused")
+
+    lower = layer(
+        entry("tool", b"1", mode=0o4755, uid=7),
+        entry("kept", b"2", uid=8),
+        entry("made", kind=tarfile.DIRTYPE, mode=0o700, uid=9),
+    )
+    upper = layer(entry("tool", b"3", mode=0o755), entry(".wh.made"), entry("made/new", b"4"))
+    monkeypatch.setattr(unpack.os, "mknod", refuse)
+    image = store.import_(Layout([lower, upper]).write(tmp_path / "l"), "x")
+    assert store.owners(image) == ({"kept": (8, 0, 0o644)},)

@@ -28,8 +28,8 @@ from warmcell.workspace.remove import remove_directory, remove_trees
 class MergingUnpacker(Unpacker):
     """Unpacks a layer onto those below it. Whiteouts delete files of lower layers, never of the layer itself."""
 
-    def __init__(self, directory: str, budget: Budget) -> None:
-        super().__init__(directory, budget)
+    def __init__(self, directory: str, budget: Budget, owners: Owners | None = None) -> None:
+        super().__init__(directory, budget, owners)
         #: Every path of this layer, and their parents.
         self._own: set[Path] = set()
         #: Directories that no longer contain anything of lower layers.
@@ -162,8 +162,8 @@ class LayerStore:
         for layer in layers:
             with layer.open() as blob:
                 reader = LayerReader(_report_unpacking(blob, layer, on_progress), budget, layer.size)
-                unpacker = (MergingUnpacker if layer.is_merged else Unpacker)(tree, budget)
-                owners |= unpacker.unpack(reader)
+                unpacker = (MergingUnpacker if layer.is_merged else Unpacker)(tree, budget, owners)
+                unpacker.unpack(reader)
                 found, stated = reader.finish(), layer.diff_id
                 if found != stated:
                     raise ImageInvalid(f"a layer's content has the digest {found}; the configuration states {stated}")

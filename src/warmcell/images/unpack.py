@@ -52,14 +52,14 @@ class WhiteoutsUnsupported(Exception):
 
 
 class Unpacker:
-    """Unpacks one layer. `owners` has the owners and modes that files could not be given."""
+    """Unpacks one layer. `owners` has the owners and modes that files could not be given, at first of layers below."""
 
-    def __init__(self, directory: str, budget: Budget) -> None:
+    def __init__(self, directory: str, budget: Budget, owners: Owners | None = None) -> None:
         self._root = os.open(directory, _OPEN_DIRECTORY)
         self._budget = budget
         #: The directory of the last entry, cached: consecutive entries mostly share it.
         self._parent: tuple[Path, int] | None = None
-        self.owners: Owners = {}
+        self.owners: Owners = {} if owners is None else owners
 
     def unpack(self, reader: LayerReader) -> Owners:
         """Unpack the whole stream. Used once."""
@@ -195,8 +195,10 @@ class Unpacker:
     def _make_parents(self, path: Path) -> int:
         depth, fd = self._open_deepest(path)
         with on_error(lambda: os.close(fd)):
-            for name in path[depth:]:
+            for length in range(depth + 1, len(path) + 1):
+                name = path[length - 1]
                 self._budget.count_entry()
+                self.owners.pop(os.fsdecode(b"/".join(path[:length])), None)
                 os.mkdir(name, 0o755, dir_fd=fd)
                 os.chmod(name, 0o755, dir_fd=fd)  # whatever the umask
                 below = os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
