@@ -69,6 +69,15 @@ def test_an_archive_of_docker_save(store: ImageStore, tmp_path: Path) -> None:
     assert store.import_(packed).digest == image.digest
 
 
+def test_a_compressed_archive_leaves_no_copy_of_itself(store: ImageStore, tmp_path: Path) -> None:
+    saved = docker_archive(tmp_path / "saved.tar", [layer(*BASE)], ["team/app:3"], CONFIG)
+    packed = tmp_path / "saved.tar.gz"
+    packed.write_bytes(gzip.compress(saved.read_bytes()))
+    store.import_(packed)
+    assert len(os.listdir(f"{store.path}/blobs")) == 3, "manifest, configuration and layer"
+    assert store.prune() == 0
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_root_tar(store: ImageStore, tmp_path: Path, is_packed: bool) -> None:
     path, data = tmp_path / "Root FS.tar", layer(*BASE)

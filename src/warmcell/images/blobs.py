@@ -89,6 +89,12 @@ class BlobWriter:
         self.size += len(data)
         return self._file.write(data)
 
+    def reopen(self) -> IO[bytes]:
+        """Open what was written so far, for reading. `discard` removes it nevertheless."""
+        assert self._path is not None
+        self._file.flush()
+        return open(self._path, "rb")
+
     def commit(self, digest: str | None = None, size: int | None = None) -> str:
         """Check and publish; returns the digest."""
         found = f"sha256:{self._hash.hexdigest()}"

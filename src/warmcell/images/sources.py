@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 
 from warmcell.core.errors import ImageInvalid, InvalidRequest
 from warmcell.core.records import dataclass
-from warmcell.images.blobs import CHUNK, BlobStore, decode_json, hex_of, read_chunks
+from warmcell.images.blobs import CHUNK, BlobStore, BlobWriter, decode_json, hex_of, read_chunks
 from warmcell.images.decompress import LayerReader, compression_of, decompress
 from warmcell.images.layer_tar import write_tree
 from warmcell.images.limits import MAX_INDEX_DEPTH, MAX_JSON_BYTES, Budget, ImageLimits
@@ -190,7 +190,8 @@ class SourceReader:
             if is_decompressed:  # there are files that decompress to themselves
                 raise ImageInvalid("the archive is compressed more than once", hint="decompress it first")
             size = os.fstat(stream.fileno()).st_size
-            with self._blobs.open(self._decompress(stream, path, size)) as plain:
+            # A file that is removed afterwards, not a blob: no image refers to the archive as a whole.
+            with self._blobs.writer() as writer, self._decompress(stream, path, size, writer) as plain:
                 return self._read_archive(plain, path, name, is_decompressed=True)
         archive = TarFiles(stream, Budget(self._limits))
         if _is_image(archive):
@@ -200,16 +201,15 @@ class SourceReader:
         digest, _ = self._put(read_chunks(stream), path, size)
         return self._make_image(digest, size, archive.latest)
 
-    def _decompress(self, stream: IO[bytes], path: str, compressed: int) -> str:
+    def _decompress(self, stream: IO[bytes], path: str, compressed: int, writer: BlobWriter) -> IO[bytes]:
         budget = Budget(self._limits)
-        with self._blobs.writer() as writer:
-            for chunk in decompress(stream):
-                budget.count_bytes(len(chunk))
-                writer.write(chunk)
-                budget.check_ratio(writer.size, compressed)
-                if self._on_progress is not None:
-                    self._on_progress(ImageProgress("unpack", path, stream.tell(), compressed))
-            return writer.commit()
+        for chunk in decompress(stream):
+            budget.count_bytes(len(chunk))
+            writer.write(chunk)
+            budget.check_ratio(writer.size, compressed)
+            if self._on_progress is not None:
+                self._on_progress(ImageProgress("unpack", path, stream.tell(), compressed))
+        return writer.reopen()
 
     def _put(self, chunks: Iterable[bytes], what: str, size: int, digest: str | None = None) -> tuple[str, int]:
         """Store a file of a known size. The size is checked first: a sparse file may have terabytes."""
