@@ -183,3 +183,23 @@ def test_the_install_cage_reaches_only_the_index(tmp_path: Path) -> None:
     assert configured_index(public, {**env, "PIP_NO_INDEX": "1"}).rules() == ()
     with pytest.raises(InvalidRequest):
         configured_index(public, {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "file:///etc"}).rules()
+
+
+def test_the_configuration_means_what_it_means_to_pip(tmp_path: Path) -> None:
+    """With another reading of it, names are looked up in the public index, where anybody can register them."""
+    prefix, user, named = tmp_path / "venv/pip.conf", tmp_path / ".config/pip/pip.conf", tmp_path / "named.conf"
+    public = PublicIndex("https://index.example/simple", "files.example", str(prefix.parent))
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none")}
+    for file in (prefix, user):
+        file.parent.mkdir(parents=True)
+    user.write_text("[global]\nindex_url = https://user.example/\nextra_index_url = https://more.example/\n")
+    assert configured_index(public, env).urls == ("https://user.example/", "https://more.example/")
+    assert configured_index(public, {**env, "PIP_INDEX_URL": ""}).url == "https://user.example/"
+    named.write_text("[global]\nno_index = y\n")
+    assert configured_index(public, {**env, "PIP_CONFIG_FILE": str(named)}).urls == ()
+    named.write_text("[global]\ntimeout = 5\n")
+    assert "https://user.example/" not in configured_index(public, {**env, "PIP_CONFIG_FILE": str(named)}).urls
+    prefix.write_text("[global]\nindex-url = https://venv.example/\n")
+    assert configured_index(public, env).url == "https://venv.example/"
+    user.write_text("[install]\nindex-url = https://user.example/\n")
+    assert configured_index(public, env).url == "https://user.example/"

@@ -13,7 +13,6 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.policy.model import NetworkRule
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_LISTS = ("extra-index-url", "find-links", "trusted-host")
 
 
 def rule_for_url(url: str, what: str, field: str) -> NetworkRule:
@@ -27,10 +26,11 @@ def rule_for_url(url: str, what: str, field: str) -> NetworkRule:
 
 @dataclass(frozen=True, slots=True)
 class PublicIndex:
-    """pip's default index, and the host that serves its files."""
+    """pip's default index, the host that serves its files, and the interpreter's prefix, which has a pip.conf too."""
 
     url: str
     files_host: str
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,7 @@ class PackageIndex:
 
 def configured_index(public: PublicIndex, environment: Mapping[str, str] | None = None) -> PackageIndex:
     """Read pip's configuration: its files, then the environment, which takes precedence."""
-    environment = os.environ if environment is None else environment
-    settings: dict[str, str] = {}
-    for path in _files(environment):
-        settings |= _settings_of(path)
-    for name in ("index-url", *_LISTS, "cert", "no-index"):
-        value = environment.get("PIP_" + name.upper().replace("-", "_"))
-        settings |= {} if value is None else {name: value}
+    settings = _settings(public, os.environ if environment is None else environment)
     links = settings.get("find-links", "").split()
     return PackageIndex(
         public=public,
@@ -90,29 +84,52 @@ def configured_index(public: PublicIndex, environment: Mapping[str, str] | None 
         directories=tuple(os.path.realpath(link) for link in links if "://" not in link and os.path.isdir(link)),
         trusted_hosts=tuple(settings.get("trusted-host", "").split()),
         certificate=settings.get("cert", "").strip() or None,
-        is_offline=settings.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"),
+        is_offline=settings.get("no-index", "").strip().lower() in ("1", "y", "yes", "t", "true", "on"),
     )
 
 
-def _files(environment: Mapping[str, str]) -> Iterator[str]:
+def _settings(public: PublicIndex, environment: Mapping[str, str]) -> dict[str, str]:
+    """As pip combines them: `[install]` of any file overrides `[global]`, and what is empty counts as not set."""
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
+    for path in _files(public, environment):
+        parser = _read_file(path)
+        for section, found in sections.items():
+            if parser.has_section(section):
+                found.update((_option(name), value) for name, value in parser[section].items())
+    variables = {_option(name[4:]): value for name, value in environment.items() if name.startswith("PIP_")}
+    layers = (sections["global"], sections["install"], variables)
+    return {name: value for layer in layers for name, value in layer.items() if value}
+
+
+def _option(name: str) -> str:
+    """pip's name for it: `index_url`, `INDEX_URL` and `--index-url` are one option."""
+    return name.lower().replace("_", "-").removeprefix("--")
+
+
+def _files(public: PublicIndex, environment: Mapping[str, str]) -> Iterator[str]:
     named = environment.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return
     home = environment.get("HOME") or os.path.expanduser("~")
     config = environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    yield from ("/etc/pip.conf", os.path.join(home, ".pip/pip.conf"), os.path.join(config, "pip/pip.conf"))
+    for directory in (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep):
+        yield os.path.join(directory, "pip/pip.conf")
+    yield "/etc/pip.conf"
+    if not (named and os.path.exists(named)):  # a named file replaces the user's
+        yield from (os.path.join(home, ".pip/pip.conf"), os.path.join(config, "pip/pip.conf"))
+    if public.prefix:
+        yield os.path.join(public.prefix, "pip.conf")
     if named:
         yield named
 
 
-def _settings_of(path: str) -> dict[str, str]:
+def _read_file(path: str) -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser()
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError, OSError):
-        return {}  # pip reports a broken file itself
-    sections = [parser[part] for part in ("global", "install") if parser.has_section(part)]
-    return {name: value for section in sections for name, value in section.items()}
+        return configparser.RawConfigParser()  # pip reports a broken file itself
+    return parser
 
 
 @dataclass(frozen=True, slots=True)

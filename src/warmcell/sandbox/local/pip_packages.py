@@ -248,16 +248,17 @@ _QUIET = ("--no-input", "--disable-pip-version-check", "--no-color", "--quiet")
 
 @lru_cache(maxsize=8)
 def public_index(interpreter: str) -> PublicIndex:
-    """The public index as the interpreter's own pip defines it."""
+    """The public index as the interpreter's own pip defines it, and the interpreter's prefix."""
     from warmcell.enforcers.host import query_tool
     from warmcell.net.rules.package_index import PublicIndex
 
-    question = "from pip._internal.models.index import PyPI; print(PyPI.simple_url, PyPI.file_storage_domain)"
+    question = "import sys; from pip._internal.models.index import PyPI as it; "
+    question += "print(it.simple_url, it.file_storage_domain, sys.prefix)"
     try:
-        url, files_host = query_tool([interpreter, "-I", "-c", question]).split()
+        url, files_host, prefix = query_tool([interpreter, "-I", "-c", question]).split(maxsplit=2)
     except (BackendUnavailable, ValueError):
         raise _no_pip() from None
-    return PublicIndex(url, files_host)
+    return PublicIndex(url, files_host, prefix)
 
 
 def _no_pip() -> ProvisionFailed:
