@@ -97,6 +97,15 @@ def test_a_stream_hides_it_however_it_is_cut(before: bytes, after: bytes, cuts: 
     assert out == whole.replace(VALUE.encode(), b"[redacted]")
 
 
+@pytest.mark.parametrize("step", range(1, 14))
+def test_a_stream_shows_nothing_of_a_secret_that_begins_with_another(step: int) -> None:
+    short, long = "key-1234", "key-1234-and-more"
+    whole = f"{long} {short} {long}".encode()
+    stream = StreamRedactor(Redactor([short, long]))
+    out = b"".join(stream.feed(whole[at : at + step]) for at in range(0, len(whole), step)) + stream.finish()
+    assert out == b"[redacted] [redacted] [redacted]"
+
+
 def test_without_secrets_a_stream_is_left_alone() -> None:
     stream = StreamRedactor(Redactor())
     assert stream.feed(b"abc") + stream.finish() == b"abc"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -101,6 +102,12 @@ class Redactor:
                 data = data.replace(needle, REDACTED.encode())
         return data
 
+    def find(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Where secrets begin and end; of those that begin at one place the longest."""
+        if any(needle in data for needle in self._needles):
+            pattern = b"|".join(map(re.escape, self._needles))
+            yield from (found.span() for found in re.finditer(pattern, data))
+
     def is_in(self, name: str) -> bool:
         """Whether a header name contains a secret, in any case."""
         lowered = name.lower().encode("latin-1", "replace")
@@ -139,14 +146,23 @@ class StreamRedactor:
     def feed(self, data: bytes) -> bytes:
         if not self._redactor:
             return data
-        seen = self._redactor.data(self._held + data)
-        keep = min(len(seen), self._redactor.longest - 1)
-        self._held = seen[len(seen) - keep :]
-        return seen[: len(seen) - keep]
+        data = self._held + data
+        # What begins later may be the start of a secret, or a whole one that is the start of a longer one.
+        certain = max(0, len(data) - self._redactor.longest + 1)
+        shown: list[bytes] = []
+        done = 0
+        for begin, end in self._redactor.find(data):
+            if begin >= certain:
+                break
+            shown += [data[done:begin], REDACTED.encode()]
+            done = end
+        kept = max(done, certain)
+        self._held = data[kept:]
+        return b"".join([*shown, data[done:kept]])
 
     def finish(self) -> bytes:
         rest, self._held = self._held, b""
-        return rest
+        return self._redactor.data(rest)
 
 
 def _spellings(secret: str) -> set[bytes]:
