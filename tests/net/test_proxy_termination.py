@@ -8,14 +8,17 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from tests.net.conftest import Proxies
 from tests.net.proxy_talk import Talk, open_tunnel
 from tests.net.servers import Server, policy_for, reply, serving
 
+from warmcell.backends.process.egress import Egress
 from warmcell.core.errors import PolicyViolation
 from warmcell.net.credentials import SecretRef
+from warmcell.net.proxy import certificate_authority
 from warmcell.net.proxy.certificate_authority import SandboxAuthority
 from warmcell.net.proxy.egress_proxy import EgressProxy
 from warmcell.net.proxy.forward_request import ProxyLimits
@@ -190,3 +193,13 @@ def test_without_the_extra_the_error_names_it() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "warmcell[net-tls]" in ended.stdout
+
+
+@pytest.mark.usefixtures("authority")
+def test_runs_of_a_backend_that_lives_long_get_a_certificate_that_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    egress = Egress(FetchPolicy(("site.test",), inject=INJECT))
+    first = egress._certificate_authority()
+    assert first is not None and egress._certificate_authority() is first
+    monkeypatch.setattr(certificate_authority, "LIFETIME", timedelta(0))  # as if it had passed
+    second = egress._certificate_authority()
+    assert second is not None and second.certificate_pem != first.certificate_pem

@@ -153,9 +153,12 @@ class Egress:
         return self._limiter
 
     def _certificate_authority(self) -> SandboxAuthority | None:
-        """Only if credentials are injected into encrypted requests, and only for those hosts."""
+        """Only if credentials are injected into encrypted requests, and only for those hosts.
+
+        Backends live longer than a certificate: runs that start from half of its lifetime on share a new one.
+        """
         inject = _hosts_with_credentials(self._rules)
-        if inject and self._authority is None:
+        if inject and (self._authority is None or not self._authority.is_fresh):
             from warmcell.net.proxy.certificate_authority import SandboxAuthority
 
             self._authority = SandboxAuthority.for_policy(self._rules)  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ class SandboxAuthority:
         self._ec = need("cryptography.hazmat.primitives.asymmetric.ec", EXTRA)
         self._serialization = need("cryptography.hazmat.primitives.serialization", EXTRA)
         self._sha256 = need("cryptography.hazmat.primitives.hashes", EXTRA).SHA256()
+        self._made_at = datetime.datetime.now(datetime.UTC)
         self._key = self._ec.generate_private_key(self._ec.SECP256R1())
         self._certificate = self._root()
         self._contexts: dict[str, ssl.SSLContext] = {}
@@ -42,6 +43,11 @@ class SandboxAuthority:
     def for_policy(cls, policy: FetchPolicy) -> SandboxAuthority:
         """An authority for exactly the hosts in the policy's `inject`."""
         return cls(policy.inject)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether at least half of its lifetime is left: only then a guest that starts now should get it."""
+        return datetime.datetime.now(datetime.UTC) - self._made_at < LIFETIME / 2
 
     def covers(self, host: Host) -> bool:
         return any(pattern.matches(host) for pattern in self._patterns)
