@@ -56,6 +56,17 @@ def test_deflate_without_its_header_and_gzip_in_members() -> None:
     assert decode("gzip", gzip.compress(b"one") + gzip.compress(b"two")) == b"onetwo"
 
 
+@pytest.mark.parametrize("step", [1, 7, 65536])
+def test_zstd_in_frames(step: int) -> None:
+    """Parallel compressors write several, and may begin with one that a decoder skips."""
+    skipped = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
+    data = skipped + zstandard.compress(b"one" * 100) + zstandard.compress(b"two" * 100)
+    assert decode("zstd", data, step=step) == b"one" * 100 + b"two" * 100
+    for damaged in (data[:-3], data + b"garbage after the frames"):
+        with pytest.raises(FetchFailed):
+            decode("zstd", damaged, step=step)
+
+
 def test_stacked_codings_are_undone_in_order() -> None:
     assert decode("gzip, br", brotli.compress(gzip.compress(b"x" * 1000))) == b"x" * 1000
 
@@ -147,3 +158,10 @@ def test_small_gzip_members_are_few() -> None:
     for content in (b"", b"x"):
         with pytest.raises(FetchFailed, match="more than 1000 small"):
             decode("gzip", gzip.compress(content) * 5000)
+
+
+def test_small_zstd_frames_are_few() -> None:
+    assert decode("zstd", zstandard.compress(b"x" * 64) * 5000) == b"x" * 320_000
+    for content in (b"", b"x"):
+        with pytest.raises(FetchFailed, match="more than 1000 small"):
+            decode("zstd", zstandard.compress(content) * 5000)

@@ -98,19 +98,24 @@ class BrotliLayer:
 
 
 class ZstdLayer:
-    """zstd, with the window size of RFC 9659."""
+    """zstd (with concatenated frames, as parallel compressors write them), with the window size of RFC 9659."""
 
     def __init__(self, zstandard: Any) -> None:
-        self._module = zstandard
-        self._inner = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW).decompressobj()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_MAX_WINDOW)
+        self._inner = self._decompressor.decompressobj()
+        self._frames = MemberCount(LEAST_MEMBER)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         for start in range(0, len(data), ZSTD_SLICE):
-            if self._inner.eof:
-                return
-            piece = self._inner.decompress(data[start : start + ZSTD_SLICE])
-            if piece:
-                yield piece
+            rest = data[start : start + ZSTD_SLICE]
+            while rest:
+                if self._inner.eof:
+                    self._inner = self._decompressor.decompressobj()
+                piece = self._inner.decompress(rest)
+                rest = self._inner.unused_data
+                self._frames.add(len(piece), self._inner.eof)
+                if piece:
+                    yield piece
 
     def finish(self) -> None:
         if not self._inner.eof:
