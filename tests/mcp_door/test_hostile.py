@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,6 +20,8 @@ from tests.helpers import until
 from tests.mcp_door.conftest import COMMAND, processes_with
 from tests.mcp_door.requests import HEADERS, HELLO, JUNK, READY, session_of
 
+from warmcell.core.errors import ProvisionFailed
+from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.mcp.transports import serve_http
 
 pytestmark = pytest.mark.needs("user namespaces")
@@ -216,3 +219,22 @@ def test_wrong_options_are_said_before_anything_listens() -> None:
     assert (ended.returncode, ended.stdout) == (0, "2\n" * len(WRONG)), ended.stderr
     for said, heard in zip(WRONG, ended.stderr.split("----\n")[:-1], strict=True):
         assert said in heard
+
+
+@pytest.mark.attack("PT-15")
+async def test_first_calls_that_fail_leave_nothing_in_their_session() -> None:
+    """Each left a callback for as long as the session lasts: a tenant without room for a sandbox may go on for ever."""
+    kept: list[Any] = []
+    connection = SimpleNamespace(
+        session_id="one", exit_stack=SimpleNamespace(push_async_callback=lambda *found: kept.append(found))
+    )
+    context = SimpleNamespace(request=object(), session=SimpleNamespace(_connection=connection))
+
+    def refuse(_: Any) -> Any:
+        raise ProvisionFailed("sandbox", "the token has no more sandboxes", "end another session")
+
+    clients = Clients(refuse, None, True)
+    for _ in range(3):
+        with pytest.raises(ProvisionFailed):
+            await clients.of(context)
+    assert len(kept) == 1

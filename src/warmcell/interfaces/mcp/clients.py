@@ -73,13 +73,16 @@ class Clients:
         self._is_stateful = is_stateful
         self._languages = languages
         self._clients: dict[str, asyncio.Task[Client]] = {}
+        #: Sessions that call `end` when they end. Clients whose first call fails may try as often as they like.
+        self._ending: set[str] = set()
 
     async def of(self, context: Any) -> Client:
         """The client of a request. Concurrent first calls get the same one."""
         key = self._key(context)
         if key not in self._clients:
             self._clients[key] = asyncio.create_task(self._begin(context))
-            if key != _STDIO:  # the stdio client lives as long as the server
+            if key != _STDIO and key not in self._ending:  # the stdio client lives as long as the server
+                self._ending.add(key)
                 context.session._connection.exit_stack.push_async_callback(self.end, key)
         try:
             return await asyncio.shield(self._clients[key])
@@ -88,6 +91,7 @@ class Clients:
             raise
 
     async def end(self, key: str) -> None:
+        self._ending.discard(key)
         task = self._clients.pop(key, None)
         if task is not None:
             with anyio.CancelScope(shield=True):
