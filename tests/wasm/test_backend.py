@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import eventually, open_descriptors
+from tests.helpers import eventually, open_descriptors, require
 from tests.wasm import guests
 from tests.wasm.conftest import FailingListener, Run
 
@@ -276,6 +276,18 @@ def test_the_directories_of_past_runs_are_forgotten(tmp_path: Path, monkeypatch:
         for _ in range(4):
             assert backend.execute_blocking(ExecRequest("wasm", HELLO, 20, files={"f": b"x"})).stdout == "hello\n"
         assert len(backend._supervisor._mounts) == 2
+
+
+def test_a_worker_with_the_files_of_a_run_ends_with_it(tmp_path: Path, no_workers: WorkerPool) -> None:
+    """No later run can use it, and a server would keep hundreds of them."""
+    require(worker_launcher().is_confining, "workers are not confined here")
+    with WasmBackend(cache_dir=tmp_path / "cache") as backend:
+        for code in (HELLO, guests.TRAP, HELLO):
+            backend.execute_blocking(ExecRequest("wasm", code, 20, files={"f": b"x"}))
+        assert backend.worker_pids() == []
+        for _ in range(2):
+            backend.execute_blocking(ExecRequest("wasm", HELLO, 20))
+        assert len(backend.worker_pids()) == 1
 
 
 def test_a_killed_supervisor_leaves_no_worker(tmp_path: Path) -> None:

@@ -169,4 +169,5 @@ class WasmBackend(BackendBase):
             preopens,
             listener=listener,
             is_validated=True,
+            has_own_directories=bool(preopens),
         )

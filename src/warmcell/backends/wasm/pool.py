@@ -55,6 +55,8 @@ class WorkerQuery:
     mounts: Mounts = ()
     needs_clean: bool = False
     needs_new: bool = False
+    #: The directories exist only for this run, so the worker ends with it.
+    is_for_one_run: bool = False
 
     def rank(self, worker: WorkerHandle) -> int | None:
         """The lower, the more suitable; None if it is not."""
@@ -334,7 +336,8 @@ class Lease:
         self._is_held = False
         # First: a late cancellation must not kill the worker under its next user.
         self._run.remove_cancel_hook(self.worker.kill)
-        self._pool.release(self.worker, is_reusable=is_reusable)
+        is_last = self._query.is_for_one_run and bool(self.worker.mounts)
+        self._pool.release(self.worker, is_reusable=is_reusable and not is_last)
 
     def send(self, data: bytes, descriptors: Sequence[int] = (), *, seconds: float) -> None:
         """Sends encoded frames. Raises `WorkerUnusable` if the worker died by itself before it could read them."""

@@ -175,6 +175,8 @@ class RunRequest:
     listener: Listener | None = None
     #: Everything in it was validated before.
     is_validated: bool = False
+    #: The directories of `preopens` are removed after it.
+    has_own_directories: bool = False
 
     def __post_init__(self) -> None:
         if self.is_validated:

@@ -259,7 +259,8 @@ class Supervisor:
     ) -> ExecResult:
         limits = request.limits
         load = LoadRequest(source, limits.fuel is not None, limits.timeout)
-        query = WorkerQuery(load.key, tuple(directories if len(directories) < 2 else sorted(set(directories))))
+        mounts = tuple(directories if len(directories) < 2 else sorted(set(directories)))
+        query = WorkerQuery(load.key, mounts, is_for_one_run=request.has_own_directories)
         if query.mounts:
             self._remember(query.mounts)
         self.loader.prefetch(load)
