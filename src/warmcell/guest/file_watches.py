@@ -70,7 +70,7 @@ class Watches:
         for entry in os.scandir(directory) if is_recursive else ():
             if reports and not entry.name.endswith((NEW, CHANGED)):
                 self._report(identity, entry.path, "CREATE")
-                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
+                if _has_content(entry):
                     self._report(identity, entry.path, "WRITE")
             if entry.is_dir(follow_symlinks=False):
                 self._enter_below(identity, entry.path, reports)
@@ -119,3 +119,11 @@ class Watches:
         event = [os.path.relpath(path, root), kind]
         if len(events) < MOST_EVENTS and events[-1:] != [event]:
             events.append(event)
+
+
+def _has_content(entry):
+    """Whether it is a file that is not empty. It may have been removed since it was listed."""
+    try:
+        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size > 0
+    except FileNotFoundError:
+        return False
