@@ -20,6 +20,7 @@ from warmcell.backends.wasm.run_request import ModuleSource, Preopen, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
 from warmcell.core.errors import MemoryExceeded
 from warmcell.core.types import MIB, ExecResult
+from warmcell.guest.wasm.binary import MEMORY_NAME
 from warmcell.guest.wasm.protocol import RunLimits
 
 #: Exits with the number of runs in this memory and with this global, and fills its memory.
@@ -163,3 +164,11 @@ def test_more_kinds_of_runs_than_a_worker_remembers(run: Run) -> None:
     with pytest.raises(MemoryExceeded):
         run(GROWS, timeout=10, memory_limit_mb=32)
     assert run(GROWS, timeout=10, memory_limit_mb=64).exit_code == 0
+
+
+@pytest.mark.parametrize("other", ["(func (export {}))", "(global (export {}) i32 (i32.const 1))"])
+def test_a_module_may_export_anything_under_the_name_of_our_export(run: Run, other: str) -> None:
+    name = f'"{MEMORY_NAME}"'
+    for _ in range(2):
+        assert run(f'(module (memory 1) {other.format(name)} (func (export "_start")))').exit_code == 0
+        settle()

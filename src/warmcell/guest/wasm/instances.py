@@ -131,6 +131,11 @@ class PreparedInstance:
             self._exports[name] = self._find_export(instance, name) if is_module else None
         return self._exports[name]
 
+    def memory_export(self) -> ffi.wasmtime_extern_t | None:
+        """The memory under its reserved name. A caller's module may export something else under that name."""
+        found = self.export(MEMORY_NAME)
+        return found if found is not None and found.kind == ffi.WASMTIME_EXTERN_MEMORY.value else None
+
     def _find_export(self, instance: wasmtime.Instance, name: str) -> ffi.wasmtime_extern_t | None:
         """Not by `Instance.exports`, which lists all exports: that takes 15 ms for a Go module."""
         item, encoded = ffi.wasmtime_extern_t(), name.encode()
@@ -178,7 +183,7 @@ class PreparedInstance:
                 EntryCall(self.context, fill, has_result=False)()
 
     def _memory(self) -> Range | None:
-        memory = self.export(MEMORY_NAME)
+        memory = self.memory_export()
         if memory is None:
             return None
         place = ctypes.byref(memory.of.memory)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import wasmtime
-from wasm.binary import MEMORY_NAME, REFUSED_NAME
+from wasm.binary import REFUSED_NAME
 from wasm.deadline import Deadline, DeadlineReached
 from wasm.engine import LoadedModule, ModuleFacts
 from wasm.instances import PreparedInstance, SpareInstances, memory_bytes, set_arguments, set_epoch_deadline, set_wasi
@@ -190,7 +190,7 @@ def _report_error(message: str, is_started: bool) -> ExitReport:
 def _add_memory(report: ExitReport, prepared: PreparedInstance, invocation: Invocation) -> ExitReport:
     """The report with the memory that the run used, as kind `memory` if it died for lack of it."""
     facts, kind = prepared.loaded.facts, report.kind
-    memory = prepared.export(MEMORY_NAME)
+    memory = prepared.memory_export()
     used = 0 if memory is None else memory_bytes(prepared.context, ctypes.addressof(memory.of.memory))
     if kind in ("trap", "exit") and facts.counts_refusals and _may_lack_memory(report, facts, invocation):
         kind = "memory" if _refusal_bytes(prepared) > invocation.memory_bytes else kind
