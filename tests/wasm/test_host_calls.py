@@ -277,6 +277,15 @@ def test_an_unavailable_command_gives_the_reason(supervisor: Supervisor) -> None
     assert "pip install it" in result.stdout
 
 
+def test_a_command_that_could_not_be_built_has_not_used_the_guests_time(supervisor: Supervisor) -> None:
+    def fail(_name: str) -> ModuleSource:
+        time.sleep(1.5)
+        raise BackendUnavailable("its build failed", hint="pip install it")
+
+    request = RunRequest(("x",), RunLimits(1, 64 * MIB))
+    assert "pip install it" in run_once(supervisor, own(asks("exec", {"argv": ["x"]})), request, commands=fail).stdout
+
+
 def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
     def slow(name: str) -> ModuleSource | None:
         time.sleep(1.2)

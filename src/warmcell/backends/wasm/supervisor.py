@@ -137,12 +137,14 @@ class HostCalls:
                 self._send_module(LoadRequest(source, self._needs_fuel), started)
         except BackendUnavailable as error:
             _log.warning("command %r is not available: %s", name, error)
-            self._refuse(error.hint or "not available on this host")
+            self._refuse(error.hint or "not available on this host", time.monotonic() - started)
         except SandboxError as error:
             _log.warning("command %r could not be loaded: %s", name, error)
-            self._refuse("its module could not be loaded")
+            self._refuse("its module could not be loaded", time.monotonic() - started)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, seconds: float = 0.0) -> None:
+        """`seconds`: how long it took to fail, such as a build. The worker has stopped its clock."""
+        self._pending.extend(seconds)
         self._send({"op": "answer", "is_found": False, "reason": reason})
 
     def _send_module(self, load: LoadRequest, started: float) -> None:
@@ -155,11 +157,12 @@ class HostCalls:
             compiled = self._loader.find_compiled(load)
         message = load.message("compiled" if compiled else load.source.format, [])
         message |= {"op": "answer", "is_found": True, "facts": compiled.facts if compiled else {}}
+        data = b"" if compiled else load.source.read()
         self._offered = load.key
         # Preparing our own module is not the guest's time. The worker has stopped its clock too.
         self._pending.extend(time.monotonic() - started)
         if compiled is None:
-            self._send(message, load.source.read())
+            self._send(message, data)
             return
         with contextlib.closing(compiled):
             self._send(message, b"", [compiled.descriptor])
