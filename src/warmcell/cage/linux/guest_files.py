@@ -46,8 +46,8 @@ def copy_of(thread: int, descriptor: int) -> int:
 
 
 def _process_of(thread: int) -> int:
-    with open(f"/proc/{thread}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Tgid:"))
+    with open(f"/proc/{thread}/status", "rb") as file:  # its name, which a guest chooses, may be any bytes
+        return next(int(line.split()[1]) for line in file if line.startswith(b"Tgid:"))
 
 
 def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int) -> int:

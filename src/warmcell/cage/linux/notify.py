@@ -187,7 +187,7 @@ def has_guest_as_parent(pid: int, keepers: Sequence[int]) -> bool:
 
 
 def _read_status(pid: int) -> Dict[str, str]:
-    with open(f"/proc/{pid}/status") as file:
+    with open(f"/proc/{pid}/status", errors="replace") as file:
         return {name: value for name, _, value in (line.partition(":") for line in file)}
 
 
