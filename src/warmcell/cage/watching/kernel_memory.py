@@ -52,7 +52,9 @@ def unix_sockets(network: str) -> List[int]:
     """The inodes of all unix sockets in the network namespace. 0: a connection that has not been accepted yet."""
     with expected_errors:
         lines = kernel_files.read(f"{network}/unix").splitlines()[1:]
-        return [int(fields[6]) for fields in (line.split(None, 7) for line in lines) if len(fields) > 6]
+        rows = (line.split(None, 7) for line in lines)
+        # A name is shown as it is: one with a line break makes a line of its own.
+        return [int(row[6]) for row in rows if len(row) > 6 and row[6].isdecimal()]
     return []
 
 

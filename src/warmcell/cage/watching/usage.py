@@ -224,7 +224,7 @@ def _send_buffer() -> int:
 
 
 def _text_lines(path: str) -> List[str]:
-    with expected_errors, open(path) as file:
+    with expected_errors, open(path, errors="replace") as file:  # names of sockets may be any bytes
         return file.readlines()
     return []
 
