@@ -226,6 +226,23 @@ def test_guests_are_killed_when_the_watcher_is_lost(talk: _Talk, is_noticed_by: 
     assert running.is_lost and talk.is_listening_to_nobody()
 
 
+def test_a_guest_whose_watcher_died_gets_no_verdict_of_the_next(talk: _Talk) -> None:
+    """The next one does not know its cell: it would never answer, or the kill would pass for the guest's own end."""
+    looked_at, unseen, kept = _Guest(1), _Guest(2), talk.manager._watcher
+    kept._number = 2
+    talk.says(looks=1)
+    talk.manager._guests = {7: looked_at, 8: unseen}
+    talk.manager._receive_from_watcher()
+    talk.watcher.close()
+    talk.manager._receive_from_watcher()
+    kept.start()
+    for guest in (looked_at, unseen):
+        talk.manager._finish(guest)
+    kept.close()
+    os.waitpid(kept.pid, 0)
+    assert looked_at.is_lost and looked_at.verdicts == unseen.verdicts == [LOST]
+
+
 @pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), 9), lambda: os.kill(os.getpid(), 3)])
 def test_the_exit_of_a_child_is_known_before_it_is_reaped(end: Callable[[], None]) -> None:
     pid = fork_child(lambda: (sum(range(10**6)), end()))

@@ -64,6 +64,8 @@ class Watcher:
     def __init__(self) -> None:
         self._channel: Optional[socket.socket] = None
         self._number = 0
+        #: The number of the first cell of the process that runs now: another one, which died, watched those before.
+        self._first = 1
         self._is_up = False
         self.pid = 0
         #: Cells that were looked at: the watcher must be asked for a verdict on them.
@@ -177,7 +179,7 @@ class Watcher:
     def end_of(self, number: int) -> Optional[Verdict]:
         """The verdict on a cell whose guest has ended; None if it was requested and `receive` will get it."""
         self._waiting.pop(number, None)
-        if self._channel is None or not self.receive():
+        if self._channel is None or number < self._first or not self.receive():
             return LOST
         if number in self.verdicts:
             self._looked_at.discard(number)
@@ -209,6 +211,7 @@ class Watcher:
 
     def close(self) -> None:
         self._waiting.clear()
+        self._looked_at.clear()
         if self._channel is not None:
             os.close(self._channel.detach())
             self._channel = None
@@ -222,6 +225,7 @@ class Watcher:
             _run_watcher(theirs, is_sure)
         theirs.close()
         self._channel, self.pid, self._is_up = ours, pid, False
+        self._first = self._number + 1
 
 
 def _run_watcher(channel: socket.socket, is_sure: bool) -> NoReturn:
