@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -280,6 +282,22 @@ def test_an_unwatched_guest_is_reported_at_once(talk: _Talk) -> None:
     guest = _Guest(None)
     talk.manager._finish(guest)
     assert guest.verdicts == [NO_VERDICT]
+
+
+@pytest.mark.parametrize("is_raised", [True, False], ids=["attached paths", "a new guest"])
+def test_a_watcher_that_dies_while_it_starts_is_polled_no_more(talk: _Talk, is_raised: bool) -> None:
+    """Its closed descriptor would wake the manager without end, and -1 instead of it would end the manager."""
+    running = _Guest(1)
+    talk.manager._guests = {7: running}
+
+    def find_dead(watcher: Watcher) -> None:
+        watcher.close()
+        if is_raised:
+            raise OSError(errno.ESRCH, "the watcher did not start")
+
+    with suppress(OSError):
+        talk.manager._with_watcher(find_dead)
+    assert running.is_lost and talk.is_listening_to_nobody()
 
 
 def test_plans_that_differ_in_one_guests_own_paths_share_root_and_recipe() -> None:

@@ -232,12 +232,15 @@ class Manager:
             pass  # a cell that needs it will try again, and report the error
 
     def _with_watcher(self, act: Callable[[Watcher], None]) -> None:
-        """Call `act`, which may start the watcher, and then poll the watcher."""
+        """Call `act`, which may start the watcher or find that it has died, and then poll the watcher."""
         had_watcher = self._watcher.listens_to
-        act(self._watcher)
-        if self._watcher.listens_to != had_watcher:
-            self._poll.register(self._watcher.listens_to, select.POLLIN)
-            self._processes[self._watcher.pid] = None
+        try:
+            act(self._watcher)
+        finally:
+            self._handle_verdicts(had_watcher)
+            if self._watcher.listens_to not in (had_watcher, -1):
+                self._poll.register(self._watcher.listens_to, select.POLLIN)
+                self._processes[self._watcher.pid] = None
 
     def _close_control(self) -> None:
         assert self._control is not None
