@@ -216,6 +216,7 @@ class LockTable:
         if time.monotonic() < self._next_look:
             return self._found
         spent, patience = Spent(), Patience(*_LONGEST_READING)
+        was_complete = self.is_complete
         self._found, self.is_complete = {}, True
         try:
             for lines in patience.read("/proc/locks"):
@@ -224,6 +225,8 @@ class LockTable:
         except TooLong:
             self.is_complete = False
         self._next_look = next_look_after(spent)
+        if was_complete and not self.is_complete:
+            self._next_look = 0.0  # a single long reading may be a stall of the host: the next look reads again
         return self._found
 
 
