@@ -109,7 +109,8 @@ class Supervisors:
 
     @property
     def _ready(self) -> list[SupervisorProcess]:
-        return [member for member in self._members if member.is_ready]
+        """Not those that died or do not end their runs: they have the fewest, and would get all others."""
+        return [member for member in self._members if member.is_ready and member.may_run]
 
     @staticmethod
     def _fewest_runs(members: list[SupervisorProcess]) -> float:

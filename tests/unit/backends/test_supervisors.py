@@ -85,6 +85,28 @@ async def test_the_program_shares_a_batch_with_supervisors_that_are_starting() -
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_ready_one_that_died_gets_no_runs_while_the_others_start() -> None:
+    """It had the fewest runs, so all that remained failed."""
+    dead, starting = FakeMember(is_ready=True), FakeMember(is_ready=False)
+    dead.may_run = False
+    supervisors = Supervisors(list, 2)
+    supervisors._members = [dead, starting]  # type: ignore[list-item]
+    here: list[ExecRequest] = []
+
+    async def run_here(request: ExecRequest) -> ExecResult:
+        here.append(request)
+        return await asyncio.Future[ExecResult]()
+
+    request, execute = ExecRequest("python", "1", 1), supervisors.runner(run_here)
+    tasks = [asyncio.ensure_future(execute(request)) for _ in range(3)]
+    tasks.append(asyncio.ensure_future(supervisors.execute(request)))
+    await asyncio.sleep(0)
+    assert (len(here), len(dead.waiting), len(starting.waiting)) == (3, 0, 1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class FakeMember:
     may_run = True
 
