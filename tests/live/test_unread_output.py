@@ -90,8 +90,9 @@ def assert_killed(process: Process, output: Iterator[bytes]) -> None:
 
 def test_an_exit_is_seen_although_its_output_is_not_read(sandbox: Sandbox) -> None:
     """The agent has more of a terminal's output than the pipe takes."""
-    process = sandbox.spawn(f"{COUNT} & sleep 3", pty=TERMINAL)
+    process = sandbox.spawn(f"{COUNT} & until [ -e end ]; do sleep 0.1; done", pty=TERMINAL)
     output = stuck(process)
+    sandbox.write_file("end", "")  # only now: on a busy host the pipes take long to fill
     assert process.wait(30).exit_code == 0
     assert is_unbroken(b"".join(output))
 
