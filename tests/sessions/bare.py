@@ -58,9 +58,9 @@ class BareWorker:
         os.close(stdout)
         os.close(stderr)
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, is_repeated: bool = False) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGINT)
+            (os.kill if is_repeated else os.killpg)(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):

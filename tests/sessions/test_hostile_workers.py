@@ -146,7 +146,7 @@ class Pretender:
         self.stderr, self.writes_stderr = os.pipe()
         self.is_killed = False
 
-    def interrupt(self) -> None: ...
+    def interrupt(self, *, is_repeated: bool = False) -> None: ...
 
     def kill(self) -> None:
         if not self.is_killed:
@@ -230,6 +230,23 @@ def test_silence_lasts_no_longer_than_the_cells_time(monkeypatch: pytest.MonkeyP
     with pytest.raises(errors.SessionEnded, match="killed"):
         _converse(lambda pretender: None, timeout=0.2)
     assert time.monotonic() - began < PATIENCE
+
+
+def test_an_interrupt_is_repeated_until_the_cell_ends() -> None:
+    class HardOfHearing(Pretender):
+        def interrupt(self, *, is_repeated: bool = False) -> None:
+            signals.append(is_repeated)
+            if len(signals) == 3:
+                self.theirs.sendall(_done())
+
+    signals: list[bool] = []
+    talk = SessionProtocol(HardOfHearing())
+    try:
+        with pytest.raises(errors.ExecutionTimeout):
+            talk.run(Run(), "code", 0.1, make_listeners({}), 1000)
+    finally:
+        talk.close()
+    assert signals == [False, True, True]
 
 
 def test_a_flood_of_everything_ends_with_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:

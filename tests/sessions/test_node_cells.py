@@ -139,3 +139,16 @@ def test_types_are_taken_out_of_cells(tmp_path: Path) -> None:
         assert wrong is not None and wrong.name == "SyntaxError"
     finally:
         cells.close()
+
+
+def test_a_cell_whose_types_are_being_taken_out_can_be_interrupted() -> None:
+    """The first one takes long, because Node loads its compiler."""
+    cells = Cells(node_worker("typescript"))
+    busy = "code => { const end = Date.now() + 1500; while (Date.now() < end); return code }"
+    try:
+        assert cells(f"require('module').stripTypeScriptTypes = {busy}; 1").value == "1"
+        with pytest.raises(errors.ExecutionTimeout):
+            cells("2", timeout=0.5)
+        assert cells("3").value == "3"
+    finally:
+        cells.close()

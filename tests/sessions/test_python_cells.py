@@ -473,6 +473,34 @@ def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(cells: Ce
     assert cells("4").value == "4"
 
 
+def test_a_signal_that_is_lost_is_repeated(own: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one is that comes just before a call that blocks: it is noticed only after that call."""
+    interrupt = own.worker.interrupt
+
+    def lose_the_first(*, is_repeated: bool = False) -> None:
+        if is_repeated:
+            interrupt(is_repeated=True)
+
+    monkeypatch.setattr(own.worker, "interrupt", lose_the_first)
+    with pytest.raises(errors.ExecutionTimeout):
+        own("kept = 12\nimport time\ntime.sleep(60)", timeout=1.5)
+    assert own("kept").value == "12"
+
+
+def test_a_repeated_signal_does_not_disturb_what_a_cell_does_about_the_first(cells: Cells) -> None:
+    code = "import time\ntry:\n    {wait}\nexcept KeyboardInterrupt:\n    time.sleep(1)\n    print('cleaned up')"
+    for wait in ("time.sleep(60)", "while True: pass"):
+        with pytest.raises(errors.ExecutionTimeout) as caught:
+            cells(code.format(wait=wait), timeout=1.5)
+        assert caught.value.result is not None and caught.value.result.stdout == "cleaned up\n"
+
+
+def test_a_cell_that_signals_itself_gets_every_interrupt(cells: Cells) -> None:
+    code = "import signal\nfor _ in range(3):\n    try:\n        signal.raise_signal(signal.SIGINT)\n"
+    code += "    except KeyboardInterrupt:\n        print('again')"
+    assert cells(code).stdout == "again\n" * 3
+
+
 def test_what_ignores_an_interrupt_is_killed(own: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.5)
     own("import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")

@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from math import inf
 from typing import Any, Protocol
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
@@ -23,6 +24,8 @@ from warmcell.sessions.cell_record import CellRecord
 GRACE_SECONDS = 5.0
 #: The same for a cancelled cell, whose caller was promised a quick end.
 CANCEL_SECONDS = 0.6
+#: When its signal is repeated for the first time; each later time comes after twice as long.
+REPEAT_SECONDS = 0.25
 #: Characters that fit into a frame however JSON escapes them.
 PIECE = 64 * 1024
 
@@ -97,8 +100,8 @@ class Worker(Protocol):
     #: The pipe for its image, if the session can be forked.
     image: int | None
 
-    def interrupt(self) -> Future[Any] | None:
-        """SIGINT. Done when it was sent; None if that is so already."""
+    def interrupt(self, *, is_repeated: bool = False) -> Future[Any] | None:
+        """SIGINT to its process group; repeated, to its own process. Done when sent; None if that is so already."""
         ...
 
     def kill(self) -> None:
@@ -150,6 +153,9 @@ class Exchange:
     is_killed = False
     failure: BaseException | None = None
     done: Done | None = None
+    #: When the signal that interrupts it is repeated.
+    next_signal = inf
+    _pause = REPEAT_SECONDS
 
     def __init__(self, number: int, timeout: float, listeners: Listeners, most_bytes: int) -> None:
         self.number, self.timeout, self.listeners = number, timeout, listeners
@@ -166,6 +172,10 @@ class Exchange:
     def grace(self) -> float:
         return CANCEL_SECONDS if self.cause == "cancelled" else GRACE_SECONDS
 
+    def plan_signal(self) -> None:
+        self.next_signal = time.monotonic() + self._pause
+        self._pause *= 2
+
     def raise_end(self) -> None:
         """Raises what ended it early, unless the caller asked for that."""
         if self.failure is not None:
@@ -174,6 +184,34 @@ class Exchange:
             raise ExecutionTimeout(self.timeout, self.record.so_far(self.duration))
         if self.cause == "cancelled":
             raise RunCancelled
+
+
+class InterruptSignal:
+    """SIGINT to a worker. It is repeated until the cell ends: one that comes before the cell has begun, or just before
+    a call that blocks, is lost.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        #: The last one, which may not have been sent yet.
+        self._last: Future[Any] | None = None
+
+    def send(self, cell: Exchange) -> None:
+        with suppress(SandboxError):  # its cage has ended, which the socket will report
+            self._last = self._worker.interrupt()
+        cell.plan_signal()
+
+    def repeat(self, cell: Exchange) -> None:
+        if self._last is None or self._last.done():
+            with suppress(SandboxError):
+                self._last = self._worker.interrupt(is_repeated=True)
+        cell.plan_signal()
+
+    def await_sent(self) -> None:
+        """The last exchange may have ended before the signal that was to interrupt it: it would interrupt this one."""
+        if self._last is not None:
+            wait([self._last], GRACE_SECONDS)
+            self._last = None
 
 
 def split_code(code: str) -> list[str]:

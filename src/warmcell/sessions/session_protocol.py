@@ -13,11 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from copy import copy
 from math import ceil
-from typing import Any
 
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.records import replace
@@ -29,10 +27,10 @@ from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Qu
 from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import (
-    GRACE_SECONDS,
     PIECE,
     CellInterrupts,
     Exchange,
+    InterruptSignal,
     Listener,
     Listeners,
     Worker,
@@ -63,8 +61,7 @@ class SessionProtocol:
         self._cells = cells
         self._lock = threading.Lock()
         self._has_unsent = False
-        #: The signal of the last interrupt, which may not have been sent yet.
-        self._signal: Future[Any] | None = None
+        self._signal = InterruptSignal(worker)
         #: The error that later exchanges raise; the error given to `end`.
         self._ended: SandboxError | None = None
         self._wanted_end: SandboxError | None = None
@@ -177,7 +174,7 @@ class SessionProtocol:
     ) -> Exchange:
         if (error := self.end_error) is not None:
             raise error
-        self._await_signal()
+        self._signal.await_sent()
         self._cells += 1
         cell = Exchange(self._cells, timeout, listeners, most_bytes)
         for piece in pieces[:-1]:
@@ -199,12 +196,6 @@ class SessionProtocol:
         cell.raise_end()
         return cell
 
-    def _await_signal(self) -> None:
-        """The last exchange may have ended before the signal that was to interrupt it: it would interrupt this one."""
-        if self._signal is not None:
-            wait([self._signal], GRACE_SECONDS)
-            self._signal = None
-
     def _converse(self, run: Run, cell: Exchange) -> None:
         try:
             self._send()
@@ -216,7 +207,7 @@ class SessionProtocol:
 
     def _take_turn(self, run: Run, cell: Exchange) -> None:
         """Handles at most one event, so that deadline and interrupts are checked between callbacks."""
-        left = cell.deadline - time.monotonic()
+        left = min(cell.deadline, cell.next_signal) - time.monotonic()
         if left <= 0:
             self._escalate(cell)
             return
@@ -233,12 +224,15 @@ class SessionProtocol:
                 return
 
     def _escalate(self, cell: Exchange) -> None:
-        """At the deadline: interrupts the cell first, then kills the worker."""
+        """At the deadline: interrupts the cell first, then kills the worker. Before it, repeats the signal."""
+        if time.monotonic() < cell.deadline:
+            self._signal.repeat(cell)
+            return
         if cell.is_killed:
             raise self._end_of_worker(cell, "it could not be ended")
         if cell.cause:
             cell.is_killed = True
-            cell.deadline = time.monotonic() + _KILL_SECONDS
+            cell.deadline = cell.next_signal = time.monotonic() + _KILL_SECONDS
             self._worker.kill()
         else:
             self._interrupt(cell, "timeout")
@@ -251,8 +245,7 @@ class SessionProtocol:
         cell.deadline = time.monotonic() + cell.grace
         self._outgoing += encode({"op": "interrupt", "cell": cell.number})
         self._send()
-        with suppress(SandboxError):  # its cage has ended, which the socket will report
-            self._signal = self._worker.interrupt()
+        self._signal.send(cell)
 
     def _end_of_worker(self, cell: Exchange, reason: str) -> SandboxError:
         """The error for a worker that is gone, with its output."""

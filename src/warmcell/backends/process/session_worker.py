@@ -51,8 +51,8 @@ class CagedWorker:
         self.pid = program.pid
         self._peak = 0
 
-    def interrupt(self) -> Future[Message]:
-        return self._program.signal_soon(signal.SIGINT)
+    def interrupt(self, *, is_repeated: bool = False) -> Future[Message]:
+        return self._program.signal_soon(signal.SIGINT, alone=is_repeated)
 
     def kill(self) -> None:
         with suppress(SandboxError):  # the cage has ended

@@ -247,9 +247,9 @@ class StartedProgram:
         """Signals it and its process group. Does nothing if it has ended."""
         await self._cage.request_async(self.pid, "signal", signal=int(number))
 
-    def signal_soon(self, number: int) -> Future[Message]:
-        """`signal` without waiting for the answer."""
-        return self._cage.send(self.pid, "signal", signal=int(number))
+    def signal_soon(self, number: int, *, alone: bool = False) -> Future[Message]:
+        """`signal` without waiting for the answer. `alone`: not its process group."""
+        return self._cage.send(self.pid, "signal", signal=int(number), alone=alone)
 
     async def kill(self) -> None:
         """Kills it and everything that it started, even if it has ended itself."""

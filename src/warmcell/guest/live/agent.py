@@ -228,14 +228,14 @@ class Agent:
         return {}
 
     def _op_signal(self, request, given):
-        """Signals the program and its process group; with `tree`, kills everything that it started."""
+        """Signals the program, and unless `alone` its process group; with `tree`, kills all that it started."""
         pid, number = request["pid"], request["signal"]
         if request.get("tree"):
             self._kill_tree(pid, request["mark"])
             return {}
         self._find_program(pid)
         try:
-            os.killpg(pid, number)
+            (os.kill if request.get("alone") else os.killpg)(pid, number)
         except ProcessLookupError:  # it has not called setsid yet
             os.kill(pid, number)
         return {}

@@ -95,7 +95,8 @@ function complain(error) {
 
 // While a script runs, Node handles the signal itself and ends the script. Its handler replaces all others, which are
 // restored when the script ends or awaits.
-const onInterrupt = () => running && server.emit('SIGINT');
+// A cell whose output is still being written has ended: the REPL would take the signal for a wish to leave.
+const onInterrupt = () => running && !running.hasEnded && server.emit('SIGINT');
 process.on('SIGINT', onInterrupt);
 
 const server = repl.start({
@@ -121,9 +122,15 @@ function runCell(request) {
   sources.set(name, request.code.split('\n'));
   request.done = once((error, value) => endCell(request, before, error, value));
   if (request.isInterrupted) return request.done({ code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED' });
-  process.removeAllListeners('SIGINT');
+  let script;
   try {
-    server.eval(importing(plainScript(request.code)) + '\n', server.context, name, request.done);
+    script = importing(plainScript(request.code)) + '\n';
+  } catch (error) {
+    return request.done(error);
+  }
+  process.removeAllListeners('SIGINT'); // only now: from here until the script runs, the signal ends this process
+  try {
+    server.eval(script, server.context, name, request.done);
   } catch (error) {
     request.done(error);
   }
@@ -182,6 +189,7 @@ function once(call) {
 }
 
 function endCell(request, before, error, value) {
+  request.hasEnded = true;
   let described = null;
   if (error !== null && error !== undefined) {
     described = describe(error instanceof repl.Recoverable ? error.err : error);

@@ -17,10 +17,17 @@ PIECE = 64 * 1024
 
 
 class Interrupts:
-    """SIGINT raises KeyboardInterrupt in guest code, is held while a frame is sent, and is ignored between cells."""
+    """SIGINT raises KeyboardInterrupt in guest code, is held while a frame is sent, and is ignored between cells.
 
-    def __init__(self):
+    The host repeats it until the cell ends, because a call that blocks just after it has arrived does not notice it. A
+    repetition must not disturb what the cell does about the first KeyboardInterrupt.
+    """
+
+    def __init__(self, is_announced):
+        #: Whether the host has sent the message that comes before its signals.
+        self._is_announced = is_announced
         self.is_allowed = False
+        self._has_raised = False
         self._held = 0
         self._is_waiting = False
         self._owner = os.getpid()
@@ -32,7 +39,7 @@ class Interrupts:
             _signal.signal(_signal.SIGINT, self._handle_signal)
 
     def allow(self):
-        self._is_waiting = False
+        self._is_waiting = self._has_raised = False
         self.is_allowed = True
 
     def _handle_signal(self, number, frame):
@@ -41,6 +48,12 @@ class Interrupts:
         if self._held:
             self._is_waiting = True
         elif self.is_allowed:
+            self._interrupt()
+
+    def _interrupt(self):
+        is_announced = self._is_announced()
+        if not (is_announced and self._has_raised):
+            self._has_raised = is_announced
             raise KeyboardInterrupt
 
     def __enter__(self):
@@ -53,7 +66,7 @@ class Interrupts:
         self._held -= 1
         if self._is_waiting and not self._held and self.is_allowed:
             self._is_waiting = False
-            raise KeyboardInterrupt
+            self._interrupt()
 
 
 class Channel:
@@ -61,14 +74,16 @@ class Channel:
 
     def __init__(self, descriptor):
         self.descriptor = descriptor
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts(self._has_announcement)
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._asked = 0
         self._decoder = frames.Decoder(frames.MOST_SENT)
         self._messages = []
-        self._ready = select.poll()
-        self._ready.register(descriptor, select.POLLIN)
+        self._was_announced = False
+        self._ready, self._arrived = select.poll(), select.poll()  # a handler must not use the one in progress
+        for poll in (self._ready, self._arrived):
+            poll.register(descriptor, select.POLLIN)
         os.set_inheritable(descriptor, False)
         os.register_at_fork(after_in_child=self._leave)
 
@@ -118,6 +133,7 @@ class Channel:
 
     def check_interrupted(self, cell):
         """Raises if the host interrupted this cell before it started: the signal itself was ignored then."""
+        self._was_announced = False
         if self.was_interrupted(cell):
             raise KeyboardInterrupt
 
@@ -127,6 +143,10 @@ class Channel:
             message = self.receive()
             return message["op"] == "interrupt" and message["cell"] == cell
         return False
+
+    def _has_announcement(self):
+        """Whether the host may have interrupted the running cell: otherwise it sends answers only."""
+        return bool(self._was_announced or self._messages or self._arrived.poll(0))
 
     def _read(self):
         if self.interrupts.is_allowed:
@@ -145,6 +165,7 @@ class Channel:
         self.send(event="input", ask=self._asked, prompt=prompt[:PIECE])
         while True:
             answer = self.receive()
+            self._was_announced |= answer["op"] == "interrupt"
             # An answer to a question of an earlier, interrupted cell may still arrive.
             if answer.get("op") == "input" and answer.get("ask") == self._asked:
                 return answer.get("text")
