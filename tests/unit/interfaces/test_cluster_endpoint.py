@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from warmcell.core.errors import BackendBusy, BackendUnavailable
+from warmcell.core.errors import BackendBusy, BackendUnavailable, NodeLost, SandboxDestroyed
 from warmcell.interfaces.client.cluster_sandbox import ClusterEndpoint, ClusterSandbox
 
 
@@ -80,3 +80,67 @@ async def test_a_sandbox_is_released_once_however_often_it_is_closed(is_answered
     assert all(isinstance(outcome, BackendUnavailable) != is_answered for outcome in outcomes)
     await sandbox.close()
     assert released == ["connection", "link"]
+
+
+async def test_a_restore_places_nothing_once_the_sandbox_was_closed() -> None:
+    placed: list[bool] = []
+
+    async def place_sandbox(has_gpus: bool) -> Any:
+        placed.append(has_gpus)
+        raise BackendBusy(1)
+
+    backend: Any = SimpleNamespace(retries=0, place_sandbox=place_sandbox, release_sandbox=lambda link: None)
+    settings: Any = SimpleNamespace(policy=None, image=None)
+    endpoint = ClusterEndpoint(backend, settings)
+    sandbox = object.__new__(ClusterSandbox)
+    sandbox._use(endpoint)
+    go_on = asyncio.Event()
+    lost: Any = SimpleNamespace(link=SimpleNamespace(lost=NodeLost("node", "it is gone")), release=go_on.wait)
+    endpoint.join(lost, {"id": "a"})
+    restoring = asyncio.ensure_future(endpoint.restore("snapshot"))
+    await asyncio.sleep(0)  # it leaves the lost node
+    await sandbox.close()
+    go_on.set()
+    with pytest.raises(SandboxDestroyed):
+        await restoring
+    assert not placed
+
+
+async def test_close_ends_what_a_second_attempt_to_restore_has_placed() -> None:
+    ended: list[str] = []
+
+    async def call(*_: object) -> None: ...
+
+    async def release() -> None: ...
+
+    async def request_end(path: str) -> None:
+        ended.append(path)
+
+    backend: Any = SimpleNamespace(retries=1, release_sandbox=lambda link: None)
+    settings: Any = None
+    endpoint = ClusterEndpoint(backend, settings)
+    sandbox = object.__new__(ClusterSandbox)
+    sandbox._use(endpoint)
+    connection: Any = SimpleNamespace(
+        link=SimpleNamespace(lost=None, call=call), release=release, request_end=request_end
+    )
+    attempts = [asyncio.Event(), asyncio.Event()]
+    waiting = list(attempts)
+
+    async def open_at_the_second_attempt() -> None:
+        attempt = waiting.pop(0)
+        await attempt.wait()
+        if attempt is attempts[0]:
+            raise NodeLost("node", "it is gone")
+        endpoint.join(connection, {"id": "b"})
+
+    endpoint._open = open_at_the_second_attempt  # type: ignore[method-assign]
+    restoring = asyncio.ensure_future(endpoint.restore("snapshot"))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(sandbox.close())
+    await asyncio.sleep(0.01)
+    attempts[0].set()
+    await asyncio.sleep(0.01)
+    attempts[1].set()
+    await asyncio.gather(restoring, closing, return_exceptions=True)
+    assert ended == ["/v1/sandboxes/b"]

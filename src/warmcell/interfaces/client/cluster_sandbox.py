@@ -99,6 +99,8 @@ class ClusterEndpoint(SandboxEndpoint):
     async def _place(self) -> None:
         if self.is_open:
             return
+        if self.is_closed:  # meanwhile
+            raise SandboxDestroyed
         if self._opening is None or self._opening.done():  # it has failed
             self._opening = asyncio.ensure_future(self._open())
         await asyncio.shield(self._opening)
@@ -241,7 +243,7 @@ class ClusterSandbox(HttpSandbox):
         endpoint = self._endpoint
         if endpoint.is_closed:  # and released, by a close that failed
             return
-        if endpoint._opening is not None and not endpoint.is_open:
+        while endpoint._opening is not None and not endpoint._opening.done():  # a restore may have begun another
             await asyncio.wait([endpoint._opening])
         if not endpoint.is_open:
             endpoint.is_closed = True
