@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import PATIENCE, eventually
@@ -27,6 +29,7 @@ from warmcell import (
     SandboxDestroyed,
     SandboxError,
 )
+from warmcell.sandbox.local import live
 from warmcell.sessions import ports
 from warmcell.sessions.ports import PortListener
 from warmcell.sessions.web_guard import MOST_HEAD, is_allowed, is_loopback
@@ -295,6 +298,36 @@ def test_it_ends_with_the_sandbox_and_outlives_a_cage() -> None:
         dial(port)
     with pytest.raises(SandboxDestroyed):
         sandbox.expose(8000)
+
+
+async def test_a_port_that_is_exposed_while_its_sandbox_closes_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    listen, close = live.listen, PortListener.close
+    is_listening, is_closing, is_exposed = threading.Event(), threading.Event(), threading.Event()
+
+    def listen_late(*arguments: Any) -> PortListener:
+        is_listening.set()
+        assert_set(is_closing)
+        return listen(*arguments)
+
+    def close_late(listener: PortListener) -> None:
+        is_closing.set()
+        assert_set(is_exposed)
+        close(listener)
+
+    async with AsyncSandbox() as sandbox:
+        await sandbox.expose(8000)
+        monkeypatch.setattr(live, "listen", listen_late)
+        monkeypatch.setattr(PortListener, "close", close_late)
+        exposing = asyncio.ensure_future(sandbox.expose(8001))
+        await asyncio.to_thread(assert_set, is_listening)
+        closing = asyncio.ensure_future(sandbox.destroy())
+        try:
+            port = await exposing
+        finally:
+            is_exposed.set()
+            await closing
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((port.host, port.port), timeout=5)
 
 
 async def test_the_async_twin() -> None:

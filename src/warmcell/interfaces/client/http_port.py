@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.interfaces.client.connection import Connection, import_websockets
 from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.sessions.ports import LOOPBACK
@@ -30,10 +31,15 @@ class HttpPort:
     async def listen(self, host_port: int) -> None:
         import_websockets()
         try:
-            self._server = await asyncio.start_server(self._serve, LOOPBACK, host_port, limit=_CHUNK)
+            # It listens only when it can be closed: a caller may be cancelled while it begins.
+            self._server = await asyncio.start_server(
+                self._serve, LOOPBACK, host_port, limit=_CHUNK, start_serving=False
+            )
+            self.port = self._server.sockets[0].getsockname()[1]
+            async with on_error(self.aclose):
+                await self._server.start_serving()
         except OSError as error:
             raise InvalidRequest(f"cannot listen on port {host_port}: {error.strerror}", field="host_port") from None
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = asyncio.current_task()

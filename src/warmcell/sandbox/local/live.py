@@ -122,8 +122,8 @@ class LocalLive:
             await self._end_cage()
 
     async def close_ports(self) -> None:
-        for port in tuple(self._ports):
-            await port.aclose()
+        while self._ports:  # a call in progress may add one meanwhile
+            await next(iter(self._ports)).aclose()
 
     async def close(self) -> None:
         for session in tuple(self._sessions):
