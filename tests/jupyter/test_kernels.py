@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import until
+from tests.helpers import cancel_at_every_await, until
 
 if os.environ.get("WARMCELL_MUST_WORK") != "1":
     pytest.importorskip("nbclient")
@@ -25,6 +26,7 @@ from nbclient.exceptions import CellExecutionError
 from tests.jupyter.conftest import Install, is_on_host
 
 from warmcell import BackendUnavailable, InvalidRequest
+from warmcell.interfaces.jupyter import provisioner
 from warmcell.interfaces.jupyter.provisioner import WarmcellProvisioner
 
 SECONDS = 120
@@ -130,6 +132,40 @@ def test_why_a_kernel_died_is_in_the_log(
     with caplog.at_level("ERROR"):
         until(lambda: not manager.is_alive())
     assert "the caged kernel exited with status 7: no output on stderr" in caplog.text
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
+async def test_a_cancelled_start_leaves_no_cage(
+    install: Install, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    cages: set[object] = set()
+
+    class Cage:
+        ports = dict.fromkeys(provisioner.CHANNELS, 1)
+
+        def __init__(self, *_: object, **__: object) -> None:
+            cages.add(self)
+
+        async def open(self) -> None:
+            await asyncio.sleep(0.01)
+
+        async def close(self) -> None:
+            cages.discard(self)
+
+    monkeypatch.setattr(provisioner, "CagedKernel", Cage)
+    manager = KernelManager(kernel_name="warmcell")
+
+    async def prepare() -> WarmcellProvisioner:
+        made = WarmcellProvisioner(parent=manager, kernel_id="a", kernel_spec=manager.kernel_spec)
+        await made.pre_launch()
+        return made
+
+    async for run in cancel_at_every_await(prepare, is_late=is_late):
+        if run.result is not None:
+            assert len(cages) == 1
+            await run.result.cleanup()
+        assert not cages
+    manager.cleanup_connection_file()
 
 
 def test_a_kernel_that_is_not_there_is_named(install: Install) -> None:

@@ -197,17 +197,20 @@ class WarmcellProvisioner(LocalProvisioner):
         manager: Any = self.parent
         if manager.transport != "tcp":
             raise InvalidRequest("kernels in a cage support only tcp", field="transport")
-        if self._kernel is None:
-            settings = self._settings(kwargs.get("cwd"))
-            command = manager.format_kernel_cmd()
-            kernel = await in_thread(lambda: CagedKernel(command, self.kernel_spec.resource_dir, **settings))
-            await portal.call_async(kernel.open)
-            self._kernel = kernel
-        manager.ip = "127.0.0.1"
-        for channel in CHANNELS:
-            setattr(manager, channel, self._kernel.ports[channel])
-        self.ports_cached = True  # already bound; Jupyter must not pick others
         async with on_error(self._close):
+            kernel = self._kernel
+            if kernel is None:
+                settings = self._settings(kwargs.get("cwd"))
+                command = manager.format_kernel_cmd()
+                kernel = self._kernel = await in_thread(
+                    lambda: CagedKernel(command, self.kernel_spec.resource_dir, **settings),
+                    discard=lambda made: portal.call(made.close),
+                )
+                await portal.call_async(kernel.open)
+            manager.ip = "127.0.0.1"
+            for channel in CHANNELS:
+                setattr(manager, channel, kernel.ports[channel])
+            self.ports_cached = True  # already bound; Jupyter must not pick others
             return await super().pre_launch(**kwargs)
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
