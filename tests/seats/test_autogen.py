@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
+from tests.helpers import cancel_at_every_await
 
 pytest.importorskip("autogen_core")
 
@@ -27,3 +31,26 @@ async def test_autogen() -> None:
         assert "ZeroDivisionError" in (await executor.execute_code_blocks(blocks[2:], token)).output
         await executor.restart()
         assert "NameError" in (await executor.execute_code_blocks(blocks[:1], token)).output
+
+
+async def test_no_sandbox_is_lost_by_starts_at_once_or_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warmcell.interfaces.seats import autogen
+
+    sandboxes: set[object] = set()
+
+    class Sandbox:
+        def __init__(self, **_: object) -> None:
+            sandboxes.add(self)
+            self._async = SimpleNamespace(tools=list)
+
+        def destroy(self) -> None:
+            sandboxes.discard(self)
+
+    monkeypatch.setattr(autogen, "Sandbox", Sandbox)
+    executor = autogen.WarmcellCodeExecutor()
+    await asyncio.gather(executor.start(), executor.start())
+    assert len(sandboxes) == 1
+    await executor.stop()
+    async for _ in cancel_at_every_await(executor.start):
+        await executor.stop()
+        assert not sandboxes

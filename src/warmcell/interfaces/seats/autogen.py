@@ -28,9 +28,13 @@ class WarmcellCodeExecutor(CodeExecutor):
         self._tools: Any = None
 
     async def start(self) -> None:
-        if self._sandbox is None:
-            self._sandbox = await in_thread(lambda: Sandbox(timeout=self._timeout, **self._settings))
-            self._tools = self._sandbox._async.tools()
+        if self._sandbox is not None:
+            return
+        made = await in_thread(lambda: Sandbox(timeout=self._timeout, **self._settings), discard=Sandbox.destroy)
+        if self._sandbox is not None:  # another call was faster
+            await in_thread(made.destroy)
+            return
+        self._sandbox, self._tools = made, made._async.tools()
 
     async def stop(self) -> None:
         sandbox, self._sandbox = self._sandbox, None
