@@ -207,7 +207,7 @@ class InterruptSignal:
                 self._last = self._worker.interrupt(is_repeated=True)
         cell.plan_signal()
 
-    def await_sent(self) -> None:
+    def await_delivery(self) -> None:
         """The last exchange may have ended before the signal that was to interrupt it: it would interrupt this one."""
         if self._last is not None:
             wait([self._last], GRACE_SECONDS)

@@ -174,7 +174,7 @@ class SessionProtocol:
     ) -> Exchange:
         if (error := self.end_error) is not None:
             raise error
-        self._signal.await_sent()
+        self._signal.await_delivery()
         self._cells += 1
         cell = Exchange(self._cells, timeout, listeners, most_bytes)
         for piece in pieces[:-1]:
