@@ -30,7 +30,7 @@ _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
 #: Reports once. The trap runs between two commands, perhaps of the report itself, which then goes on.
 #: A cell's own EXIT trap takes the place of ours: `exit` and the end of the cell make it part of ours again.
 _TRAP = "__warmcell_leave $?"
-#: An interrupt between two cells, or while one of them exits, is ignored.
+#: An interrupt between two cells, or while one of them exits, is ignored. Ours is sent when bash has begun the cell.
 _SET_UP = f"""\
 __warmcell_cell=0
 __warmcell_idle=1
@@ -91,7 +91,8 @@ _OWN_TRAP = f"trap -- '{_TRAP}' EXIT\n".encode()
 #: Sets `$?` to the status of the previous cell, without triggering `set -e`. Two lines: an error that makes bash skip
 #: the rest of a line (`exit 1 2`) does not skip the report. Each command has its own redirection: a cell's own INT trap
 #: that runs between two of them does not print into the report.
-_RUN = "__warmcell_cell={cell} __warmcell_idle= LINENO=0; {status}eval {code} </dev/null\n\
+_RUN = "__warmcell_cell={cell} __warmcell_idle= LINENO=0; builtin printf 'began\\0' >&{report}; \
+{status}eval {code} </dev/null\n\
 __warmcell_last=$? __warmcell_idle=1; builtin trap -p EXIT >&{report}; \
 builtin printf '\\0done %d\\0' $__warmcell_last >&{report}\n"
 _LIST = "for __name in $(compgen -v); do declare -p \"$__name\"; builtin printf '\\0'; done >&{report} 2>/dev/null; \
@@ -113,7 +114,8 @@ class ShellSession:
         self._channel = channel
         self._status = 0
         self._count = 0
-        self._is_interrupted = False
+        #: Whether bash has begun the cell, and whether the host has interrupted it.
+        self._has_begun = self._is_interrupted = False
         #: The state of a bash that exited; of one that exits when the EXIT trap of a cell has run, however that ends.
         self._left = self._leaving = None
         #: The EXIT trap that the last cell left behind, as `trap -p` prints it.
@@ -199,8 +201,16 @@ class ShellSession:
         # In this order: a bash that is seen to have exited has written its last report before.
         for descriptor in (self._gone, self._report, *([self._channel.descriptor] if cell else [])):
             ready.register(descriptor, select.POLLIN)
-        while b"\0" not in self._pending:
-            pause = _RESEND_MS if self._is_interrupted else None
+        while True:
+            if b"\0" in self._pending:
+                said, _, self._pending = self._pending.partition(b"\0")
+                if said != b"began":
+                    return said
+                self._has_begun = True
+                if self._is_interrupted:
+                    self._signal_group()
+                continue
+            pause = _RESEND_MS if self._is_interrupted and self._has_begun else None
             found = [descriptor for descriptor, _ in ready.poll(pause)]
             if self._channel.descriptor in found and self._channel.was_interrupted(cell):
                 self._interrupt()
@@ -216,11 +226,13 @@ class ShellSession:
                 return None
             if self._gone in found:
                 return None
-        said, _, self._pending = self._pending.partition(b"\0")
-        return said
 
     def _interrupt(self):
         self._is_interrupted = True
+        if self._has_begun:
+            self._signal_group()
+
+    def _signal_group(self):
         try:
             os.killpg(self._bash.pid, signal.SIGINT)
         except ProcessLookupError:
@@ -243,7 +255,7 @@ class ShellSession:
 
     def _carry_out(self, cell, code):
         """Runs the cell and returns its exit status."""
-        self._is_interrupted = False
+        self._has_begun = self._is_interrupted = False
         if self._channel.was_interrupted(cell):
             return 128 + signal.SIGINT
         status = f"__warmcell_status {self._status} || " if self._status else ""
