@@ -193,6 +193,16 @@ def test_relative_redirects() -> None:
     assert redirect_target(base, "?q").url == "https://a.test:8443/x/y?q"
 
 
+@pytest.mark.attack("S2-32")
+@pytest.mark.parametrize("name", ["\u0660" * 5000, "".join(map(chr, range(0x4E00, 0x4E00 + 5000)))])
+def test_a_long_name_is_refused_before_it_is_encoded(name: str) -> None:
+    """IDNA compares each character with all others: a URL of 16,000 held the host's event loop for ten seconds."""
+    with pytest.raises(UrlError, match="between 1 and 253 characters"):
+        parse_url(f"http://{name}/")
+    with pytest.raises(UrlError, match="between 1 and 253 characters"):
+        redirect_target(parse_url("http://a.test/"), f"http://{name}/")
+
+
 def test_an_authority_without_a_port() -> None:
     with pytest.raises(UrlError):
         split_authority("a.test", None)

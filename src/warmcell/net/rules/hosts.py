@@ -18,6 +18,10 @@ from warmcell.net.optional_packages import need
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_HOST_LENGTH = 253
+_WRONG_LENGTH = f"a host name has between 1 and {MAX_HOST_LENGTH} characters"
+MAX_LABEL_LENGTH = 63
+#: What IDNA takes for a dot.
+_DOTS = re.compile("[.\u3002\uff0e\uff61]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # Resolvers read such names as addresses: 2130706433, 0x7f000001, 0177.0.0.1, 127.1. No top-level domain is a number.
 _NUMBER_LIKE = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
@@ -69,12 +73,14 @@ def _parse_ipv6(text: str) -> Host:
 
 
 def _parse_name(text: str, *, lenient: bool) -> Host:
+    if len(text) > MAX_HOST_LENGTH + 1:  # with a final dot; IDNA takes quadratic time
+        raise HostError(_WRONG_LENGTH)
     name = text if text.isascii() else _idna(text, lenient=lenient)
     name = name.lower()
     if name.endswith("."):
         name = name[:-1]
     if not name or len(name) > MAX_HOST_LENGTH:
-        raise HostError(f"a host name has between 1 and {MAX_HOST_LENGTH} characters")
+        raise HostError(_WRONG_LENGTH)
     labels = name.split(".")
     if _NUMBER_LIKE.fullmatch(labels[-1]):
         return _parse_ipv4(name)
@@ -98,6 +104,8 @@ def _idna(text: str, *, lenient: bool) -> str:
     """Encode as IDNA 2008. Strict mode has no mapping step: a name that would be mapped to another is an error."""
     idna = need("idna")
     try:
+        if max(map(len, _DOTS.split(text))) > MAX_LABEL_LENGTH:  # as above
+            raise UnicodeError
         encoded: bytes = idna.encode(text, uts46=lenient, std3_rules=True)
         # Decoding again reveals silent mapping, such as a full-width dot.
         if lenient or idna.decode(encoded) == text.lower():
