@@ -20,7 +20,8 @@ _PATH = re.compile(r"(?<![\w/.~])(?:~|/)(?:[^\s:;,'\"()<>|]*[^\s:;,'\"()<>|.])?"
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\[^\s'\"<>|]+")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?!\w|\.\d)")
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+#: The length of the scheme is bounded: each letter of a long word with hyphens may begin one.
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://\S+", re.IGNORECASE)
 
 
 def cap(text: str, limit: int) -> tuple[str, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,15 @@ def test_scrubbing(text: str, shown: str) -> None:
 @given(st.text())
 def test_scrubbing_takes_any_text(text: str) -> None:
     scrub(text)
+
+
+@pytest.mark.attack("S3-15")
+def test_scrubbing_takes_linear_time() -> None:
+    """Some errors quote what a client sent. A megabyte of this, as a host name, stopped the server for minutes."""
+    text = "a-" * 100_000
+    began = time.process_time()
+    assert scrub(text) == text
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.attack("S2-17")
