@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -47,6 +48,8 @@ _log = logging.getLogger("warmcell.serve")
 MAX_FILE = 64 << 20
 #: The kernel's PATH_MAX.
 MAX_PATH = 4096
+#: The form parser may take a microsecond for each byte: other requests have a turn after each piece.
+FORM_PIECE = 64 << 10
 #: Files up to this size are sent whole, larger ones as they are read.
 READ_AHEAD = 1 << 20
 #: None: an empty message.
@@ -175,7 +178,9 @@ async def _parts(request: Request, path: str, packed: bytes) -> list[tuple[str, 
         return [(path, body)]
 
     async def stream() -> Any:
-        yield body
+        for start in range(0, len(body), FORM_PIECE):
+            yield body[start : start + FORM_PIECE]
+            await asyncio.sleep(0)
 
     try:
         form = await MultiPartParser(request.headers, stream(), max_files=1000, max_part_size=MAX_FILE).parse()
