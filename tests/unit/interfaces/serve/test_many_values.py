@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from warmcell.interfaces.serve.e2b.connect import RpcError, parse_message
+from warmcell.interfaces.serve.e2b.connect import MAX_MESSAGES, RpcError, envelope, parse_envelopes, parse_message
 from warmcell.interfaces.serve.fusion import RunCode
 from warmcell.interfaces.serve.requests import MAX_VALUES, has_many_values, parse_model
 from warmcell.interfaces.serve.responses import HttpError
@@ -68,3 +68,14 @@ def test_other_messages_are_bounded_too() -> None:
         parse_message(f'{{"a": {NUMBERS}}}'.encode())
     with pytest.raises(HttpError):
         parse_command(f'{{"type": "kill", "a": {NUMBERS}}}', {})
+
+
+@pytest.mark.attack("S3-18")
+def test_the_values_of_a_stream_are_added_up() -> None:
+    """A body of 16 MiB with 300 messages, each below the limit, became 450 MB and stayed as long as its response."""
+    message = {"data": {"input": {"stdin": "AAAA" * 1000}}}
+    assert parse_envelopes(envelope(message) * MAX_MESSAGES) == [message] * MAX_MESSAGES
+    large = {"data": {"input": [[]] * (MAX_VALUES // 8)}}
+    assert parse_envelopes(envelope(large)) == [large]
+    with pytest.raises(RpcError, match="values"):
+        parse_envelopes(envelope(large) * 20)

@@ -77,9 +77,9 @@ def rpc_refusal(error: RpcError) -> Response:
 def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
     """Parse all messages of a client's stream: one, or many for `StreamInput`. Linear in the size of the body.
 
-    Raises `RpcError` for more than `MAX_MESSAGES` envelopes.
+    Raises `RpcError` for more than `MAX_MESSAGES` envelopes, or more than `MAX_VALUES` values in all of them.
     """
-    found: list[dict[str, Any]] = []
+    texts: list[bytes] = []
     start = envelopes = 0
     while start < len(body):
         envelopes += 1
@@ -92,14 +92,14 @@ def parse_envelopes(body: bytes) -> list[dict[str, Any]]:
         if flags & ~END_OF_STREAM:
             raise RpcError("unimplemented", "compressed messages are not supported")
         if not flags & END_OF_STREAM:
-            found.append(parse_message(body[first:end]))
+            texts.append(body[first:end])
         start = end
-    return found
+    _check_values(b"".join(texts))
+    return list(map(parse_message, texts))
 
 
 def parse_message(text: bytes) -> dict[str, Any]:
-    if has_many_values(text):
-        raise RpcError("invalid_argument", f"a message has at most {MAX_VALUES} values")
+    _check_values(text)
     try:
         found = json.loads(text or b"{}")
     except (ValueError, RecursionError):
@@ -107,6 +107,11 @@ def parse_message(text: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RpcError("invalid_argument", "the message is not an object")
     return found
+
+
+def _check_values(text: bytes) -> None:
+    if has_many_values(text):
+        raise RpcError("invalid_argument", f"a request has at most {MAX_VALUES} values")
 
 
 def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
