@@ -89,14 +89,16 @@ async def _below(sandbox: AsyncSandbox, top: str, depth: int) -> list[dict[str, 
     for below in range(1, depth + 1):
         entries = [(prefix + entry.name, entry) for prefix, listed in level for entry in listed]
         found += [dataclasses.asdict(entry) | {"path": path} for path, entry in entries]
-        if len(found) > MAX_LIST_ENTRIES:
-            raise LimitExceeded(top, f"has more than {MAX_LIST_ENTRIES} entries", limit=MAX_LIST_ENTRIES)
-        level = []
+        level, count = [], len(found)
         for path in [path for path, entry in entries if entry.is_dir and below < depth]:
             try:
-                level.append((f"{path}/", await sandbox.list_dir(f"{top}/{path}")))
+                listed = await sandbox.list_dir(f"{top}/{path}")
             except (WorkspaceError, PathTraversal):
                 continue  # removed, or made unreadable by the guest; its name is listed
+            count += len(listed)
+            if count > MAX_LIST_ENTRIES:  # not after the level: a guest can have millions of names there
+                raise LimitExceeded(top, f"has more than {MAX_LIST_ENTRIES} entries", limit=MAX_LIST_ENTRIES)
+            level.append((f"{path}/", listed))
     return sorted(found, key=lambda entry: str(entry["path"]))
 
 
