@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from warmcell.core.errors import BackendBusy, BackendUnavailable, NodeLost, SandboxDestroyed
+from warmcell.backends.ray.backend import RayBackend
+from warmcell.core.errors import BackendBusy, BackendUnavailable, InvalidRequest, NodeLost, SandboxDestroyed
+from warmcell.core.types import Limits
 from warmcell.interfaces.client.cluster_sandbox import ClusterEndpoint, ClusterSandbox
+from warmcell.languages.config import ProcessConfig
+from warmcell.policy.builder import SandboxPolicyBuilder
+from warmcell.policy.model import SandboxPolicy
+from warmcell.sandbox.settings import SandboxSettings
 
 
 class BusyOnce:
@@ -144,3 +150,30 @@ async def test_close_ends_what_a_second_attempt_to_restore_has_placed() -> None:
     attempts[1].set()
     await asyncio.gather(restoring, closing, return_exceptions=True)
     assert ended == ["/v1/sandboxes/b"]
+
+
+def make_backend(policy: SandboxPolicy) -> RayBackend:
+    """A backend object that joins no cluster."""
+    backend = object.__new__(RayBackend)
+    backend.config, backend.policy = ProcessConfig(), policy
+    return backend
+
+
+async def test_limits_of_a_sandbox_leave_the_rest_of_its_backends_policy() -> None:
+    """A policy without new processes and with less memory must not become the default one."""
+    builder = SandboxPolicyBuilder().env("FROM", "policy")
+    backend = make_backend(builder.limits(Limits(memory_mb=64)).build())
+    asked = SandboxSettings(backend=backend, limits=Limits(memory_mb=128, disk_mb=7)).check()
+    sandbox = ClusterSandbox(asked)
+    assert sandbox._endpoint._settings.policy == builder.limits(Limits(memory_mb=64, disk_mb=7)).build()
+    assert (sandbox.limits.memory_mb, sandbox.limits.disk_mb) == (64, 7)
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": SandboxPolicyBuilder().allow_domain("example.org").build()}, {"gpus": "all"}]
+)
+async def test_a_backend_object_gets_no_second_policy(options: dict[str, Any]) -> None:
+    settings = SandboxSettings(backend=make_backend(SandboxPolicy()), **options).check()
+    with pytest.raises(InvalidRequest, match="already has one") as caught:
+        ClusterSandbox(settings)
+    assert caught.value.field == "policy"

@@ -29,6 +29,7 @@ from warmcell.interfaces.client.connection import (
 from warmcell.interfaces.client.http_files import HttpFiles
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
 from warmcell.lifetime.portal import portal
+from warmcell.sandbox.local.guest_config import DEFAULT_POLICY, with_limits
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspaces.snapshots.chunks import KEY_VARIABLE, parse_key
 
@@ -208,9 +209,10 @@ class ClusterSandbox(HttpSandbox):
         self._settings = settings
         backend = settings.backend if isinstance(settings.backend, RayBackend) else shared_backend_named("ray")
         assert isinstance(backend, RayBackend)
-        self.timeout, self.limits = settings.timeout, settings.effective_limits
+        on_node = _node_settings(settings, backend)
+        self.timeout, self.limits = settings.timeout, on_node.effective_limits
         self.place = "ray"
-        self._use(ClusterEndpoint(backend, _node_settings(settings, backend)))
+        self._use(ClusterEndpoint(backend, on_node))
         self.files = ClusterFiles(self._endpoint)
 
     @property
@@ -257,13 +259,18 @@ class ClusterSandbox(HttpSandbox):
 
 
 def _node_settings(settings: SandboxSettings, backend: RayBackend) -> SandboxSettings:
-    """The settings on the node. As on one host, the configuration and policy are those of a backend object."""
+    """The settings on the node. As on one host, the configuration and policy are those of a backend object.
+
+    Only limits may be added; the smaller of two applies.
+    """
     if not isinstance(settings.backend, RayBackend):
         return replace(settings, backend="process")
-    if settings.config is not None:
-        hint = "leave it out, or name the backend"
-        raise InvalidRequest("the backend already has one", field="config", hint=hint)
-    policy = settings.policy if settings.policy is not None else backend.policy
+    asked = settings.policy
+    has_policy = asked is not None and replace(asked, limits=None) != DEFAULT_POLICY
+    for field, is_set in (("config", settings.config is not None), ("policy", has_policy)):
+        if is_set:
+            raise InvalidRequest("the backend already has one", field=field, hint="leave it out, or name the backend")
+    policy = backend.policy if asked is None else with_limits(backend.policy, asked.limits)
     return replace(settings, backend="process", config=backend.config, policy=policy)
 
 
