@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.interfaces.cli import options
+from warmcell.interfaces.cli.command_table import OPTIONS
 from warmcell.interfaces.cli.exits import OK, UsageError
 from warmcell.interfaces.cli.messages import say_warning
 from warmcell.interfaces.cli.render import print_json, print_url
@@ -25,15 +26,29 @@ _SAME_SETTINGS = (
     "host tokens policy python images public_url tls_cert tls_key audit usage state plain_volumes ray "
     "metrics_by_tenant log_level log_format"
 ).split()
+#: Options of both the HTTP server and the Docker API.
+_SHARED_OPTIONS = frozenset("docker_socket policy images log_level log_format json".split())
 
 
 def serve(arguments: Namespace) -> int:
     """Serve until SIGTERM or SIGINT. The URL is printed to stdout when clients can connect."""
+    _refuse_other_options(arguments)
     _check_installed()
     with ExitStack() as stack:
         if arguments.ray is None:  # the cluster's nodes import what is installed there, and may outlive this server
             _use_package_copy(stack)
         return _serve_docker(arguments) if arguments.docker_socket else _serve_http(arguments)
+
+
+def _refuse_other_options(arguments: Namespace) -> None:
+    """Refuse options of the API that is not served: a token or an audit without effect would be believed."""
+    is_docker = bool(arguments.docker_socket)
+    for (option, *_), settings in OPTIONS["serve"]:
+        name = option.removeprefix("--").replace("-", "_")
+        is_given = getattr(arguments, name) not in (None, False, settings.get("default"))
+        if is_given and name not in _SHARED_OPTIONS and name.startswith("docker_") != is_docker:
+            problem = "does not work with" if is_docker else "needs"
+            raise UsageError(f"{option} {problem} --docker-socket", "leave one of the two out" if is_docker else None)
 
 
 def _use_package_copy(stack: ExitStack) -> None:
@@ -95,6 +110,7 @@ def _serve_docker(arguments: Namespace) -> int:
         containers=options.whole_number("--docker-containers", arguments.docker_containers, 1 << 12) or 1,
         ignores_capabilities=arguments.docker_ignore_capabilities,
         joins_exec_output=arguments.docker_join_output,
+        store=arguments.images,
     )
     serve_docker(settings, lambda url: print_url(url, arguments.json))
     return OK

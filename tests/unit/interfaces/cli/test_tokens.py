@@ -31,7 +31,8 @@ def test_a_file_that_could_not_be_read_again_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_token_starts_no_server(warmcell: Callable[..., Ended]) -> None:
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("mcp", "--http", "--port", "none")])
+def test_an_empty_token_starts_no_server(warmcell: Callable[..., Ended], command: tuple[str, ...]) -> None:
     """As of a variable that is not set: the server would take every local user."""
-    ended = warmcell("serve", "--port", "0", "--token", "")
+    ended = warmcell(*command, "--token", "")
     assert ended.status == 2 and ended.stderr.startswith("error: --token is empty\n")
