@@ -249,6 +249,14 @@ def test_sessions(make: Make) -> None:
             session.run("1")
 
 
+def test_input_without_an_answer(make: Make) -> None:
+    with make() as sandbox, sandbox.session("python") as session:
+        assert session.run("input()", on_input=lambda prompt: None).error.name == "EOFError"
+        with pytest.raises(InvalidRequest, match="on_input"):
+            session.run("input()", on_input=lambda prompt: 5)
+        assert session.run("input()", on_input=lambda prompt: "").value == "''"
+
+
 def test_ports(sandbox: Either) -> None:
     process = sandbox.spawn(["python3", "-c", GREETING])
     next(iter(process.output()))

@@ -160,7 +160,9 @@ class HttpSession:
         answer = callback(value)
         answer = await answer if inspect.isawaitable(answer) else answer
         if name == "input":
-            await self._request("POST", "/input", json={"text": str(answer)})
+            if answer is not None and not isinstance(answer, str):
+                raise InvalidRequest("must return text, or None", field="on_input")
+            await self._request("POST", "/input", json={"text": answer})
 
     def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         if callbacks is NO_CALLBACKS:

@@ -267,7 +267,9 @@ class CellBody(Strict):
 
 
 class InputBody(Strict):
-    text: str
+    """`text`: null if there is no answer; `input()` then raises `EOFError`."""
+
+    text: str | None
 
 
 class BranchBody(Strict):

@@ -22,7 +22,7 @@ class SessionEntry:
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
-        self.question: asyncio.Future[str] | None = None
+        self.question: asyncio.Future[str | None] | None = None
         self.cells = BackgroundJobs(MAX_CELLS)
         #: Cells that wait for a slot in the server's queue, in order; cells that hold one.
         self._waiting: list[asyncio.Timeout] = []

@@ -101,7 +101,7 @@ async def run_cell(
 
 
 def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict[str, Any]:
-    async def ask(prompt: str) -> str:
+    async def ask(prompt: str) -> str | None:
         found.question = asyncio.get_running_loop().create_future()
         await emit("input", {"prompt": prompt})
         return await found.question
@@ -191,8 +191,8 @@ async def _run_and_log(service: Service, tenant: Tenant, found: SessionEntry, bo
     if body.answers_input:
         ask = callbacks["on_input"]
 
-        async def ask_and_confirm(prompt: str) -> str:
-            answer: str = await ask(prompt)
+        async def ask_and_confirm(prompt: str) -> str | None:
+            answer: str | None = await ask(prompt)
             await emit("answered", {})
             return answer
 
