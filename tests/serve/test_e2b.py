@@ -45,6 +45,23 @@ def test_a_command_past_its_time_is_told_so(box: Box) -> None:
     assert box.call("process.Process/List").json()["processes"] == []
 
 
+def test_a_stream_ends_at_its_deadline_and_the_command_goes_on(box: Box) -> None:
+    text = json.dumps({"process": {"cmd": "/bin/sleep", "args": ["30"]}, "tag": "slow"}).encode()
+    sent = b"\0" + len(text).to_bytes(4, "big") + text
+    kind = {"content-type": "application/connect+json"}
+    at, late = "/process.Process/Start", {"connect-timeout-ms": "300"}
+    with box.client.stream("POST", at, content=sent, headers=box.headers | kind) as started:
+        pieces = started.iter_raw()
+        next(pieces)
+        events = box.stream("process.Process/Connect", late, process={"tag": "slow"})
+        assert "start" in events[0]["event"] and events[-1]["error"]["code"] == "deadline_exceeded"
+        assert [row["tag"] for row in box.call("process.Process/List").json()["processes"]] == ["slow"]
+        box.call("process.Process/SendSignal", process={"tag": "slow"}, signal="SIGNAL_SIGKILL")
+    until(lambda: box.call("process.Process/List").json()["processes"] == [])
+    watched = box.stream("filesystem.Filesystem/WatchDir", late, path=".")
+    assert watched[0] == {"start": {}} and watched[-1]["error"]["code"] == "deadline_exceeded"
+
+
 def test_files(box: Box) -> None:
     where = {"path": "dir/a.bin", "username": "user"}
     content = bytes(range(256)) * 2000  # more than one piece

@@ -22,6 +22,8 @@ _LOOK_SECONDS = 0.05
 #: Flags and length.
 _HEADER_SIZE = 5
 MAX_MESSAGES = 4096
+#: Messages that are sent together.
+Batches = AsyncIterator[Sequence[Mapping[str, Any]]]
 STATUSES = {
     "canceled": 408,
     "invalid_argument": 400,
@@ -128,7 +130,7 @@ class MessageStream(Response):
 
     media_type = CONNECT
 
-    def __init__(self, starting: Awaitable[AsyncIterator[Sequence[Mapping[str, Any]]]]) -> None:
+    def __init__(self, starting: Awaitable[Batches]) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._starting = starting
@@ -178,6 +180,26 @@ class MessageStream(Response):
 
     async def _send_head(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+async def end_at_deadline(starting: Awaitable[Batches], seconds: float) -> Batches:
+    """The same batches, which end with `deadline_exceeded` after so many seconds."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    return _take_until(deadline, await starting)
+
+
+async def _take_until(deadline: float, batches: Batches) -> Batches:
+    async with aclosing(batches) as items:  # type: ignore[type-var]
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    batch = await anext(items)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                break
+            yield batch
+    raise RpcError("deadline_exceeded", "the deadline of the call has passed")
 
 
 def seconds_of(request: Request) -> float | None:

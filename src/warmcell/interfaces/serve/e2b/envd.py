@@ -24,6 +24,7 @@ from warmcell.interfaces.serve.e2b.connect import (
     MessageStream,
     RpcError,
     as_rpc_error,
+    end_at_deadline,
     parse_envelopes,
     parse_message,
     rpc_refusal,
@@ -283,14 +284,19 @@ def unary(call: Unary) -> Any:
     return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
 
 
-def stream(begin: Callable[..., Any], with_seconds: bool = False) -> Any:
+def stream(begin: Callable[..., Any], ends_program: bool = False) -> Any:
+    """`ends_program`: a program that is started ends at the deadline of the call; otherwise only the stream does."""
+
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await _box_for_user(request)
         messages = parse_envelopes(await read_body(request))
         if not messages:
             raise RpcError("invalid_argument", "a message is required")
-        more = (seconds_of(request),) if with_seconds else ()
-        return MessageStream(begin(box, messages[0], *more))
+        seconds = seconds_of(request)
+        if ends_program:
+            return MessageStream(begin(box, messages[0], seconds))
+        starting = begin(box, messages[0])
+        return MessageStream(starting if seconds is None else end_at_deadline(starting, seconds))
 
     return with_refusals(handler, _stream_refusal)
 
@@ -336,7 +342,7 @@ ENDS = frozenset({"process.Process/SendSignal"})
 def routes() -> list[Any]:
     """Requests carry the sandbox's token, not the tenant's: hence `owner_of`, and no scope."""
     streams = {
-        "process.Process/Start": stream(process.start, with_seconds=True),
+        "process.Process/Start": stream(process.start, ends_program=True),
         "process.Process/Connect": stream(process.attach),
         "process.Process/StreamInput": with_refusals(stream_input, _stream_refusal),
         "filesystem.Filesystem/WatchDir": stream(filesystem.watch_dir),
