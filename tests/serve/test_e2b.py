@@ -271,6 +271,19 @@ def test_snapshots_and_forks_have_the_files(server: Server) -> None:
         assert server.client.delete(f"/sandboxes/{identity}").status_code == 204
 
 
+def test_snapshots_are_listed_in_pages(server: Server) -> None:
+    box = Box(server.client)
+    made = [server.client.post(f"/sandboxes/{box.id}/snapshots", json={}).json() for _ in range(3)]
+    query: dict[str, Any] = {"sandboxID": box.id, "limit": 2}
+    first = server.client.get("/snapshots", params=query)
+    rest = server.client.get("/snapshots", params=query | {"nextToken": first.headers["x-next-token"]})
+    assert (first.json(), rest.json()) == (made[:2], made[2:]) and "x-next-token" not in rest.headers
+    assert server.client.get("/snapshots", params={"limit": 0}).status_code == 400
+    for snapshot in made:
+        assert server.client.delete(f"/templates/{snapshot['snapshotID']}").status_code == 204
+    assert box.kill() == 204
+
+
 def test_who_asks_for_less_network_gets_none(start_server: Callable[..., Any], tmp_path: Path, server: Server) -> None:
     """Not what the policy has: what was asked for and is not kept would be believed."""
     policy = tmp_path / "policy.json"

@@ -249,7 +249,8 @@ async def list_snapshots(request: Request, tenant: Tenant) -> Response:
     source, name = request.query_params.get("sandboxID"), request.query_params.get("name")
     found = snapshots_of(get_service(request)).of(tenant)
     kept = [item for item in found if source in (None, item.source) and (not name or name in (item.id, *item.names))]
-    return json_response([item.plain() for item in kept])
+    shown, headers = page_of(request, kept)
+    return json_response([item.plain() for item in shown], headers=headers)
 
 
 async def set_network(request: Request, tenant: Tenant) -> None:

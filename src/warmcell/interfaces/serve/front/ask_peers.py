@@ -88,7 +88,7 @@ def _add_labels(peer: Peer, body: bytes) -> bytes:
 
 
 async def merge_lists(peers: Sequence[Peer], request: Request) -> Response:
-    """Merge the sandboxes or snapshots of all peers; sandboxes in pages, as E2B's clients request them."""
+    """Merge the sandboxes or snapshots of all peers; E2B's in pages, as E2B's clients request them."""
     rows: list[dict[str, Any]] = []
     for number, peer in enumerate(peers):
         try:
@@ -98,9 +98,10 @@ async def merge_lists(peers: Sequence[Peer], request: Request) -> Response:
         if isinstance(found, Response):
             return found
         rows += found
-    if request.scope["path"] in (OWN_SANDBOXES, SNAPSHOTS):  # which have no pages
+    if request.scope["path"] == OWN_SANDBOXES:  # a list without pages
         return json_response(sorted(rows, key=lambda row: float(row.get("created", 0))))
-    rows.sort(key=lambda row: str(row["startedAt"]), reverse=request.query_params.get("order") != "asc")
+    if request.scope["path"] != SNAPSHOTS:
+        rows.sort(key=lambda row: str(row["startedAt"]), reverse=request.query_params.get("order") != "asc")
     chosen, headers = page_of(request, rows)
     return json_response(chosen, headers=headers)
 
