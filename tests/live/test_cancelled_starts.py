@@ -1,14 +1,16 @@
-"""A caller that goes away while its live cage is made: nothing of it is left."""
+"""A live cage whose start is cancelled or fails: nothing of it is left."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from tests.helpers import open_descriptors, until
 
-from warmcell import ProcessBackend
+from warmcell import ExecutionFailed, ProcessBackend, ProcessConfig, Sandbox
 
 
 @pytest.mark.needs("user namespaces")
@@ -37,3 +39,57 @@ def test_a_cage_that_was_made_for_a_cancelled_caller_is_closed(monkeypatch: pyte
             assert not made[0].is_alive
 
     asyncio.run(main())
+
+
+def refuse_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As where `ulimit -u` or a container allows no further process."""
+    start = threading.Thread.start
+
+    def start_unless_refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_refused)
+
+
+def refuse_loop(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(_: str) -> NoReturn:
+        raise OSError(errno.EIO, name)
+
+    monkeypatch.setattr("warmcell.backends.process.live.Loop", fail)
+
+
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize("refuse", [refuse_thread, refuse_loop])
+def test_a_cage_whose_loop_cannot_start_is_closed(refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProcessBackend(ProcessConfig(pool_size=0, pool_min=0)) as backend:
+        asyncio.run(backend.live_cage()).close()
+        before = open_descriptors()
+        with monkeypatch.context() as patched:
+            refuse(patched, "warmcell-live")
+            with pytest.raises(ExecutionFailed, match="could not start a thread: can't start|start the live cage"):
+                asyncio.run(backend.live_cage())
+        assert backend._launcher.pool._pinned == 0
+        until(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.needs("user namespaces")
+def test_a_port_whose_thread_cannot_start_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(config=ProcessConfig(pool_size=0, pool_min=0)) as sandbox:
+        sandbox.spawn("true").wait(60)
+        before = open_descriptors()
+        refuse_thread(monkeypatch, "warmcell-port")
+        with pytest.raises(ExecutionFailed, match="could not start a thread"):
+            sandbox.expose(8000)
+        until(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.needs("user namespaces")
+def test_a_process_whose_callbacks_have_no_thread_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(config=ProcessConfig(pool_size=0, pool_min=0)) as sandbox:
+        sandbox.spawn("true").wait(60)
+        refuse_thread(monkeypatch, "warmcell-output")
+        with pytest.raises(ExecutionFailed, match="could not start a thread"):
+            sandbox.spawn("sleep 1000", on_stdout=print)
+        assert not any(process.is_running for process in sandbox.processes())

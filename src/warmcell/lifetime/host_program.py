@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from warmcell.core.errors import BackendUnavailable
+    from warmcell.core.errors import BackendUnavailable, SandboxError
 
 #: The last message of a child that is not an interpreter.
 NOT_AN_INTERPRETER = "this program is not a Python interpreter, but Warmcell started it as one"
@@ -100,17 +100,20 @@ def start_daemon(target: Callable[..., object], *args: object, name: str = "warm
     """Starts a thread that is not joined at exit. Raises a typed error if there are too many."""
     import threading
 
-    from warmcell.core.errors import ExecutionFailed
-
     try:
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
         thread.start()
     except RuntimeError as error:
-        hint = "raise the limit on processes (`ulimit -u`), or run fewer at once"
-        raise subinterpreter_refusal(error) or ExecutionFailed(
-            f"could not start a thread: {error}", hint=hint
-        ) from None
+        raise thread_failure(error) from None
     return thread
+
+
+def thread_failure(error: RuntimeError) -> SandboxError:
+    """The typed error for a thread that could not be started."""
+    from warmcell.core.errors import ExecutionFailed
+
+    hint = "raise the limit on processes (`ulimit -u`), or run fewer at once"
+    return subinterpreter_refusal(error) or ExecutionFailed(f"could not start a thread: {error}", hint=hint)
 
 
 def subinterpreter_refusal(error: RuntimeError) -> BackendUnavailable | None:

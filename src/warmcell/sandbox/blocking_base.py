@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Self
 
 from warmcell.backends.output_callbacks import OnText, Texts, refuse_coroutine
+from warmcell.core.light import on_error
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.async_base import AsyncSandboxBase
 from warmcell.sandbox.ports import AsyncExposedPort, ExposedPort
@@ -103,7 +104,8 @@ class BlockingBase:
         refuse_coroutine("on_stderr", on_stderr)
         options["is_followed"] = on_stdout is not None or on_stderr is not None
         started = portal.make(AsyncProcess.kill, self._async._start_process, command, **options)
-        return _process(started, on_stdout, on_stderr)
+        with on_error(lambda: portal.call(started.kill)):  # the callbacks need a thread
+            return _process(started, on_stdout, on_stderr)
 
     @same_arguments(AsyncSandboxBase.attach)
     def attach(self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None) -> Process:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.cancellable import CancellableIterator
+from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.portal import CallbackQueue, portal
 from warmcell.sandbox.interface import ProcessDriver, ProcessInfo, PtySize
 from warmcell.sandbox.local.process import LocalProcess
@@ -165,7 +165,7 @@ class Process:
             self._async._callbacks = asyncio.wrap_future(done)
 
         portal.call(remember)
-        threading.Thread(target=serve, name="warmcell-output", daemon=True).start()
+        start_daemon(serve, name="warmcell-output")
 
     def __repr__(self) -> str:
         return repr(self._async).replace("AsyncProcess", "Process")

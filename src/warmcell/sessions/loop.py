@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import count
 
 from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.host_program import thread_failure
 from warmcell.lifetime.ownership import own
 
 READ, WRITE = select.POLLIN, select.POLLOUT
@@ -36,7 +37,13 @@ class Loop:
         own(self)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises a typed error if its thread cannot be started. The loop is then over."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.end()
+            self._owned.close()
+            raise thread_failure(error) from None
 
     def abandon(self) -> None:
         # A fork does not have this thread.

@@ -60,7 +60,8 @@ class PortListener:
         self._is_paused = True
         self._next_look = 0.0
         self._loop.call(self._update)
-        self._loop.start()
+        with self._owned:  # closes the listener if the thread cannot be started
+            self._loop.start()
         own(self)
 
     def close(self) -> None:

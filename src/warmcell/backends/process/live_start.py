@@ -19,6 +19,7 @@ from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.plan import LaunchPlan, encode, take_sources
 from warmcell.cage.wire import GuestJob
 from warmcell.core.errors import EnforcerFailed, EnforcerUnavailable, InvalidRequest, PolicyViolation
+from warmcell.core.light import on_error
 from warmcell.core.records import dataclass, field, replace
 from warmcell.core.types import ENOUGH_OPEN_FILES
 from warmcell.languages.config import ProcessConfig
@@ -173,7 +174,9 @@ def _create_once(
             pool.pin()
             cleanup.callback(pool.unpin)
         given = {**template.default_env(Directories()), **egress_handle.env, **template.effective.env, **options.env}
-        return LiveCage(cell, control, template, given, cleanup.pop_all(), denials, options.idle_timeout)
+        made = cleanup.pop_all()
+        with on_error(made.close):  # its loop needs a descriptor and a thread
+            return LiveCage(cell, control, template, given, made, denials, options.idle_timeout)
 
 
 def _agent_job(files_of_way_out: Mapping[str, bytes], has_modules: bool) -> GuestJob:
