@@ -25,7 +25,13 @@ from warmcell.changes.upper import CopiedTree, UpperDirectory, copy_upper
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.light import on_error
 from warmcell.lifetime.descriptors import host_failure
-from warmcell.lifetime.held_directories import HeldDirectory, create_held_directory, find_abandoned, hold
+from warmcell.lifetime.held_directories import (
+    HeldDirectory,
+    create_held_directory,
+    find_abandoned,
+    hold,
+    user_directory,
+)
 from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.workspace.diff import ChangeKind, FsChange
 from warmcell.workspace.files import replace_file
@@ -41,8 +47,7 @@ _BASES, _NAMES, _ABOUT, _KEPT = "bases", "names", "about.json", "kept"
 
 def state_place() -> str:
     """The directory of layers, in this user's state directory."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "warmcell", "changes")
+    return os.path.join(user_directory("XDG_STATE_HOME", ".local", "state"), "warmcell", "changes")
 
 
 class ChangeLayer:

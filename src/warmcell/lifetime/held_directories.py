@@ -68,10 +68,22 @@ def writable_directory() -> str | None:
         return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
+def user_directory(variable: str, *usual: str) -> str:
+    """The directory that a variable of XDG names, else `usual` below the home directory.
+
+    Never a relative path: the working directory, where guests may write, would choose it. For a user without a home
+    directory (no HOME, and no entry in passwd) it is below `/`, as in containers.
+    """
+    named = os.environ.get(variable, "")
+    if os.path.isabs(named):
+        return named
+    home = os.path.expanduser("~")
+    return os.path.join(home if os.path.isabs(home) else "/", *usual)
+
+
 def user_cache() -> str:
     """This user's cache directory for Warmcell."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "warmcell")
+    return os.path.join(user_directory("XDG_CACHE_HOME", ".cache"), "warmcell")
 
 
 def make_cache(path: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from warmcell.core.errors import InvalidRequest, SessionBusy, SnapshotNotFound, WorkspaceNotFound
 from warmcell.core.light import on_error
 from warmcell.core.records import dataclass, field
-from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold, wait_to_hold
+from warmcell.lifetime.held_directories import HeldDirectory, find_holder, hold, user_directory, wait_to_hold
 from warmcell.lifetime.own_modes import make_directories, make_directory
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.sandbox.ports import ExposedPort
@@ -343,8 +343,7 @@ class WorkspaceStore:
 
 def data_place() -> str:
     """The data directory of this user."""
-    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
-    return os.path.join(base, "warmcell")
+    return os.path.join(user_directory("XDG_DATA_HOME", ".local", "share"), "warmcell")
 
 
 def _describe(record: SnapshotRecord) -> SnapshotInfo:

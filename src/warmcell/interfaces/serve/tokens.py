@@ -15,6 +15,7 @@ from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import closing_fd
 from warmcell.core.records import dataclass
 from warmcell.core.types import check_text
+from warmcell.lifetime.held_directories import user_directory
 from warmcell.policy.codec import RecordSchema, from_file, to_json
 
 #: `run`: programs and judging. `sandbox`: lasting sandboxes. `install`: packages in them. `doctor`: what this host can
@@ -93,8 +94,7 @@ def find_tenant(tenants: Sequence[Tenant], token: str) -> Tenant | None:
 
 
 def default_file() -> str:
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(home, "warmcell", "tokens.json")
+    return os.path.join(user_directory("XDG_CONFIG_HOME", ".config"), "warmcell", "tokens.json")
 
 
 def read_tokens(path: str) -> tuple[Tenant, ...]:
