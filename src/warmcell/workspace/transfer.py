@@ -8,9 +8,7 @@ that would be dangerous here.
 
 from __future__ import annotations
 
-import bz2
 import io
-import lzma
 import os
 import stat
 import tarfile
@@ -20,9 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from warmcell.core.compressed_members import expand, gunzip
+from warmcell.core.decompressors import LZMAError, load_decompressor
 from warmcell.core.errors import InvalidRequest, PathTraversal
 from warmcell.core.light import closing_fd, on_error
 from warmcell.core.timestamps import limit_tar_time
@@ -37,7 +36,7 @@ from warmcell.workspace.walk import Descent, TreeEntry, TreeLimits, open_entry, 
 
 _SPOOL_IN_MEMORY = 8 * MIB
 _XZ_MEMORY = 128 * MIB
-_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
+_DAMAGED = (OSError, EOFError, zlib.error, LZMAError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +82,19 @@ def _read(stream: IO[bytes], size: int, limits: ArchiveLimits) -> Archive:
     return Archive(read_tar(spool, total, limits), spool)
 
 
-def _xz_decompressor() -> lzma.LZMADecompressor:
+def _bzip2_decompressor() -> Any:
+    return load_decompressor("bz2").BZ2Decompressor()
+
+
+def _xz_decompressor() -> Any:
     """Limits memory: an xz header may require gigabytes."""
+    lzma = load_decompressor("lzma")
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 
 _DECOMPRESSORS: dict[bytes, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
     b"\x1f\x8b": lambda chunks: gunzip(chunks, is_strict=True),
-    b"BZ": lambda chunks: expand(chunks, bz2.BZ2Decompressor, b"BZ", is_strict=False),
+    b"BZ": lambda chunks: expand(chunks, _bzip2_decompressor, b"BZ", is_strict=False),
     b"\xfd7": lambda chunks: expand(chunks, _xz_decompressor, b"\xfd", is_strict=False),
 }
 

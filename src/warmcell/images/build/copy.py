@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
 import hashlib
 import io
-import lzma
 import os
 import posixpath
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Any
 
 from warmcell.core.compressed_members import TooManyMembers, expand
+from warmcell.core.decompressors import LZMAError, load_decompressor
 from warmcell.core.errors import ImageInvalid
 from warmcell.core.records import dataclass
 from warmcell.images.blobs import read_chunks
@@ -276,18 +275,16 @@ def _decompress(stream: IO[bytes]) -> Iterator[bytes]:
     magic = stream.read(len(_XZ_MAGIC))
     stream.seek(0)
     if magic == _XZ_MAGIC:
-        return _expand(stream, lambda: lzma.LZMADecompressor(memlimit=_MOST_XZ_MEMORY), _XZ_MAGIC)
+        return _expand(stream, lambda: load_decompressor("lzma").LZMADecompressor(memlimit=_MOST_XZ_MEMORY), _XZ_MAGIC)
     if magic.startswith(_BZIP2_MAGIC):
-        return _expand(stream, bz2.BZ2Decompressor, _BZIP2_MAGIC)
+        return _expand(stream, lambda: load_decompressor("bz2").BZ2Decompressor(), _BZIP2_MAGIC)
     return decompress(stream)
 
 
-def _expand(
-    stream: IO[bytes], make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], magic: bytes
-) -> Iterator[bytes]:
+def _expand(stream: IO[bytes], make: Callable[[], Any], magic: bytes) -> Iterator[bytes]:
     try:
         yield from expand(read_chunks(stream), make, magic, is_strict=False)
     except EOFError:
         raise ImageInvalid("the archive is truncated") from None
-    except (lzma.LZMAError, OSError, TooManyMembers) as error:
+    except (LZMAError, OSError, TooManyMembers) as error:
         raise ImageInvalid(f"the archive is damaged: {error}") from None
