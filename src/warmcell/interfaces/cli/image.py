@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from warmcell.core.light import Closing
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli import options
+from warmcell.interfaces.cli.exits import UsageError
 from warmcell.interfaces.cli.messages import CLEAR_LINE, is_quiet, is_terminal, size_text
 from warmcell.interfaces.cli.render import print_json
 from warmcell.interfaces.cli.store_actions import MANY, Action, print_freed, print_success, print_table, run_action
@@ -59,8 +60,14 @@ def _import(store: ImageStore, arguments: argparse.Namespace) -> None:
     _print_image(made, arguments)
 
 
+def _read_password() -> str:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed", "write the password to it, or leave --password-stdin out")
+    return sys.stdin.readline().rstrip("\n")
+
+
 def _pull(store: ImageStore, arguments: argparse.Namespace) -> None:
-    password = sys.stdin.readline().rstrip("\n") if arguments.password_stdin else None
+    password = _read_password() if arguments.password_stdin else None
     with ProgressLine() as progress:
         made = store.pull(
             arguments.operands[0],

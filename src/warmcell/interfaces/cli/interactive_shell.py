@@ -20,7 +20,7 @@ from warmcell.core.errors import MemoryExceeded, SandboxError
 from warmcell.core.light import on_error
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import MEMORY, OUR_FAILURE, UsageError
-from warmcell.interfaces.cli.messages import say_error
+from warmcell.interfaces.cli.messages import are_terminals, say_error
 from warmcell.interfaces.cli.review_changes import Review, is_wanted, review
 from warmcell.lifetime.threads import cancel_and_wait
 
@@ -58,9 +58,10 @@ class _Stopped(Exception):
 
 def shell(arguments: argparse.Namespace) -> int:
     """Run the shell; return its exit status."""
-    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    has_terminal = are_terminals(sys.stdin, sys.stdout)
     keeps_apart = is_wanted(arguments)
-    if not has_terminal and not keeps_apart:
+    has_streams = all(stream is not None for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not has_terminal and not (keeps_apart and has_streams):
         raise UsageError("shell needs a terminal", "for a script use 'warmcell run command FILE'")
     settings = _settings(arguments)
     reviewer = partial(review, arguments=arguments) if keeps_apart else None

@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from threading import Thread
+    from typing import TextIO
 
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import ExecResult
@@ -84,8 +85,13 @@ def silence() -> None:
     os.close(devnull)
 
 
+def are_terminals(*streams: TextIO | None) -> bool:
+    """Whether all of them are terminals. None: it was closed when this program started."""
+    return all(stream is not None and stream.isatty() for stream in streams)
+
+
 def is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return are_terminals(sys.stderr) and os.environ.get("TERM") != "dumb"
 
 
 def size_text(size: int) -> str:

@@ -11,7 +11,7 @@ from warmcell.changes.patch import quote
 from warmcell.core.light import on_error
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli.exits import NOT_ACCEPTED, OK, UsageError
-from warmcell.interfaces.cli.messages import say_note, say_warning
+from warmcell.interfaces.cli.messages import are_terminals, say_note, say_warning, write_bytes
 
 if TYPE_CHECKING:
     from warmcell.changes.layer import ChangeLayer
@@ -59,7 +59,7 @@ def _review(layer: ChangeLayer, merged: Root, arguments: Any) -> int:
     if arguments.patch:
         _write_patch(layer, arguments.patch)
         return OK
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not are_terminals(sys.stdin, sys.stderr):
         _keep(layer)
         return OK
     layer.keep_if_killed()  # a closed terminal ends this process without an answer
@@ -120,9 +120,7 @@ def _keep(layer: ChangeLayer) -> None:
 def _write_patch(layer: ChangeLayer, file: str) -> None:
     data = layer.patch()
     if file == "-":
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        write_bytes(data, b"")
         return
     try:
         with open(file, "wb") as target:
@@ -170,12 +168,13 @@ def _prompt(question: str) -> str:
 
 
 def _write(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 def _color(text: str, color: int) -> str:
-    has_color = color and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    has_color = color and are_terminals(sys.stderr) and not os.environ.get("NO_COLOR")
     return f"\x1b[{color}m{text}\x1b[0m" if has_color else text
 
 

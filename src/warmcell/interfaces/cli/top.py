@@ -19,6 +19,7 @@ from warmcell.core.errors import BackendUnavailable
 from warmcell.core.lines import one_line
 from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
+from warmcell.interfaces.cli.messages import are_terminals
 from warmcell.interfaces.cli.render import print_json
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def top(arguments: Namespace) -> int:
         return OK
     read = _connect_to_server(arguments).read if arguments.server else HostCages().read
     order = next(key for key, (column, _) in SORTS.items() if column.startswith(arguments.sort))
-    if arguments.json or arguments.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if arguments.json or arguments.once or not are_terminals(sys.stdin, sys.stdout):
         return _print_once(read, order, arguments.json, every)
     run_screen(lambda key: table(_sort(read(), key)), order, SORTS, every)
     return OK

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import SessionBusy
 from warmcell.interfaces.cli.exits import UsageError
-from warmcell.interfaces.cli.messages import size_text
+from warmcell.interfaces.cli.messages import are_terminals, size_text
 from warmcell.interfaces.cli.render import print_json
 from warmcell.interfaces.cli.store_actions import MANY, Action, print_freed, print_success, print_table, run_action
 
@@ -64,7 +64,7 @@ def _open(store: WorkspaceStore, arguments: argparse.Namespace) -> int:
     (name,) = arguments.operands
     if arguments.args:
         return _run_command(store, name, arguments.args, arguments)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not are_terminals(sys.stdin, sys.stdout):
         raise UsageError("a shell needs a terminal", f"warmcell workspace open {name} -- COMMAND")
     from warmcell.interfaces.cli.interactive_shell import run_shell
 
