@@ -197,11 +197,20 @@ def swept_directories() -> list[tuple[str, tuple[str, ...]]]:
     """Where held directories are created, and their prefixes there."""
     builds, go, layers = (os.path.join(user_cache(), name) for name in ("builds", "go", "images/layers"))
     return [
-        (default_temporary_directory(), PREFIXES),
+        *((place, PREFIXES) for place in _temporary_directories()),
         (builds, UNFINISHED_BUILDS),
         (go, UNFINISHED_LIBRARIES),
         (layers, UNFINISHED_LAYERS),
     ]
+
+
+def _temporary_directories() -> tuple[str, ...]:
+    """The default, and the one that `tempfile` takes where the default cannot be used or the program has chosen."""
+    usual = default_temporary_directory()
+    if "tempfile" not in sys.modules and os.access(usual, os.W_OK | os.X_OK):
+        return (usual,)
+    chosen = writable_directory()
+    return (usual,) if chosen is None or chosen == usual else (usual, chosen)
 
 
 def has_abandoned() -> bool:
