@@ -17,7 +17,7 @@ import pytest
 from tests.helpers import eventually
 
 from warmcell.cage.cell import CODE_DIRECTORY, PROCESSES
-from warmcell.cage.plan import LaunchPlan, Watch
+from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.cage.watching import disk, watcher
 from warmcell.cage.watching import loop as watcher_loop
 from warmcell.cage.watching.ceilings import Ceilings
@@ -275,3 +275,43 @@ def test_one_that_is_sure_to_measure_loads_what_that_takes_at_once(
     started.start(is_sure=is_sure)
     assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == (42 if is_sure else 41)
     started.close()
+
+
+@pytest.mark.attack("RX-02")
+@pytest.mark.parametrize("disk_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_program_that_is_not_ours_is_looked_at_although_it_never_says_that_it_begins(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_early: bool, disk_bytes: int
+) -> None:
+    """The Python of an image waits for its job with the descriptor that the watcher waits for."""
+    monkeypatch.setattr(_Cell, "answer_measured", lambda _: None)
+    begun, go = os.pipe()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    watch = Watch(memory_bytes=512 << 20, disk_bytes=disk_bytes, disk_paths=(str(tmp_path),))
+    order = {"watch": 1, "ceilings": list(watch), "most_tasks": 0, "is_early": is_early}
+    loop._add(order, [others[0], begun, *others[1:]])
+    if disk_bytes:
+        loop._due[1] = 0.0  # the supervisor has asked
+        while not loop._cells[1].is_measured:
+            loop._check_cell(1)
+    assert loop._waiting == {begun: 1} and (1 in loop._due) == is_early
+    loop._forget(1)
+    assert not loop._due
+    os.close(go)
+
+
+@pytest.mark.parametrize("layers", [(), (Bind("/layer", "/"),)], ids=["no image", "image"])
+def test_only_cells_in_an_image_are_looked_at_before_they_begin(layers: tuple[Bind, ...]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    manager_end = watcher.Watcher()
+    manager_end._channel, manager_end._is_up = ours, True
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+    given = {PROCESSES: files[2], CODE_DIRECTORY: files[3]}
+    with theirs:
+        plan = LaunchPlan(watch=Watch(memory_bytes=1), layers=layers)
+        manager_end.watch(plan, files[0], files[1], given, files[0], {})
+        order, received = receive_packet(theirs)
+        manager_end.close()
+    for descriptor in (*files, *received):
+        os.close(descriptor)
+    assert order.get("is_early", False) == bool(layers)

@@ -37,7 +37,9 @@ _MSG_DONTWAIT = 0x40
 class _Cell:
     """One cell. Its ceilings are created at the first look: most runs end before that."""
 
-    __slots__ = ("_ceilings", "_most_tasks", "answer", "asker", "go", "init", "processes", "scratch", "watch")
+    __slots__ = (
+        *("_ceilings", "_most_tasks", "answer", "asker", "go", "init", "is_early", "processes", "scratch", "watch"),
+    )
 
     def __init__(
         self, watch: Watch, most_tasks: int, init: int, go: int, processes: int, scratch: int, asker: int = -1
@@ -47,6 +49,8 @@ class _Cell:
         #: The channel that waits until the disk is measured, and the answer to send then.
         self.asker = packet_socket(asker) if asker >= 0 else None
         self.answer: Dict[str, Any] = {}
+        #: Whether it is looked at before `go` is closed: a program that is not ours has that descriptor.
+        self.is_early = False
         self._ceilings: Optional[Ceilings] = None
 
     @property
@@ -166,6 +170,9 @@ class Loop:
             self._prepare()
         if cell.watch.gpus:
             cell.ceilings  # noqa: B018  # load the driver's library now, while the guest waits
+        cell.is_early = order.get("is_early", False)
+        if cell.is_early and not cell.watch.disk_bytes:  # else from the measurement on
+            self._due[number] = time.monotonic() + cell.begin()
 
     def _read_request(self, descriptor: int) -> None:
         """The supervisor requests a measurement when it has a job for the guest, or closes the channel."""
@@ -215,13 +222,13 @@ class Loop:
         return self._cells[number].ceilings.look()
 
     def _measure(self, number: int) -> Optional[float]:
-        """One step of the measurement. None when it is complete and the guest does not have its job yet."""
+        """One step of the measurement. None when it is complete and our code still waits for the job."""
         cell = self._cells[number]
         if not cell.ceilings.measure(_MEASURE_AT_A_TIME):
             return 0.0
         self._ignore_requests(cell)
         cell.answer_measured()
-        return cell.begin() if self._waiting.get(cell.go) != number else None
+        return None if self._waiting.get(cell.go) == number and not cell.is_early else cell.begin()
 
     def _end_by_verdict(self, number: int) -> None:
         self._report(number)

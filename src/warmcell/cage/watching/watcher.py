@@ -93,6 +93,7 @@ class Watcher:
         """Watch a cell from the moment `go` is closed. Returns its number, for `end_of`.
 
         The disk is measured on a request over `asker`, or at once if `go` is closed already; then `answer` is sent.
+        In an image it is watched earlier: its own Python, which waits for the job, has `go`, and may never close it.
         """
         self.start()
         self._await_up()
@@ -107,6 +108,8 @@ class Watcher:
         descriptors = [init, go, given[PROCESSES], given[CODE_DIRECTORY]]
         most_tasks = dict(plan.rlimits).get("nproc", 0) if watch.memory_bytes else 0
         order = {"watch": self._number, "ceilings": list(watch), "most_tasks": most_tasks, "ended": list(self._ended)}
+        if plan.layers:
+            order["is_early"] = True
         if watch.disk_bytes:
             order["answer"] = answer
             descriptors.append(asker)
