@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from warmcell.interfaces.serve.e2b.interpreter import _encode_lines
+from warmcell.interfaces.serve.e2b.interpreter import _encode_lines, _run
 from warmcell.interfaces.serve.responses import json_pieces
+from warmcell.sessions.cell_results import CellResult
 
 LONG = 2_000_000
 
@@ -51,3 +53,25 @@ async def test_others_get_their_turn_while_a_large_display_is_sent() -> None:
     counting.cancel()
     assert [json.loads(line)["type"] for line in "".join(pieces).splitlines()] == ["result", "end_of_execution"]
     assert max(map(len, pieces)) < 200_000 and turns > 50
+
+
+@pytest.mark.attack("S3-17")
+async def test_a_cell_waits_for_a_client_that_takes_nothing() -> None:
+    """A cell that clears what it has printed may print for ever."""
+    printed = 0
+
+    async def run(code: str, env: dict[str, str], on_stdout: Callable[[str], Awaitable[None]], **_: Any) -> CellResult:
+        nonlocal printed
+        while printed < 1000:
+            await on_stdout("x")
+            printed += 1
+        return CellResult()
+
+    context: Any = SimpleNamespace(run=run)
+    events = _run(context, "", {})
+    assert (await anext(events))["type"] == "stdout"
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    assert printed < 50
+    rest = [event["type"] async for event in events]
+    assert rest.count("stdout") == 999 and rest[-1] == "end_of_execution"

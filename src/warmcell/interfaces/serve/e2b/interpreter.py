@@ -16,6 +16,7 @@ from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.core.types import check_env
 from warmcell.interfaces.serve.e2b.contexts import Context, Contexts, contexts_of
 from warmcell.interfaces.serve.e2b.envd import box_for, owner_of, with_refusals
+from warmcell.interfaces.serve.event_streams import MAX_QUEUED
 from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import (
     HttpError,
@@ -101,7 +102,8 @@ class CellStream(StreamingResponse):
 
 
 async def _run(context: Context, code: str, env: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
-    messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1000)
+    # Few: a piece of output may have a megabyte, and a cell that clears its output prints without end.
+    messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(MAX_QUEUED)
 
     async def text(stream: str, what: str) -> None:
         await messages.put({"type": stream, "text": what, "timestamp": time.time_ns() // 1000})
