@@ -15,8 +15,8 @@ from warmcell.sessions.cell_results import CellError
 
 _MOST_TYPES = 32
 _LONGEST_NAME = 200
-#: Bounds on JSON that is passed on as data: the number of values, and the nesting depth.
-_MOST_PARTS, _DEEPEST = 200_000, 64
+#: Bounds on JSON that is passed on as data: the number of values in one text, and the nesting depth.
+MOST_PARTS, _DEEPEST = 200_000, 64
 _MOST_PEAK = 1 << 50
 _MOST_SECONDS = 1e9
 _FIGURES = (int, float)
@@ -177,15 +177,19 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def content_of(mime: str, text: str) -> str | dict[str, Any]:
+def count_parts(text: str) -> int:
+    """At least the number of values in this JSON."""
+    return sum(text.count(sign) for sign in "[{,")
+
+
+def content_of(mime: str, text: str, most_parts: int = MOST_PARTS) -> str | dict[str, Any]:
     """The decoded object for JSON types, if it is an object within the bounds; otherwise the text.
 
     NaN and infinite numbers become null, as in notebooks: JSON has none, so clients would refuse the whole answer.
     """
     if mime != "application/json" and not mime.endswith("+json"):
         return text
-    parts = sum(text.count(sign) for sign in "[{,")
-    if parts > _MOST_PARTS:
+    if count_parts(text) > most_parts:
         return text
     try:
         content = json.loads(text, parse_constant=lambda _: None)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import codecs
+from typing import Any
 
 from warmcell.core.types import ExecResult, Usage
-from warmcell.sessions.cell_events import Display, Done, Piece, content_of
+from warmcell.sessions.cell_events import MOST_PARTS, Display, Done, Piece, content_of, count_parts
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
 _DECODER = codecs.getincrementaldecoder("utf-8")
 _MOST_DISPLAYS = 1000
 _MOST_DISPLAY_CHARACTERS = 32 * 1024 * 1024
 _MOST_TYPES = 64
+#: Of the JSON of all displays together: as objects, values take up to twenty times the memory of their text.
+_MOST_PARTS_OF_CELL = 3 * MOST_PARTS
 
 
 class StreamText:
@@ -53,6 +56,7 @@ class CellRecord:
     """Collects the output of a cell. The reader of the pipes feeds `stdout` and `stderr`."""
 
     _room = _MOST_DISPLAY_CHARACTERS
+    _parts = _MOST_PARTS_OF_CELL
     _is_truncated = False
 
     def __init__(self, most_bytes: int) -> None:
@@ -83,11 +87,17 @@ class CellRecord:
         if not self._takes(size) or len(self._outputs) >= _MOST_DISPLAYS:
             self._is_truncated = True
             return None
-        mime = {name: content_of(name, text) for name, text in texts.items()}
+        mime = {name: self._content(name, text) for name, text in texts.items()}
         shown = DisplayData(mime, display.is_result, display.display_id, display.is_update)
         if not (display.is_update and self._replace(shown)):
             self._outputs.append(shown)
         return shown
+
+    def _content(self, mime: str, text: str) -> str | dict[str, Any]:
+        content = content_of(mime, text, min(self._parts, MOST_PARTS))
+        if not isinstance(content, str):
+            self._parts -= count_parts(text)
+        return content
 
     def _replace(self, shown: DisplayData) -> bool:
         places = [index for index, other in enumerate(self._outputs) if other.display_id == shown.display_id]
