@@ -18,6 +18,7 @@ from tests.wasm.conftest import run_once
 from tests.wasm.host_calls import asks, own
 
 from warmcell import Sandbox
+from warmcell.backends.wasm import supervisor as wasm_supervisor
 from warmcell.backends.wasm.channel import Frame
 from warmcell.backends.wasm.module_loader import LoadRequest, ModuleCache, ModuleLoader
 from warmcell.backends.wasm.pool import WorkerPool
@@ -182,6 +183,30 @@ class TestForgedHostCalls:
         until(lambda: sent.messages)
         calls.handle(call)
         until(lambda: len(sent.messages) == 2)
+
+    def test_a_worker_that_reads_no_answers_gets_no_more_of_them(self) -> None:
+        """Each of them waits in memory, with a thread, for a while."""
+        release = threading.Event()
+        sending: list[object] = []
+
+        class FullChannel(SentMessages):
+            def send(self, message: dict[str, Any], *_: object, timeout: float) -> None:
+                sending.append(message)
+                release.wait()
+
+        calls, _ = make_calls(20, lambda _raw: b"{}")
+        calls._worker.channel = FullChannel()  # type: ignore[assignment]
+        call = Frame({"op": "call", "what": "fetch", "url": "x"})
+        try:
+            for number in range(1, wasm_supervisor._MOST_UNREAD + 1):
+                calls.handle(call)
+                until(lambda number=number: len(sending) == number)  # type: ignore[misc]
+            with pytest.raises(ProtocolViolation):
+                calls.handle(call)
+        finally:
+            release.set()
+        until(lambda: not calls._unread)
+        calls.handle(call)
 
     def test_an_answer_that_is_not_read_waits_no_longer_than_the_run(self) -> None:
         calls, sent = make_calls(0.5)

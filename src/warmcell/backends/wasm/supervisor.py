@@ -74,6 +74,8 @@ _log = LateLog(__name__)
 #: Returns the module of a command, or None if there is no such command.
 CommandModules = Callable[[str], ModuleSource | None]
 _SEND_SECONDS = 10.0
+#: How many answers of up to 16 MiB may wait for a worker that does not read them.
+_MOST_UNREAD = 8
 _FETCH_FIELDS = {"url": str, "method": str, "headers": dict, "timeout": (int, float), "follow_redirects": bool}
 
 
@@ -97,6 +99,8 @@ class HostCalls:
         self._commands, self._run = commands, run
         self._offered = ""
         self._is_fetching = False
+        #: One for each answer that the worker has not read.
+        self._unread: list[None] = []
 
     def handle(self, frame: Frame) -> None:
         what = frame.message.get("what")
@@ -104,7 +108,10 @@ class HostCalls:
             raise ProtocolViolation("host call during a fetch")
         if what == "fetch" and self._fetch is not None:
             request = fetch_request(frame)
+            if len(self._unread) == _MOST_UNREAD:
+                raise ProtocolViolation("fetches without reading the answers")
             self._is_fetching = True
+            self._unread.append(None)
             # In a thread: this one watches the run's deadline and output meanwhile.
             start_daemon(self._send_fetch, self._fetch, request)
         elif what == "command" and self._commands is not None:
@@ -126,6 +133,7 @@ class HostCalls:
         self._is_fetching = False  # before the worker can read the answer
         with contextlib.suppress(WorkerDied, WorkerTimedOut):
             self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
+        self._unread.pop()
 
     def _send_command(self, name: object, commands: CommandModules) -> None:
         started = time.monotonic()
