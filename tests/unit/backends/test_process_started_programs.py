@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from warmcell import ExecResult, MemoryExceeded
-from warmcell.backends.process.started_programs import ProgramExit, StartedProgram
+from warmcell import ExecResult, ExecutionFailed, MemoryExceeded
+from warmcell.backends.process.started_programs import ProgramExit, StartedProgram, exit_from, start_error
 
 
 @pytest.mark.claim("WC-RX-8")
@@ -32,3 +32,22 @@ def test_only_what_the_kernel_has_killed_has_exceeded_the_memory(status: int, ki
     killed[0] += kills
     program.ended.set_result(ProgramExit(status, 0.0, 0))
     assert isinstance(program.limit_error(ExecResult()), MemoryExceeded) is is_memory
+
+
+@pytest.mark.attack("S3-11")
+def test_a_signal_that_no_kernel_has_is_an_invalid_report() -> None:
+    """Python cannot name it, so asking why a session ended would fail."""
+    report = {"event": "ended", "pid": 7, "cpu": 0, "peak": 0}
+    assert exit_from({**report, "status": 64}) == ProgramExit(64, 0.0, 0)
+    assert exit_from({**report, "status": 65}) is None
+    assert exit_from({**report, "status": 100 | 0x80}) is None
+
+
+@pytest.mark.attack("S3-11")
+def test_the_reason_of_a_failed_start_is_one_line_or_none_at_all() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for reason, shown in (("no\nhint: \x1b[2J", r"no\nhint: \x1b[2J"), (deep, "its agent gave no reason")):
+        error = start_error({"error": reason, "errno": 5}, "/work")
+        assert isinstance(error, ExecutionFailed) and error.message == f"could not start it: {shown}"

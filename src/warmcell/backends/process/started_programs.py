@@ -28,7 +28,9 @@ from warmcell.runner.denials import MOST_DENIALS, denials_from
 from warmcell.runner.outcome import REPLACED, replacement_reason
 from warmcell.sessions.agent_channel import Message
 
-_LONGEST_QUOTE = 300
+_LONGEST_QUOTE, _LONGEST_REASON = 300, 200
+#: Of the kernel.
+_LAST_SIGNAL = 64
 _MOST_PEAK, _MOST_SECONDS = 1 << 62, 1e12
 #: The wait status of a program that the kernel has killed for the memory: of SIGKILL, and without a core file.
 _KILLED = 9
@@ -78,7 +80,7 @@ def is_wait_status(status: object) -> TypeGuard[int]:
     """Whether wait() can return this status for an ended process."""
     if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 0xFFFF:
         return False
-    return os.WIFEXITED(status) or (os.WIFSIGNALED(status) and status <= 0xFF)
+    return os.WIFEXITED(status) or (os.WIFSIGNALED(status) and status <= 0xFF and os.WTERMSIG(status) <= _LAST_SIGNAL)
 
 
 def exit_from(message: Message) -> ProgramExit | None:
@@ -117,7 +119,9 @@ def explain_replacement(path: str) -> str:
 
 
 def start_error(answer: Message, cwd: str) -> SandboxError:
-    number, reason = answer.get("errno"), str(answer.get("error"))[:200]
+    number, error = answer.get("errno"), answer.get("error")
+    # The guest may have written it. Anything but text may be too deep to be converted.
+    reason = one_line(error, _LONGEST_REASON) if isinstance(error, str) else "its agent gave no reason"
     if number in (2, 20):
         return InvalidRequest(f"no such directory in the sandbox: {cwd}", field="cwd")
     if number in (11, 12, 24):
