@@ -315,7 +315,10 @@ async def reload_on_change(path: str, reload: Callable[[], object]) -> None:
         await asyncio.sleep(1.0)
         if (found := _identity(path)) != known:
             known = found
-            reload()
+            try:
+                reload()
+            except Exception:  # else no later change would be noticed, such as a token that is revoked
+                _log.exception("cannot reload %s, keeping the previous state", path)
 
 
 def _identity(path: str) -> tuple[int, ...] | None:

@@ -1,0 +1,33 @@
+"""A watched file is read after every change, whatever an earlier reading raised."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from warmcell.interfaces.serve.listener import reload_on_change
+from warmcell.lifetime.threads import cancel_and_wait
+
+
+async def test_a_reading_that_fails_is_not_the_last(tmp_path: Path) -> None:
+    """With `"scopes": null` in the token file it was: tokens that were revoked later stayed valid."""
+    file, read = tmp_path / "tokens.json", [""]
+
+    def write(text: str) -> None:
+        draft = tmp_path / "new"
+        draft.write_text(text)
+        draft.replace(file)
+
+    def reload() -> None:
+        read.append(file.read_text())
+        raise TypeError("'NoneType' object is not iterable")
+
+    write("1")
+    watching = asyncio.ensure_future(reload_on_change(str(file), reload))
+    await asyncio.sleep(0)  # it has looked at the file
+    for text in ("22", "333"):
+        write(text)
+        while read[-1] != text and not watching.done():
+            await asyncio.sleep(0.05)
+    assert read == ["", "22", "333"]
+    await cancel_and_wait(watching)
