@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -166,7 +167,7 @@ class SupervisorProcess(asyncio.Protocol):
         number = next(self._numbers)
         answer = self.waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._transport.write(frame((number, request, program)))
+            self._transport.write(frame((number, pickle.dumps(request), program)))
             self._unanswered += 1
             await self._can_write.wait()
             return await asyncio.shield(answer)

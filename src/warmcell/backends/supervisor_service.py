@@ -87,7 +87,7 @@ class _Service:
         self._runs: dict[int, Run] = {}
         self._programs = _Programs(backend.build_blocking)
 
-    def run(self, messages: Iterator[tuple[int, ExecRequest | None, bytes | None]]) -> None:
+    def run(self, messages: Iterator[tuple[int, bytes | None, bytes | None]]) -> None:
         worker_threads.start(self._warm_up)
         for number, request, program in messages:
             if request is not None:
@@ -96,7 +96,7 @@ class _Service:
                 run.cancel()
         self._programs.close()
 
-    def _start(self, number: int, request: ExecRequest, program: bytes | None) -> None:
+    def _start(self, number: int, request: bytes, program: bytes | None) -> None:
         run = self._runs[number] = Run()
         try:
             worker_threads.start(partial(self._carry_out, number, run, request, program))
@@ -110,14 +110,16 @@ class _Service:
             self._backend.execute_blocking(_FIRST_RUN)
         return partial(self._send, READY)
 
-    def _carry_out(self, number: int, run: Run, request: ExecRequest, program: bytes | None) -> Callable[[], None]:
+    def _carry_out(self, number: int, run: Run, request: bytes, program: bytes | None) -> Callable[[], None]:
         """Returns the call that sends the answer."""
         try:
+            # Not with the message: a request that cannot be read here would end all other runs.
+            asked: ExecRequest = pickle.loads(request)  # noqa: S301  # of the program that started us
             if program is None:
-                answer = partial(self._send, number, self._backend.execute_blocking(request, run=run))
+                answer = partial(self._send, number, self._backend.execute_blocking(asked, run=run))
             else:
                 with self._programs.use(program, run) as built:
-                    answer = partial(self._send, number, built.carry_out(request, run))
+                    answer = partial(self._send, number, built.carry_out(asked, run))
         except BaseException as error:
             answer = partial(self._send, number, None, RunCancelled() if run.is_cancelled else _as_sandbox_error(error))
         del self._runs[number]

@@ -248,7 +248,7 @@ class _Backend:
         return threading.Lock() if request.code == "lock" else None
 
 
-def _answers(*messages: tuple[int, ExecRequest | None, bytes | None]) -> dict[int, tuple[object, Exception | None]]:
+def _answers(*messages: tuple[int, bytes | None, bytes | None]) -> dict[int, tuple[object, Exception | None]]:
     """Of a service that gets these messages: result and error by number."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -264,12 +264,12 @@ def _answers(*messages: tuple[int, ExecRequest | None, bytes | None]) -> dict[in
 
 
 def test_a_run_that_ends_while_its_cancellation_arrives_is_left_alone() -> None:
-    request = ExecRequest("python", "pass", 1)
+    request = pickle.dumps(ExecRequest("python", "pass", 1))
     assert _answers((1, None, None), (2, request, None)) == {READY: (None, None), 2: (None, None)}
 
 
 def test_a_result_that_cannot_be_sent_is_a_failure_of_ours() -> None:
-    (result, error) = _answers((1, ExecRequest("python", "lock", 1), None))[1]
+    (result, error) = _answers((1, pickle.dumps(ExecRequest("python", "lock", 1)), None))[1]
     assert result is None and isinstance(error, errors.BackendUnavailable) and "pickle" in str(error)
 
 
