@@ -98,12 +98,12 @@ def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int
         return 0
     try:
         file = copy_of(thread, descriptor)
-    except OSError as error:
+        try:
+            return 0 if is_own(file) else _EOPNOTSUPP
+        finally:
+            os.close(file)
+    except OSError as error:  # also of its file system: raised, it would end the manager and all other guests
         return error.errno or _EACCES
-    try:
-        return 0 if is_own(file) else _EOPNOTSUPP
-    finally:
-        os.close(file)
 
 
 class _AsUser:
