@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -221,6 +222,22 @@ def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch
             process.kill()
     assert loop._due == {}
     loop._forget(0)
+
+
+def test_a_file_system_that_fails_at_the_end_of_a_cell_ends_no_other(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose server is gone does: the watcher died, and with it the guests of all others."""
+
+    def fail(paths: object) -> disk.DiskUse:
+        raise OSError(errno.ENOTCONN, "statvfs")
+
+    cell = _cell(os.open(os.devnull, os.O_RDONLY), Watch(disk_bytes=1, disk_paths=(str(tmp_path),)))
+    assert cell.ceilings.measure()
+    loop._cells[1] = cell
+    monkeypatch.setattr(disk, "filesystem_use", fail)
+    loop._end(1, reports=True)
+    assert loop._cells == {}
 
 
 @pytest.mark.attack("RX-02")

@@ -243,7 +243,10 @@ class Loop:
             return  # the verdict has been sent
         if reports:
             _has_ended(self._cells[number].init, _LAST_MOMENT_MS)
-            self._cells[number].ceilings.look_at_end()
+            try:
+                self._cells[number].ceilings.look_at_end()
+            except OSError:  # of its file system, perhaps without a server: those of other cells are still watched
+                pass
             self._report(number)
         self._forget(number)
 
