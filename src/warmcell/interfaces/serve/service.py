@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypedDict
 
 from warmcell.backends.process.backend import ProcessBackend
@@ -325,8 +326,7 @@ class Service:
         tenants = {tenant.id for tenant in self._tenants}
         revoked = [entry for entry in self.sandboxes.all() if not self._may_have(entry)]
         await asyncio.gather(*(self.sandboxes.remove(entry) for entry in revoked), return_exceptions=True)
-        for forget in self.on_revoked:
-            await forget(tenants)
+        await self._call_each([partial(forget, tenants) for forget in self.on_revoked], "ending what was revoked")
 
     async def aclose(self) -> None:
         """End everything that runs; clients that wait for it get an error about the host. Idempotent."""
@@ -345,12 +345,12 @@ class Service:
         if self.saved is not None:
             self.saved.close()
 
-    async def _call_each(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async def _call_each(self, calls: Sequence[Callable[[], Awaitable[None]]], doing: str = "shutting down") -> None:
         for call in calls:
             try:
                 await call()
             except Exception:  # the others have to end too
-                _log.exception("an error while shutting down")
+                _log.exception("an error while %s", doing)
 
     async def _retire(self, backend: ProcessBackend) -> None:
         """Close a replaced backend when its last run has ended."""

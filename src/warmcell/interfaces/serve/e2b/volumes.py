@@ -168,8 +168,13 @@ class Volumes:
     async def _keep_only(self, tenants: set[str]) -> None:
         """Remove volumes of revoked tokens, whose sandboxes have ended."""
         for volume in [volume for volume in self._all.values() if volume.tenant_id not in tenants]:
+            if volume.id not in self._all:  # another reload has removed it meanwhile
+                continue
             volume.users = 0
-            await self.remove(volume)
+            try:
+                await self.remove(volume)
+            except Exception:  # those of other tokens have to go too
+                _log.exception("cannot remove a volume of a revoked token")
 
     async def _close(self) -> None:
         if self._private is not None:
