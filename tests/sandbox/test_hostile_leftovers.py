@@ -14,6 +14,7 @@ from tests.sandbox.fakes import Factory
 
 from warmcell import ExecRequest, Limits, ProcessBackend, SandboxPolicy, SandboxPolicyBuilder
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation, SandboxError
+from warmcell.core.events import listen
 from warmcell.enforcers import host_paths
 from warmcell.enforcers.host_paths import follow
 from warmcell.sandbox.blocking import MountPoint, Sandbox
@@ -168,6 +169,26 @@ def test_system_links_are_followed_and_others_reported(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(SandboxError):
         Sandbox(tmp_path / "circle", guest_factory=Factory())
+
+
+@pytest.mark.attack("S2-23")
+@pytest.mark.needs("linux")
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize("work_path", ["host", "/work"])
+def test_a_repository_whose_name_is_not_utf_8_is_protected_in_the_next_sandbox(tmp_path: Path, work_path: str) -> None:
+    """Events have the hash of its policy."""
+    stop = listen(lambda event: None)
+    try:
+        with Sandbox(tmp_path, work_path=work_path) as sandbox:
+            sandbox.sh(r"mkdir -p $(printf 'x\377')/.git")
+        config = tmp_path / os.fsdecode(b"x\xff") / ".git" / "config"
+        config.write_text("[core]\n")
+        with Sandbox(tmp_path, work_path=work_path) as sandbox:
+            sandbox.sh(r"cd $(printf 'x\377'); touch written; echo '[evil]' >> .git/config")
+    finally:
+        stop()
+    assert config.read_text() == "[core]\n"
+    assert (config.parents[1] / "written").exists()
 
 
 def test_private_directories_are_forgotten_with_their_sandboxes() -> None:

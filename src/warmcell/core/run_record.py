@@ -129,4 +129,4 @@ def _hash(policy: Any) -> str | None:
         return None
     import hashlib
 
-    return hashlib.sha256(policy.to_json().encode()).hexdigest()[:16]
+    return hashlib.sha256(policy.to_json().encode("utf-8", "surrogatepass")).hexdigest()[:16]

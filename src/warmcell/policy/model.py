@@ -50,12 +50,21 @@ class AllowedPath:
 
 
 def _absolute(name: str, value: str) -> str:
-    check_text(name, value)
+    check_text(name, _without_undecoded(value))
     if not value.startswith("/"):
         raise PolicyViolation(f"{name} must be absolute, not {value!r}")
     if ".." in value.split("/"):
         raise PolicyViolation(f"{name} must not contain '..': {value!r}")
     return os.path.normpath("/" + value.lstrip("/"))
+
+
+#: The bytes that `os.fsdecode` cannot decode.
+_UNDECODED = dict.fromkeys(range(0xDC80, 0xDD00))
+
+
+def _without_undecoded(value: object) -> object:
+    """Names of files need not be UTF-8: what is protected in a directory may have names that a guest chose."""
+    return value.translate(_UNDECODED) if isinstance(value, str) and not value.isascii() else value
 
 
 _DOMAIN = r"(\*\.)?[^\s/@\\:*?#%]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:]+"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -139,6 +140,15 @@ def test_paths_are_absolute_and_straight(path: str) -> None:
 )
 def test_paths_have_one_spelling(path: str, kept: str) -> None:
     assert AllowedPath(path).path == kept
+
+
+def test_paths_need_not_be_utf_8_but_are_passable() -> None:
+    path = os.fsdecode(b"/a/\xff")
+    policy = SandboxPolicy((AllowedPath(path),))
+    assert SandboxPolicy.from_json(policy.to_json()) == policy
+    assert policy.allowed_paths[0].target == path
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        AllowedPath(path + "\ud800")
 
 
 @pytest.mark.parametrize(
