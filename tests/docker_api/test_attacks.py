@@ -123,6 +123,15 @@ def test_a_container_has_no_network_and_sees_no_host_files(sleeper: Container, s
         sleeper.exec_run("id", privileged=True)
 
 
+def test_an_exec_that_no_program_can_be_given_is_refused(sleeper: Container) -> None:
+    """JSON may have lone surrogates. The container and its files stay."""
+    for options in ({"cmd": ["echo", "\ud800"]}, {"cmd": ["\ud800"]}, {"cmd": "true", "workdir": "/\ud800"}):
+        with pytest.raises(docker.errors.APIError, match="not a ") as refusal:
+            sleeper.exec_run(**options)
+        assert refusal.value.status_code == 400
+    assert sleeper.exec_run("echo alive").output == b"alive\n"
+
+
 def archive(*members: tuple[str, bytes, str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as made:

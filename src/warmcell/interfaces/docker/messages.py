@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from warmcell.core.errors import (
     BackendBusy,
@@ -256,18 +257,26 @@ def object_field(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether a program can be given it: without NUL, and without lone surrogates but those of `os.fsdecode`."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
 def text_field(document: Mapping[str, Any], name: str) -> str:
     value = document.get(name)
     if value is None:
         return ""
-    if not isinstance(value, str) or "\0" in value:
+    if not _is_text(value):
         raise DockerError(400, f"{name}: not a string")
     return value
 
 
 def texts_field(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = document.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(item, str) and "\0" not in item for item in value):
+    if not isinstance(value, list) or not all(map(_is_text, value)):
         raise DockerError(400, f"{name}: not a list of strings")
     return tuple(value)
 
