@@ -21,7 +21,7 @@ from tests.sessions.bare import make_listeners
 from warmcell import CellResult, Denial, ExecResult, errors
 from warmcell.guest.live.frames import Decoder, FrameError, encode
 from warmcell.lifetime.run import Run, RunCancelled
-from warmcell.sessions.cell_events import Display, Done, content_of, parse
+from warmcell.sessions.cell_events import Display, Done, Piece, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
 from warmcell.sessions.interpreter import Interpreter
@@ -106,6 +106,14 @@ def test_displays_beyond_the_bounds_are_dropped_and_said() -> None:
         record.add_display(Display({"text/plain": "x"}, False, None, False))
     result = record.result(Done(1, None), 1, 0.0)
     assert len(result.outputs) == 1000 and result.outputs_truncated
+
+
+def test_short_pieces_count_by_the_memory_that_they_take() -> None:
+    record = CellRecord(1000)
+    record._room = 1000
+    for _ in range(20):
+        record.add_piece(Piece("text/html", ""))
+    assert record.result(Done(1, None), 1, 0.0).outputs_truncated
 
 
 @given(st.lists(st.binary(max_size=30) | st.integers(1, 4), max_size=12), st.integers(1, 7))

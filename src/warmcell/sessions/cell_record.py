@@ -13,6 +13,8 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 _MOST_DISPLAYS = 1000
 _MOST_DISPLAY_CHARACTERS = 32 * 1024 * 1024
 _MOST_TYPES = 64
+#: The memory that a piece takes besides its text: a worker may send any number of short ones.
+_PIECE_OVERHEAD = 100
 #: Of the JSON of all displays together: as objects, values take up to twenty times the memory of their text.
 _MOST_PARTS_OF_CELL = 3 * MOST_PARTS
 
@@ -71,7 +73,7 @@ class CellRecord:
             self._is_truncated = True
             return
         parts = self._pieces.setdefault(piece.mime, [])
-        if parts is not None and self._takes(len(piece.text)):
+        if parts is not None and self._takes(len(piece.text) + _PIECE_OVERHEAD):
             parts.append(piece.text)
         else:
             self._pieces[piece.mime] = None  # half of it would be worse than nothing
