@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -115,4 +118,52 @@ def test_a_watch_ends_though_the_removal_of_its_directory_was_lost(workspace: Wo
     workspace.remove("sub")
     lose_records(watch)
     assert collect(watch) == [("overflow", "sub")] and watch.is_over
+    watch.close()
+
+
+class UntypedEntries:
+    """The entries of a directory where the file system does not state their types, as NFS may not."""
+
+    def __init__(self, directory: int, entries: Any) -> None:
+        self._directory, self._entries = directory, entries
+
+    def __enter__(self) -> UntypedEntries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries.close()
+
+    def __iter__(self) -> UntypedEntries:
+        return self
+
+    def __next__(self) -> SimpleNamespace:
+        name = next(self._entries).name
+        return SimpleNamespace(name=name, is_dir=lambda follow_symlinks: self._is_directory(name))
+
+    def _is_directory(self, name: str) -> bool:
+        """As `os.DirEntry` does: by the number of the descriptor that was listed."""
+        return stat.S_ISDIR(os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_mode)
+
+
+def test_directories_are_found_where_entries_have_no_type(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry is looked up in its directory, which was closed by then."""
+    scan = os.scandir
+
+    def scan_without_types(directory: Any) -> Any:
+        entries = scan(directory)
+        return UntypedEntries(directory, entries) if isinstance(directory, int) else entries
+
+    workspace.mkdir("a/in", parents=True)
+    workspace.mkdir("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan_without_types)
+        watch = workspace.watch(recursive=True)
+    (Path(workspace.host_path) / "a" / "in" / "new").mkdir()
+    (Path(workspace.host_path) / "b" / "new").mkdir()
+    assert collect(watch) == [("created", "a/in/new"), ("created", "b/new")]
     watch.close()

@@ -15,7 +15,7 @@ import sys
 import termios
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.workspace.errors import FileMissing, WrongKind
 from warmcell.workspace.names import MAX_PATH_BYTES, Parts, printable
+from warmcell.workspace.open_listing import OpenListing
 from warmcell.workspace.root import Root, is_temporary_name
 from warmcell.workspace.watched_directories import WatchedDirectories
 
@@ -124,16 +125,6 @@ class FileEvent:
     kind: Kind
 
 
-class _Listing(NamedTuple):
-    """An open directory that is being listed. `watch` is that of a new one, whose entries are reported."""
-
-    entries: Iterator[os.DirEntry[str]]
-    close: Callable[[], None]
-    parts: Parts
-    watch: int | None
-    names: set[str]
-
-
 class FileWatch:
     """Watches from construction until `close`. `descriptor` can be polled; no method blocks.
 
@@ -145,7 +136,7 @@ class FileWatch:
 
     def __init__(self, root: Root, parts: Parts, prefix: str, *, recursive: bool) -> None:
         self._owned = Descriptors()
-        self._listing: _Listing | None = None
+        self._listing: OpenListing | None = None
         if not sys.platform.startswith("linux"):
             raise BackendUnavailable("watching files needs Linux (inotify)")
         self._root, self._prefix, self.is_recursive = root, prefix, recursive
@@ -321,10 +312,9 @@ class FileWatch:
         self._directories.place(watch, parts)
         self._stale.discard(watch)
         if self.is_recursive and not (is_new and was_here):
-            entries = os.scandir(directory)
-            self._listing = _Listing(entries, entries.close, parts, watch if is_new else None, set())
+            self._listing = OpenListing(directory, parts, watch if is_new else None)
 
-    def _list_one(self, listing: _Listing) -> None:
+    def _list_one(self, listing: OpenListing) -> None:
         """Take one entry of an open directory."""
         try:
             entry = next(listing.entries, None)
@@ -344,12 +334,12 @@ class FileWatch:
             if is_directory:
                 self._waiting.append((below, is_new))
 
-    def _cut_short(self, listing: _Listing) -> None:
+    def _cut_short(self, listing: OpenListing) -> None:
         self._stale.clear()  # directories that were not listed may still be there
         self._emit(listing.parts, "overflow")
         self._end_listing(listing)
 
-    def _end_listing(self, listing: _Listing) -> None:
+    def _end_listing(self, listing: OpenListing) -> None:
         self._stop_listing()
         if listing.watch is not None and (waiting := unread_bytes(self.descriptor)):
             self._listed[listing.watch] = (self._read + waiting, listing.names)
