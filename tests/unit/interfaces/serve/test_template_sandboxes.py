@@ -10,7 +10,7 @@ import pytest
 
 from warmcell.core.records import replace
 from warmcell.images.model import Image, ImageConfig
-from warmcell.interfaces.serve.e2b import creation
+from warmcell.interfaces.serve.e2b import creation, template_builder
 from warmcell.interfaces.serve.e2b.creation import Create
 from warmcell.interfaces.serve.e2b.template_records import Build
 from warmcell.interfaces.serve.responses import HttpError
@@ -47,3 +47,35 @@ async def test_a_sandbox_counts_while_its_start_command_gets_ready(monkeypatch: 
     may_end.set()
     await making
     service.sandboxes.check_room(tenant)
+
+
+async def test_a_sandbox_counts_while_a_build_tries_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not, for up to five minutes: the token had one cage more than sandboxes."""
+    is_waiting, may_end = asyncio.Event(), asyncio.Event()
+    tenant, sandboxes = replace(LOCAL_TENANT, sandboxes=1), SandboxRegistry()
+    images = SimpleNamespace(store=SimpleNamespace(path="/nowhere"))
+    service: Any = SimpleNamespace(sandboxes=sandboxes, images=images, on_close=[], on_revoked=[])
+
+    async def do_nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    async def wait(*_: Any) -> bool:
+        is_waiting.set()
+        return await may_end.wait()
+
+    monkeypatch.setattr(template_builder, "copy_template_home", do_nothing)
+    monkeypatch.setattr(
+        template_builder, "PreparedSandbox", lambda *_, **__: SimpleNamespace(sandbox=None, destroy=do_nothing)
+    )
+    monkeypatch.setattr(template_builder, "run_start_command", do_nothing)
+    monkeypatch.setattr(template_builder, "is_ready", wait)
+    build = Build("build", 0.0, 0.0, start_command="serve")
+    trying = asyncio.ensure_future(template_builder.TemplateBuilds(service)._try(tenant, build, IMAGE))
+    await is_waiting.wait()
+    try:
+        with pytest.raises(HttpError, match="quota"):
+            sandboxes.check_room(tenant)
+    finally:
+        may_end.set()
+        await trying
+    sandboxes.check_room(tenant)

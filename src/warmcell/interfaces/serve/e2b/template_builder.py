@@ -284,23 +284,23 @@ class TemplateBuilds:
             raise asyncio.CancelledError from None
 
     async def _try(self, tenant: Tenant, build: Build, image: Image) -> None:
-        """Try the commands of a build. The build fails if its start command fails or never gets ready."""
+        """Try the commands of a build. It fails if its start command fails or never gets ready. The sandbox counts."""
         if not (build.start_command or build.ready_command):
             return
         with self._service.sandboxes.reserve(tenant):
             home = await copy_template_home(self._service, tenant, build, is_saved=False)
-        prepared = PreparedSandbox(self._service, tenant, home, {}, image=ImageChoice(image))
-        try:
-            started = await run_start_command(prepared.sandbox, build)
-            is_up = await is_ready(prepared.sandbox, build, TRY_SECONDS)
-            if started is not None and not started.is_running and (status := (await started.wait()).exit_code):
-                raise TemplateFailed(FINALIZE, f"the start command failed: exit status {status}")
-            if not is_up:
-                raise TemplateFailed(FINALIZE, f"the ready command did not succeed within {TRY_SECONDS:g} s")
-        except SandboxError as error:
-            raise TemplateFailed(FINALIZE, error.message) from None
-        finally:
-            await prepared.destroy()
+            prepared = PreparedSandbox(self._service, tenant, home, {}, image=ImageChoice(image))
+            try:
+                started = await run_start_command(prepared.sandbox, build)
+                is_up = await is_ready(prepared.sandbox, build, TRY_SECONDS)
+                if started is not None and not started.is_running and (status := (await started.wait()).exit_code):
+                    raise TemplateFailed(FINALIZE, f"the start command failed: exit status {status}")
+                if not is_up:
+                    raise TemplateFailed(FINALIZE, f"the ready command did not succeed within {TRY_SECONDS:g} s")
+            except SandboxError as error:
+                raise TemplateFailed(FINALIZE, error.message) from None
+            finally:
+                await prepared.destroy()
 
     async def remove_leftovers(self, tenant: Tenant) -> None:
         """Remove files and images of builds that no template has."""
