@@ -68,7 +68,7 @@ def test_a_cage_whose_loop_cannot_start_is_closed(refuse: Any, monkeypatch: pyte
         before = open_descriptors()
         with monkeypatch.context() as patched:
             refuse(patched, "warmcell-live")
-            with pytest.raises(ExecutionFailed, match="could not start a thread: can't start|start the live cage"):
+            with pytest.raises(ExecutionFailed, match=r"could not start a thread: can't start|start the live cage"):
                 asyncio.run(backend.live_cage())
         assert backend._launcher.pool._pinned == 0
         until(lambda: open_descriptors() <= before)
