@@ -19,6 +19,7 @@ from warmcell.backends.process.backend import ProcessBackend
 from warmcell.cage.linux.processes import descendants
 from warmcell.core.errors import ExecutionTimeout, MemoryExceeded
 from warmcell.core.types import ExecRequest, ExecResult, Limits
+from warmcell.languages import go
 from warmcell.languages.config import ProcessConfig
 from warmcell.policy.model import SandboxPolicy
 from warmcell.runner.cgroup_parent import group_parent
@@ -159,7 +160,8 @@ class Belongings:
             processes={
                 pid for pid in descendants(os.getpid()) if not (is_zombie(pid) or _is_sleeper(pid) or _is_watcher(pid))
             },
-            descriptors=len(os.listdir("/proc/self/fd")),
+            # Go's library is held as long as this program runs.
+            descriptors=len(os.listdir("/proc/self/fd")) - len(go._in_use),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
             groups=our_groups(),
             temporary=set(os.listdir(tempfile.gettempdir())),
