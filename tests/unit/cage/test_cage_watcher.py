@@ -240,6 +240,23 @@ def test_a_file_system_that_fails_at_the_end_of_a_cell_ends_no_other(
     assert loop._cells == {}
 
 
+def test_a_look_that_fails_in_a_way_nobody_foresaw_ends_that_cell_alone(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest chooses names that are in the files of /proc: what cannot be read must not end the watch over others."""
+
+    def fail(_: object) -> float:
+        raise ValueError("not a number")
+
+    killed: list[int] = []
+    monkeypatch.setattr(Ceilings, "look", fail)
+    monkeypatch.setattr(watcher_loop.signal, "pidfd_send_signal", lambda process, number: killed.append(number))
+    loop._cells[1] = _cell(os.open(os.devnull, os.O_RDONLY), Watch(memory_bytes=1 << 30))
+    loop._due[1] = 0.0
+    loop._check_cell(1)
+    assert (killed, loop._cells, loop._due) == ([9], {}, {})
+
+
 @pytest.mark.attack("RX-02")
 @pytest.mark.parametrize(("memory_mib", "is_prepared"), [(16, True), (512, False)])
 def test_who_must_be_looked_at_soon_is_prepared_for_at_once(memory_mib: int, is_prepared: bool) -> None:

@@ -208,6 +208,8 @@ class Loop:
             # A cell that ends during a look is reported when it is reaped.
             if not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0):
                 cell.ceilings.verdict = "blind"  # a cell that cannot be measured must not run
+        except Exception:  # what one guest names must not end the watch over all others
+            cell.ceilings.verdict = "blind"
         if cell.ceilings.verdict:
             self._end_by_verdict(number)
         elif pause is None:
