@@ -290,7 +290,7 @@ def test_workers_end_when_their_front_is_killed(start_server: Start) -> None:
 
 def test_ids_say_which_worker() -> None:
     assert [worker_of_id("ab" * 16 + worker_suffix(number)) for number in (0, 7, 255)] == [0, 7, 255]
-    assert [worker_of_id(text) for text in ("", "zz", "é")] == [None, None, None]
+    assert [worker_of_id(text) for text in ("", "zz", "é", "-1", "+1", " 1", "1_")] == [None] * 7
 
 
 def test_figures_of_several_are_added() -> None:

@@ -331,10 +331,8 @@ def worker_suffix(number: int) -> str:
 
 def worker_of_id(identity: str) -> int | None:
     """Inverse of `worker_suffix`; None if the text does not end in hexadecimal digits."""
-    try:
-        return int(identity[-_SUFFIX_DIGITS:], 16)
-    except ValueError:
-        return None
+    digits = identity[-_SUFFIX_DIGITS:]
+    return int(digits, 16) if digits and set(digits) <= set("0123456789abcdefABCDEF") else None
 
 
 class PendingWrites(dict[int, "asyncio.Future[None]"]):

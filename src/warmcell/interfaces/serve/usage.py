@@ -204,7 +204,7 @@ async def measure_regularly(sandboxes: SandboxRegistry, ledger: UsageLedger) -> 
     while True:
         try:
             await measure(sandboxes.all(), ledger)
-        except sqlite3.Error as error:  # tried again
+        except (sqlite3.Error, SandboxError) as error:  # tried again; no thread could be started, for example
             _log.error("cannot write stored bytes: %s", error)
         await asyncio.sleep(MIN_SECONDS)
         ledger.is_read.clear()

@@ -327,7 +327,7 @@ class Spread:
 
     async def _find_snapshot(self, request: Request, name: str) -> Worker | None:
         """The worker that has the snapshot with this name or id; None if no worker has it, or the token is wrong."""
-        query = f"name={quote(name.removesuffix(':default'), safe='')}".encode()
+        query = f"name={quote(name.removesuffix(':default'), safe='', errors='surrogatepass')}".encode()
         scope = {**request.scope, "method": "GET", "path": SNAPSHOTS, "raw_path": SNAPSHOTS.encode()}
         for worker in self._workers:
             found = await ask(worker, scope | {"query_string": query}, request.receive, is_part=True)

@@ -89,7 +89,7 @@ class Worker(Peer):
         while not self._ending.is_set():
             try:
                 was_ready, what = await self._run_once(), "exited; its requests are lost"
-            except OSError as error:  # the host has no memory, process or descriptor for it now
+            except (OSError, RuntimeError) as error:  # the host has no memory, process, thread or descriptor for it now
                 was_ready, what = False, f"could not be started: {error}"
             if self._ending.is_set():
                 return
