@@ -18,7 +18,7 @@ from tests.helpers import cancel_at_every_await
 from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.e2b import contexts, filesystem
 from warmcell.interfaces.serve.e2b.box import HOME, Box, Command
-from warmcell.interfaces.serve.e2b.connect import MessageStream
+from warmcell.interfaces.serve.e2b.connect import MessageStream, RpcError, end_at_deadline
 from warmcell.interfaces.serve.e2b.guest_files import GuestFiles
 from warmcell.sessions.cell_results import CellResult
 
@@ -180,6 +180,20 @@ async def test_a_stream_of_a_watched_directory(
             assert not guest.watchers and await guest.descriptors() == before
         async for _ in cancel_at_every_await(lambda: respond(3)):
             assert not guest.watchers and await guest.descriptors() == before
+
+
+async def test_a_stream_whose_deadline_passes_while_it_begins(tmp_path: Path) -> None:
+    """Its watcher stayed until the end of the sandbox, which may have 16 of them."""
+    async with guest_in(tmp_path) as guest:
+        box, asked = cast(Box, guest), {"path": guest.path(".")}
+        await filesystem.remove_watcher(box, dict(await filesystem.create_watcher(box, asked)))
+        before = await guest.descriptors()  # with an inotify instance
+        sent: list[Any] = []
+        with pytest.raises(RpcError, match="deadline"):
+            async for batch in await end_at_deadline(filesystem.watch_dir(box, asked), 0.0):
+                sent += batch
+        assert sent == [{"start": {}}]
+        assert not guest.watchers and await guest.descriptors() == before
 
 
 async def test_a_client_that_leaves_while_the_sandbox_is_paused(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ async def end_at_deadline(starting: Awaitable[Batches], seconds: float) -> Batch
 
 async def _take_until(deadline: float, batches: Batches) -> Batches:
     async with aclosing(batches) as items:  # type: ignore[type-var]
-        while asyncio.get_running_loop().time() < deadline:
+        is_late = False
+        while not is_late:  # one batch in any case: a generator that has not begun would not clean up
             try:
                 async with asyncio.timeout_at(deadline):
                     batch = await anext(items)
@@ -199,6 +200,7 @@ async def _take_until(deadline: float, batches: Batches) -> Batches:
             except TimeoutError:
                 break
             yield batch
+            is_late = asyncio.get_running_loop().time() >= deadline
     raise RpcError("deadline_exceeded", "the deadline of the call has passed")
 
 
