@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -258,9 +257,9 @@ def object_field(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether a program can be given it: without NUL, and without lone surrogates but those of `os.fsdecode`."""
+    """Whether a program can be given it: without NUL, and without lone surrogates but those of undecoded bytes."""
     try:
-        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+        return isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return False
 

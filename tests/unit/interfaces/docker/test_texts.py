@@ -1,0 +1,23 @@
+"""Text in requests that programs are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from warmcell.interfaces.docker.messages import DockerError, text_field, texts_field
+
+
+def test_text_may_have_what_the_locale_of_the_server_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guests get it as UTF-8. With LC_ALL=de_DE.ISO-8859-1 such commands were refused."""
+    words = ["echo", "\u2713", "\udcff"]
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsencode", lambda text: text.encode("iso8859-1", "surrogateescape"))
+        assert texts_field({"Cmd": words}, "Cmd") == tuple(words)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\0b", 5])
+def test_text_that_no_program_can_be_given_is_refused(text: object) -> None:
+    with pytest.raises(DockerError):
+        text_field({"WorkingDir": text}, "WorkingDir")
+    with pytest.raises(DockerError):
+        texts_field({"Cmd": ["echo", text]}, "Cmd")
