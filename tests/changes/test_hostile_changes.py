@@ -179,6 +179,21 @@ def test_a_deleted_directory_in_which_the_host_worked(sandbox: Sandbox, director
     assert (directory / "src/c.py").exists()
 
 
+def test_a_deleted_directory_into_which_the_host_moved_another(open_sandbox, directory: Path) -> None:
+    """A move changes the times of the directory that is moved, and of nothing in it."""
+    (directory / "drafts").mkdir()
+    (directory / "drafts/notes").write_text("the host's\n")
+    (directory / "old/deep").mkdir(parents=True)
+    sandbox = open_sandbox()
+    sandbox.sh("echo x > old/deep/file")
+    sandbox.commit()
+    sandbox.sh("rm -r src old")
+    os.rename(directory / "drafts", directory / "src/drafts")
+    assert [conflict.path for conflict in sandbox.commit().conflicts] == ["src"]
+    assert (directory / "src/drafts/notes").read_text() == "the host's\n"
+    assert not (directory / "old").exists()  # only a commit changed the times in it
+
+
 def test_a_host_that_writes_all_the_time_loses_nothing(sandbox: Sandbox, directory: Path) -> None:
     """Each line that the host appends is there at the end, whatever was committed in between."""
     log = directory / "a.txt"

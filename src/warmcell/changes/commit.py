@@ -186,8 +186,8 @@ class Committer:
         return newest
 
     def _is_ours(self, parts: Parts, state: os.stat_result) -> bool:
-        """Whether a commit of ours wrote it. Directories count: their ctime changes with their entries."""
-        return stat.S_ISDIR(state.st_mode) or self._is_base_state(parts, state)
+        """Whether a commit of ours wrote it, or entries of this directory. The host may have moved in any other."""
+        return self._is_base_state(_entries_of(parts) if stat.S_ISDIR(state.st_mode) else parts, state)
 
     def _mode_change(self, item: Detected, theirs: os.stat_result | None) -> Operation:
         if theirs is None:
@@ -225,6 +225,7 @@ class Committer:
             if step.data is not None:
                 self.merged_texts[step.item.parts] = step.data
             outcome.note(step)
+        self._record_directories(steps)
         apply.sync(self._root, staged_operations)
         apply.remove_journal(self._directory)
 
@@ -295,6 +296,16 @@ class Committer:
                 self._bases.record(step.item.parts, fd)
                 os.close(fd)
 
+    def _record_directories(self, steps: Iterable[Step]) -> None:
+        """Those whose entries or modes this commit changed, so that later changes on the host are detected."""
+        paths = {operation.parts for step in steps for operation in step.operations}
+        above = {parts[:count] for parts in paths for count in range(1, len(parts) + 1)}
+        with Lower(self._root) as lower:
+            for parts in sorted(above):
+                state = lower.stat(parts)
+                if state is not None and stat.S_ISDIR(state.st_mode):
+                    self._bases.put(_entries_of(parts), state, "")
+
 
 def matching_paths(item: Detected, paths: Set[str]) -> Set[str]:
     """Those paths that name the change or a directory above it."""
@@ -307,6 +318,11 @@ def _all_operations(steps: Iterable[Step]) -> tuple[Operation, ...]:
     return tuple(
         replace(operation, follows=position > 0) for step in steps for position, operation in enumerate(step.operations)
     )
+
+
+def _entries_of(parts: Parts) -> Parts:
+    """The name under which a directory is recorded, which differs from that of a file at its path."""
+    return (*parts, "")
 
 
 def _permissions(mode: int) -> int:
