@@ -139,6 +139,19 @@ def test_what_was_committed_does_not_undo_later_work_of_the_host(sandbox: Sandbo
     assert (directory / "a.txt").read_text() == "the host's\n"
 
 
+def test_a_mode_that_only_the_host_changed_stays(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh("echo mine > a.txt; touch src/b.py; chmod 700 src/c.py")
+    sandbox.commit()
+    for name in ("a.txt", "src/b.py"):
+        (directory / name).chmod(0o440)
+    assert "a.txt" not in kinds(sandbox)
+    sandbox.commit()
+    modes = {name: (directory / name).stat().st_mode & 0o777 for name in ("a.txt", "src/b.py", "src/c.py")}
+    assert modes == {"a.txt": 0o440, "src/b.py": 0o440, "src/c.py": 0o700}
+    sandbox.sh("chmod 500 src/c.py")
+    assert sandbox.commit(["src/c.py"]).committed == ("src/c.py",)
+
+
 def test_the_patch_is_one_that_git_applies(sandbox: Sandbox, directory: Path, tmp_path: Path) -> None:
     sandbox.sh(EDIT + "printf 'no newline' > 'odd \"name'; chmod +x a.txt")
     copy = tmp_path / "copy"

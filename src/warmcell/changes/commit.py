@@ -192,6 +192,11 @@ class Committer:
     def _mode_change(self, item: Detected, theirs: os.stat_result | None) -> Operation:
         if theirs is None:
             raise Conflicting(_GONE)
+        base = self._bases.get(item.parts)
+        is_as_before = base is not None and base.permissions == _permissions(theirs.st_mode)
+        # The times of a directory change with its entries.
+        if theirs.st_ctime_ns > self._start_ns and not is_as_before and not stat.S_ISDIR(theirs.st_mode):
+            raise Conflicting(_NO_BASE)
         return Operation("mode", item.parts, expected=facts_of(theirs), mode=_permissions(item.mode))
 
     def _temporary_for(self, parts: Parts) -> Parts:

@@ -132,23 +132,26 @@ class Detector:
         if entry.kind == "symlink":
             return None if self._lower.read_link(entry.parts) == read_link(entry) else "modified"
         is_same_mode = stat.S_IMODE(below.st_mode) & 0o777 == stat.S_IMODE(entry.state.st_mode) & 0o777
-        if entry.kind == "file" and not self._is_same_file(entry, below):
+        if entry.kind == "file" and not self._is_same_file(entry, below, is_same_mode):
             return "modified"
-        return None if is_same_mode else "mode"
+        base = self._bases.get(entry.parts) if entry.kind == "file" else None
+        is_mode_of_base = base is not None and base.permissions == stat.S_IMODE(entry.state.st_mode) & 0o777
+        return None if is_same_mode or is_mode_of_base else "mode"
 
-    def _is_same_file(self, entry: Found, below: os.stat_result) -> bool:
+    def _is_same_file(self, entry: Found, below: os.stat_result, is_same_mode: bool) -> bool:
         """Whether the guest's file equals the host's, or its base: then only the host changed it."""
         theirs = self._lower.open(entry.parts)
         ours = open_file_at(entry.dir_fd, entry.name)
         try:
             if theirs is None or ours is None:
                 return False
-            if content.is_same(ours, theirs):
+            is_same = content.is_same(ours, theirs)
+            if is_same and is_same_mode:
                 return True
             base = self._bases.get(entry.parts)
             if base is None and below.st_ctime_ns <= max(self._start_ns, entry.copied_ns - 1):
                 self._bases.record(entry.parts, theirs)
-            return base is not None and bool(base.digest) and base.digest == content.digest(ours)
+            return is_same or (base is not None and bool(base.digest) and base.digest == content.digest(ours))
         finally:
             close(theirs, ours)
 
