@@ -20,6 +20,7 @@ from tests.helpers import fork_child
 from warmcell.changes import apply
 from warmcell.changes.apply import recover
 from warmcell.errors import BackendUnavailable, InvalidRequest
+from warmcell.workspace import remove
 
 #: At so many points of one commit, evenly spread over its function calls.
 POINTS = 60
@@ -138,6 +139,25 @@ def test_recovery_keeps_the_old_name_if_the_host_took_the_new_one(
         apply.write_journal(str(tmp_path / "layer"), journal)
         assert recover(str(tmp_path / "layer"))
     assert read_tree(tmp_path / "lower") == {"new": "by the host", "old": "content"}
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.claim("WC-FS-9")
+def test_the_removal_of_a_tree_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories inside are moved before they are removed: a part of them must not stay at another name."""
+    for name in ("lower/old/deep/deeper", "layer/upper", "layer/bases"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lower/old/deep/deeper/file").write_text("to be deleted")
+    os.mknod(tmp_path / "layer/upper/old", 0o20000, 0)
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(remove, "_rmdir", interrupt)
+        commit(tmp_path)
+    assert recover(str(tmp_path / "layer"))
+    assert os.listdir(tmp_path / "lower") == []
 
 
 def commit_and_die_while_applying(place: Path) -> None:

@@ -25,7 +25,7 @@ from warmcell.core.light import closing_fd
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
-from warmcell.workspace.remove import remove_trees
+from warmcell.workspace.remove import remove_tree
 from warmcell.workspace.root import OPEN_DIRECTORY, OPEN_FILE, Root
 from warmcell.workspace.untrusted_files import open_regular, parse_json
 from warmcell.workspace.walk import walk
@@ -249,6 +249,11 @@ def _delete(root: Root, operation: Operation) -> None:
         if operation.temporary[:-1] != operation.parts[:-1]:
             raise Refused("its directory changed")
         temporary = operation.temporary[-1]
+        # A tree of this name was compared already, and may be removed in part.
+        condemned = f"{temporary}-removed"
+        if operation.do == "delete_tree" and _facts(dir_fd, condemned) is not None:
+            remove_tree(dir_fd, condemned)
+            return
         if _facts(dir_fd, temporary) is None:
             if _facts(dir_fd, name) is None:
                 return
@@ -259,7 +264,8 @@ def _delete(root: Root, operation: Operation) -> None:
         if operation.do == "delete":
             os.unlink(temporary, dir_fd=dir_fd)
         else:
-            remove_trees(dir_fd, [temporary])
+            rename_to_free_name(dir_fd, temporary, dir_fd, condemned)
+            remove_tree(dir_fd, condemned)
 
 
 def _is_unchanged(root: Root, dir_fd: int, name: str, operation: Operation) -> bool:

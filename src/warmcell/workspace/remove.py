@@ -98,6 +98,13 @@ def _clear(fd: int, path: str) -> int:
     raise WorkspaceError(path, "could not be emptied: another process keeps writing into it")
 
 
+def remove_tree(dir_fd: int, name: str) -> None:
+    """Remove a directory. Until it is gone, all that is left of it is below its name, also if this is interrupted."""
+    with closing_fd(_open_forcibly(dir_fd, name)) as fd:
+        _clear(fd, name)
+    os.rmdir(name, dir_fd=dir_fd)
+
+
 def remove_trees(dir_fd: int, waiting: list[str], max_entries: int | None = None) -> int:
     """Remove directories top down, moving each subdirectory up into `dir_fd` first. Return the space freed.
 
