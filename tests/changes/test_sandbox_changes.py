@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.changes.tree import read_tree
 from tests.helpers import is_root
 
 from warmcell import AsyncSandbox, Limits, Sandbox
-from warmcell.errors import BackendUnavailable, InvalidRequest
+from warmcell.errors import BackendUnavailable, InvalidRequest, SandboxError
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 
@@ -217,6 +219,22 @@ def test_changes_that_are_always_kept(open_sandbox, directory: Path, state_home:
     open_sandbox(changes="keep").close()
     with open_sandbox(changes="resume") as resumed:
         assert kinds(resumed) == {"a.txt": "modified"}
+    assert list(state_home.iterdir()) == []
+
+
+def test_closing_completes_a_commit_that_failed(
+    sandbox: Sandbox, directory: Path, state_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox.sh("echo 1 > one; echo 2 > two")
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(SandboxError):
+        patch.setattr("warmcell.changes.commit.Committer._update_base", fail)
+        sandbox.commit()
+    sandbox.close()
+    assert sorted(os.listdir(directory)) == ["a.txt", "one", "src", "two"]
     assert list(state_home.iterdir()) == []
 
 

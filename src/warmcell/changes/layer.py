@@ -237,7 +237,7 @@ class ChangeLayer:
         self.lower.close()
         held, self._held = self._held, None
         if held is not None:
-            if held.is_ours and not self._is_kept:
+            if held.is_ours and not self._is_kept and _recover_commit(held.path):
                 with suppress(FileNotFoundError):  # first: what is half removed must not be resumed
                     os.unlink(os.path.join(held.path, _KEPT))
                 remove_directory(held.path)
@@ -305,6 +305,15 @@ def _names() -> Iterator[str]:
         yield from sorted(name for name in os.listdir(state_place()) if name.startswith(_PREFIX))
     except FileNotFoundError:
         return
+
+
+def _recover_commit(place: str) -> bool:
+    """Complete or undo a commit that failed, while its journal is there. False: the next start tries again."""
+    try:
+        recover(place)
+    except (OSError, SandboxError, ValueError):
+        return False
+    return True
 
 
 def recover_abandoned() -> None:
