@@ -93,6 +93,8 @@ def _copy_directory(source: str, target: str, put_file: PutFile) -> None:
     os.chmod(target, 0o755)  # undo the umask
     with os.scandir(source) as entries:
         for entry in entries:
+            if ".pyc." in entry.name:  # another process writes it, and renames it at any moment
+                continue
             path = f"{target}/{entry.name}"
             _copy_directory(entry.path, path, put_file) if entry.is_dir() else put_file(entry.path, path)
 

@@ -91,6 +91,15 @@ def test_byte_code_is_written_to_the_installed_package(installed: Path, monkeypa
     assert (copy(installed) / name).samefile(installed / name)
 
 
+def test_byte_code_that_another_process_is_writing_is_left_out(installed: Path, tmp_path: Path) -> None:
+    """It is renamed at any moment: the server then had no copy, and warned that a file did not exist."""
+    cache = installed / "__pycache__"
+    cache.mkdir(exist_ok=True)
+    (cache / "a.cpython-312.pyc.140099172943408").symlink_to(tmp_path / "renamed")
+    package_copy._copy_directory(str(installed), str(tmp_path / "copy"), package_copy._copy_file)
+    assert not list((tmp_path / "copy/__pycache__").glob("*.pyc.*"))
+
+
 def test_modules_and_processes_come_from_the_copy(tmp_path: Path) -> None:
     """Also their byte code, wherever Python is set to write it: the copy's would never be removed there."""
     environment = os.environ | {
