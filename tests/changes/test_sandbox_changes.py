@@ -154,6 +154,16 @@ def test_a_mode_that_only_the_host_changed_stays(sandbox: Sandbox, directory: Pa
     assert sandbox.commit(["src/c.py"]).committed == ("src/c.py",)
 
 
+def test_a_mode_of_the_host_that_a_commit_kept_stays(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh("echo mine > a.txt")
+    assert kinds(sandbox) == {"a.txt": "modified"}
+    (directory / "a.txt").chmod(0o440)
+    assert sandbox.commit().committed == ("a.txt",)
+    assert kinds(sandbox) == {}
+    assert sandbox.commit().committed == ()
+    assert (directory / "a.txt").stat().st_mode & 0o777 == 0o440
+
+
 def test_the_patch_is_one_that_git_applies(sandbox: Sandbox, directory: Path, tmp_path: Path) -> None:
     sandbox.sh(EDIT + "printf 'no newline' > 'odd \"name'; chmod +x a.txt")
     copy = tmp_path / "copy"

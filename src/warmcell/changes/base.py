@@ -57,20 +57,24 @@ class Bases:
             self._known[parts] = self._load(parts)
         return self._known[parts]
 
-    def put(self, parts: Parts, state: os.stat_result, digest: str, data: bytes | None = None) -> None:
-        base = self._known[parts] = base_of(state, digest)
+    def put(
+        self, parts: Parts, state: os.stat_result, digest: str, data: bytes | None = None, mode: int | None = None
+    ) -> None:
+        """`mode`: the guest's, if a commit kept a different one of the host."""
+        found = base_of(state, digest)
+        base = self._known[parts] = found if mode is None else replace(found, mode=mode)
         with open(os.open(self._path(parts), _CREATE, 0o600), "wb") as file:
             file.write(json.dumps(asdict(base)).encode() + b"\n")
             file.write(data or b"")
 
-    def record(self, parts: Parts, fd: int) -> None:
+    def record(self, parts: Parts, fd: int, mode: int | None = None) -> None:
         """Record the open file, unless it changes meanwhile."""
         before = os.fstat(fd)
         data = content.read_all(fd, MOST_TEXT_BYTES)
         digest = content.digest(fd) if data is None else content.digest_of(data)
         after = os.fstat(fd)
         if (before.st_ctime_ns, before.st_size) == (after.st_ctime_ns, after.st_size):
-            self.put(parts, after, digest, data)
+            self.put(parts, after, digest, data, mode)
 
     def content(self, parts: Parts) -> bytes | None:
         """None if there is no base, or the file was too large to store."""

@@ -298,7 +298,7 @@ class Committer:
                 return
             fd = lower.open(step.item.parts)
             if fd is not None:
-                self._bases.record(step.item.parts, fd)
+                self._bases.record(step.item.parts, fd, step.item.mode)
                 os.close(fd)
 
     def _record_directories(self, steps: Iterable[Step]) -> None:
