@@ -56,9 +56,10 @@ class RunRecord:
             self._emit_end(error)
             events.work_for(self._outer)
         # A program that wants records has imported `logging`; importing it takes longer than most programs run.
-        logging = sys.modules.get("logging")
-        if logging is None:
+        if "logging" not in sys.modules:
             return
+        import logging  # waits for another thread that is importing it
+
         logger = _known_logger.get(logging) or _known_logger.setdefault(logging, logging.getLogger(LOGGER))
         if logger.isEnabledFor(logging.INFO):
             fields = self._fields(error)

@@ -114,8 +114,10 @@ def _new_directory(prefix: str, parent: str | None) -> str:
     """Like `tempfile.mkdtemp`, which is used only if it is imported already, since the program may have set
     `tempfile.tempdir`, or if the default directory does not work.
     """
-    if (loaded := sys.modules.get("tempfile")) is not None:
-        return _usable(str(loaded.mkdtemp(prefix=prefix, dir=parent)))
+    if "tempfile" in sys.modules:
+        import tempfile  # waits for another thread that is importing it
+
+        return _usable(tempfile.mkdtemp(prefix=prefix, dir=parent))
     path = os.path.abspath(os.path.join(parent or default_temporary_directory(), prefix + os.urandom(8).hex()))
     from warmcell.lifetime.own_modes import make_directory
 

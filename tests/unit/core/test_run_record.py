@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,39 @@ run("print(1)")
         [sys.executable, "-S", "-c", script], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+SLOW_IMPORT = """
+import os, sys, threading, time
+from warmcell.core.run_record import RunRecord
+from warmcell.core.types import ExecRequest
+from warmcell.lifetime.held_directories import create_held_directory
+assert not {"logging", "tempfile"} & sys.modules.keys(), "the test needs modules that are imported late"
+for name in ("logging", "tempfile"):
+    thread = threading.Thread(target=__import__, args=(name,))
+    thread.start()
+    while name not in sys.modules:
+        time.sleep(0.001)
+    with RunRecord("process", ExecRequest("python", "1", 1)):
+        pass
+    held = create_held_directory("warmcell-test-")
+    thread.join()
+    os.rmdir(held.path)
+"""
+
+
+def test_a_run_waits_for_a_module_that_another_thread_is_importing(tmp_path: Path) -> None:
+    """It used what was there of it: one of many thousand runs failed with an AttributeError."""
+    for name in ("logging", "tempfile"):
+        (tmp_path / f"{name}.py").write_text(
+            "import os, time\ntime.sleep(0.5)\nINFO = 20\ntempdir = None\n"
+            "def getLogger(name):\n    return type('Logger', (), {'isEnabledFor': lambda *_: False})()\n"
+            "def gettempdir():\n    return os.environ['TMPDIR']\n"
+            "def mkdtemp(prefix, dir):\n"
+            "    os.mkdir(made := os.path.join(dir or gettempdir(), prefix + 'x'))\n    return made\n"
+        )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_IMPORT], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
