@@ -12,7 +12,7 @@ from warmcell.cage.linux import notify
 
 
 def test_a_call_that_cannot_be_judged_is_refused_and_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that nobody foresaw would end the manager, and with it the guests of all others."""
+    """An unforeseen error would end the manager, and with it the guests of all others."""
     answers: list[tuple[Any, ...]] = []
 
     def control(descriptor: int, what: int, data: Any, change: bool = False) -> int:

@@ -19,7 +19,7 @@ from tests.helpers import eventually
 
 from warmcell.cage.cell import CODE_DIRECTORY, PROCESSES
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
-from warmcell.cage.watching import disk, watcher
+from warmcell.cage.watching import ceilings, disk, watcher
 from warmcell.cage.watching import loop as watcher_loop
 from warmcell.cage.watching.ceilings import Ceilings
 from warmcell.cage.watching.loop import Loop, _Cell
@@ -240,16 +240,17 @@ def test_a_file_system_that_fails_at_the_end_of_a_cell_ends_no_other(
     assert loop._cells == {}
 
 
-def test_a_look_that_fails_in_a_way_nobody_foresaw_ends_that_cell_alone(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", [(Ceilings, "look"), (ceilings, "make_ceilings")], ids=["look", "first look"])
+def test_an_unforeseen_error_of_a_look_ends_that_cell_alone(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, what: tuple[object, str]
 ) -> None:
     """A guest chooses names that are in the files of /proc: what cannot be read must not end the watch over others."""
 
-    def fail(_: object) -> float:
+    def fail(*_: object) -> float:
         raise ValueError("not a number")
 
     killed: list[int] = []
-    monkeypatch.setattr(Ceilings, "look", fail)
+    monkeypatch.setattr(*what, fail)
     monkeypatch.setattr(watcher_loop.signal, "pidfd_send_signal", lambda process, number: killed.append(number))
     loop._cells[1] = _cell(os.open(os.devnull, os.O_RDONLY), Watch(memory_bytes=1 << 30))
     loop._due[1] = 0.0

@@ -127,28 +127,20 @@ class Launcher:
         return self._run_once(launch)
 
     def _run_once(self, launch: Launch) -> ExecResult:
-        """A run in four steps: find its template, acquire a cell, give it the job, await its result.
-
-        Once more if the host replaced something protected while the cell was being made: no guest has started then.
-        """
+        """A run in four steps: find its template, acquire a cell, give it the job, await its result."""
         template = self._find_template(launch)
         denials = DenialCollector()
         with Cleanup() as slots, Cleanup() as cleanup:
             self._acquire_gpus(template, launch.run, slots)
-            try:
-                cell = self._begin(launch, template, denials, cleanup)
-            except EnforcerFailed:
-                if template.find_replaced() is None:
-                    raise
-                template = self._find_template(launch)
-                cell = self._begin(launch, template, denials, cleanup)
+
+            def begin(template: CellTemplate) -> Cell:
+                start = partial(self._start_guest, launch, template, denials, cleanup)
+                return descriptor_pressure.retry(start, launch.run, self._config.queue_timeout, own=self.pool)
+
+            template, cell = _start_in(template, begin, lambda: self._find_template(launch))
             from warmcell.backends.process.run_result import await_result
 
             return await_result(launch, template, cell, denials, self.pool.on_slow_run)
-
-    def _begin(self, launch: Launch, template: CellTemplate, denials: DenialCollector, cleanup: Cleanup) -> Cell:
-        start = partial(self._start_guest, launch, template, denials, cleanup)
-        return descriptor_pressure.retry(start, launch.run, self._config.queue_timeout, own=self.pool)
 
     def _acquire_gpus(self, template: CellTemplate, run: Run, release: Cleanup) -> None:
         if template.effective.gpu is None:
@@ -276,14 +268,15 @@ class Launcher:
             return self._builder
 
     def live_cage(self, limits: EffectiveLimits, terms: LiveOptions, run: Run) -> LiveCage:
-        """A cell that stays until the caller closes it or it ends by itself. Tries again as `_run_once` does."""
-        template = self._live_template(limits, terms)
-        try:
+        """A cell that stays until the caller closes it or it ends by itself."""
+        find = partial(self._live_template, limits, terms)
+
+        def start(template: CellTemplate) -> LiveCage:
             return self._start_live_cage(template, limits, terms, run)
-        except EnforcerFailed:
-            if template.find_replaced() is None:
-                raise
-        return self._start_live_cage(self._live_template(limits, terms), limits, terms, run)
+
+        cage: LiveCage
+        _, cage = _start_in(find(), start, find)
+        return cage
 
     def _live_template(self, limits: EffectiveLimits, terms: LiveOptions) -> CellTemplate:
         from warmcell.backends.process.live_start import check
@@ -360,6 +353,21 @@ class Launcher:
 
 
 @cache
+def _start_in(
+    template: CellTemplate, start: Callable[[CellTemplate], T], find: Callable[[], CellTemplate]
+) -> tuple[CellTemplate, T]:
+    """Start a guest in a cell of the template. Once more, in the one that `find` returns, if the host replaced
+    something protected while the cell was being made: no guest has started then.
+    """
+    try:
+        return template, start(template)
+    except EnforcerFailed:
+        if template.find_replaced() is None:
+            raise
+    template = find()
+    return template, start(template)
+
+
 def _sweep_leftovers() -> None:
     """Removes what killed programs of this user left behind, once per process."""
     if has_abandoned():

@@ -108,7 +108,8 @@ class CagedProcess:
         report = self._cell.report or {}
         status, verdict = report.get("exit", 9), str(report.get("verdict", ""))
         if verdict.startswith(REPLACED):
-            self.replaced = verdict.split("/", 4)[-1]
+            place = verdict.removeprefix(f"{REPLACED}{_WRITABLE}/")
+            self.replaced = place.partition("/")[2] or place
         with suppress(OSError):  # out of descriptors: the usage of the cell is not read
             self._close()
         return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

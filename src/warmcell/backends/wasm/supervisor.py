@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -99,8 +100,8 @@ class HostCalls:
         self._commands, self._run = commands, run
         self._offered = ""
         self._is_fetching = False
-        #: One for each answer that the worker has not read.
-        self._unread: list[None] = []
+        #: For answers that the worker has not read.
+        self._room = threading.Semaphore(_MOST_UNREAD)
 
     def handle(self, frame: Frame) -> None:
         what = frame.message.get("what")
@@ -108,10 +109,9 @@ class HostCalls:
             raise ProtocolViolation("host call during a fetch")
         if what == "fetch" and self._fetch is not None:
             request = fetch_request(frame)
-            if len(self._unread) == _MOST_UNREAD:
+            if not self._room.acquire(blocking=False):
                 raise ProtocolViolation("fetches without reading the answers")
             self._is_fetching = True
-            self._unread.append(None)
             # In a thread: this one watches the run's deadline and output meanwhile.
             start_daemon(self._send_fetch, self._fetch, request)
         elif what == "command" and self._commands is not None:
@@ -131,9 +131,11 @@ class HostCalls:
         except Exception as error:
             data = _error("sandbox.fetch_failed", f"fetch failed: {type(error).__name__}")
         self._is_fetching = False  # before the worker can read the answer
-        with contextlib.suppress(WorkerDied, WorkerTimedOut):
-            self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
-        self._unread.pop()
+        try:
+            with contextlib.suppress(WorkerDied, WorkerTimedOut):
+                self._worker.channel.send({"op": "answer"}, data, timeout=_SEND_SECONDS)
+        finally:
+            self._room.release()
 
     def _send_command(self, name: object, commands: CommandModules) -> None:
         started = time.monotonic()

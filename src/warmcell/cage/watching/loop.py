@@ -38,7 +38,17 @@ class _Cell:
     """One cell. Its ceilings are created at the first look: most runs end before that."""
 
     __slots__ = (
-        *("_ceilings", "_most_tasks", "answer", "asker", "go", "init", "is_early", "processes", "scratch", "watch"),
+        "_ceilings",
+        "_most_tasks",
+        "answer",
+        "asker",
+        "go",
+        "init",
+        "is_blind",
+        "is_early",
+        "processes",
+        "scratch",
+        "watch",
     )
 
     def __init__(
@@ -51,6 +61,8 @@ class _Cell:
         self.answer: Dict[str, Any] = {}
         #: Whether it is looked at before `go` is closed: a program that is not ours has that descriptor.
         self.is_early = False
+        #: Whether a look at it has failed: a cell that cannot be measured must not run.
+        self.is_blind = False
         self._ceilings: Optional[Ceilings] = None
 
     @property
@@ -75,6 +87,21 @@ class _Cell:
             send_packet(self.asker, self.answer, flags=_MSG_DONTWAIT)
             self.asker.close()
             self.asker = None
+
+    @property
+    def verdict(self) -> str:
+        if self.is_blind:
+            return "blind"
+        return "" if self._ceilings is None else self._ceilings.verdict
+
+    def report(self) -> Dict[str, Any]:
+        """The verdict and the figures, without any if not even its ceilings could be made."""
+        found = self._ceilings
+        if found is None:
+            return {"reason": self.verdict, "peak": 0, "lost": 0.0, "files": 0, "met": []}
+        gpu = {} if found.gpu is None else {"gpu": [found.gpu.peak, round(found.gpu.seconds, 6)]}
+        figures = {"peak": found.peak, "lost": round(found.cpu_lost, 6), "files": found.mapped_files}
+        return {"reason": self.verdict, **figures, **gpu, "met": sorted(found.met)}
 
     def close(self) -> None:
         if self.asker is not None:
@@ -206,11 +233,10 @@ class Loop:
             pause = self._look(number) if cell.is_measured else self._measure(number)
         except OSError as error:
             # A cell that ends during a look is reported when it is reaped.
-            if not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0):
-                cell.ceilings.verdict = "blind"  # a cell that cannot be measured must not run
+            cell.is_blind = not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0)
         except Exception:  # what one guest names must not end the watch over all others
-            cell.ceilings.verdict = "blind"
-        if cell.ceilings.verdict:
+            cell.is_blind = True
+        if cell.verdict:
             self._end_by_verdict(number)
         elif pause is None:
             del self._due[number]
@@ -247,16 +273,13 @@ class Loop:
             _has_ended(self._cells[number].init, _LAST_MOMENT_MS)
             try:
                 self._cells[number].ceilings.look_at_end()
-            except OSError:  # of its file system, perhaps without a server: those of other cells are still watched
+            except Exception:  # as of a file system without a server: it must not end the watch over all others
                 pass
             self._report(number)
         self._forget(number)
 
     def _report(self, number: int) -> None:
-        ceilings = self._cells[number].ceilings
-        figures = {"peak": ceilings.peak, "lost": round(ceilings.cpu_lost, 6), "files": ceilings.mapped_files}
-        gpu = {} if ceilings.gpu is None else {"gpu": [ceilings.gpu.peak, round(ceilings.gpu.seconds, 6)]}
-        self._send({"end": number, "reason": ceilings.verdict, **figures, **gpu, "met": sorted(ceilings.met)})
+        self._send({"end": number, **self._cells[number].report()})
 
     def _send(self, message: Dict[str, Any]) -> None:
         try:

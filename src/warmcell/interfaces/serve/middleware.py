@@ -82,9 +82,9 @@ class ProxyHeaders:
         return next((part for part in reversed(addresses) if not self._is_trusted(part.decode("latin-1"))), b"")
 
     def _strip_prefix(self, scope: Any) -> None:
-        if self._prefix and (scope["path"] == self._prefix or scope["path"].startswith(f"{self._prefix}/")):
-            scope["path"] = scope["path"][len(self._prefix) :] or "/"
-            scope["raw_path"] = scope["raw_path"][len(self._prefix) :] or b"/"
+        path = path_below(self._prefix, scope["path"])
+        if path != scope["path"]:
+            scope["path"], scope["raw_path"] = path, scope["raw_path"][len(self._prefix) :] or b"/"
 
 
 def _set_client(scope: Any, address: bytes, scheme: bytes) -> None:
@@ -109,6 +109,11 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 def path_prefix(public_url: str | None) -> str:
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
+
+
+def path_below(prefix: str, path: str) -> str:
+    """The path without the prefix of `--public-url`; as it is if it is not below that."""
+    return (path[len(prefix) :] or "/") if path == prefix or path.startswith(f"{prefix}/") else path
 
 
 def public_origin(public_url: str | None) -> tuple[bytes, bytes] | None:

@@ -128,10 +128,13 @@ class SandboxEntry:
             self.on_change()
 
     async def destroy(self) -> None:
-        """Idempotent; a second caller waits too. It may be ended by its client, its expiry and a reload at once."""
+        await asyncio.shield(self.start_destroy())
+
+    def start_destroy(self) -> asyncio.Task[None]:
+        """Idempotent: it may be ended by its client, its expiry and a reload at once, and goes on without them."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._destroy())
-        await asyncio.shield(self._ending)
+        return self._ending
 
     async def _destroy(self) -> None:
         try:
@@ -157,6 +160,8 @@ class SandboxRegistry:
         self._entries: dict[bytes, SandboxEntry] = {}
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
         self._expiring: set[asyncio.Task[None]] = set()
+        #: Sandboxes that are being destroyed, perhaps without a caller.
+        self._ending: set[asyncio.Task[None]] = set()
 
     def add(self, make: Make, tenant: Tenant, seconds: float, metadata: Mapping[str, str]) -> SandboxEntry:
         """Raises `HttpError` 429 if the tenant has reached its number of sandboxes."""
@@ -256,11 +261,15 @@ class SandboxRegistry:
         if self._entries.pop(key, None) is not None:
             self._timers.pop(key).cancel()
             self._quota.release(entry.tenant_id)
-        await entry.destroy()
+        ending = entry.start_destroy()
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
 
     async def aclose(self) -> None:
+        before = (*self._expiring, *self._ending)
         removing = [self.remove(entry) for entry in list(self._entries.values())]
-        for error in await asyncio.gather(*removing, *self._expiring, return_exceptions=True):
+        for error in await asyncio.gather(*removing, *before, return_exceptions=True):
             if isinstance(error, Exception):
                 _log.error("cannot remove a sandbox: %s", error, exc_info=error)
 

@@ -89,6 +89,24 @@ async def test_a_sandbox_that_is_killed_while_it_is_paused_releases_its_volumes_
     assert volume.users == 1
 
 
+async def test_a_shutdown_waits_for_a_sandbox_whose_caller_has_left() -> None:
+    registry, is_ending, may_end, ended = SandboxRegistry(), asyncio.Event(), asyncio.Event(), list[bool]()
+
+    async def destroy() -> None:
+        is_ending.set()
+        await may_end.wait()
+        ended.append(True)
+
+    entry = registry.add(lambda: cast(Any, SimpleNamespace(destroy=destroy)), LOCAL_TENANT, 60.0, {})
+    removing = asyncio.ensure_future(registry.remove(entry))
+    await is_ending.wait()
+    removing.cancel()
+    await asyncio.wait([removing])
+    asyncio.get_running_loop().call_later(0.1, may_end.set)
+    await registry.aclose()
+    assert removing.cancelled() and ended == [True]
+
+
 async def test_a_sandbox_that_is_killed_at_the_end_of_its_pause_gets_no_further_timer() -> None:
     registry, is_pausing, may_end = SandboxRegistry(), asyncio.Event(), asyncio.Event()
 

@@ -12,7 +12,7 @@ from starlette.types import Scope
 from warmcell.interfaces.serve.app import Observers, make_routes
 from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.volume_routes import CONTENT as VOLUME_CONTENT
-from warmcell.interfaces.serve.middleware import path_prefix
+from warmcell.interfaces.serve.middleware import path_below, path_prefix
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.sandbox_registry import worker_of_id
 from warmcell.interfaces.serve.settings import Settings
@@ -87,8 +87,7 @@ class Placement:
 
     def path_of_socket(self, request: HTTPConnection) -> str:
         """The path of a WebSocket, whose head no middleware has seen yet, without the prefix of `--public-url`."""
-        path: str = request.scope["path"]
-        return path[len(self._prefix) :] if path.startswith(f"{self._prefix}/") else path
+        return path_below(self._prefix, request.scope["path"])
 
     def home(self, request: HTTPConnection) -> int:
         """The worker with everything of this tenant; without a token file, with all but the sandboxes."""
