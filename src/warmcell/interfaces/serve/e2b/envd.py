@@ -54,7 +54,7 @@ FORM_PIECE = 64 << 10
 #: Files up to this size are sent whole, larger ones as they are read.
 READ_AHEAD = 1 << 20
 #: None: an empty message.
-Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any] | None]]
+Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any] | Response | None]]
 
 
 class NoSandbox(Exception):
@@ -279,7 +279,8 @@ def unary(call: Unary) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await _box_for_user(request)
         message = parse_message(await read_body(request))
-        return json_response(await while_connected(request, call(box, message)) or {})  # type: ignore[arg-type]
+        answer = await while_connected(request, call(box, message))  # type: ignore[arg-type]
+        return answer if isinstance(answer, Response) else json_response(answer or {})
 
     return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
 
