@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.e2b.connect import MAX_MESSAGES, RpcError, envelope, parse_envelopes, parse_message
+from warmcell.interfaces.serve.e2b.creation import Create, Network
 from warmcell.interfaces.serve.fusion import RunCode
 from warmcell.interfaces.serve.requests import MAX_VALUES, has_many_values, parse_model
 from warmcell.interfaces.serve.responses import HttpError
@@ -79,3 +81,15 @@ def test_the_values_of_a_stream_are_added_up() -> None:
     assert parse_envelopes(envelope(large)) == [large]
     with pytest.raises(RpcError, match="values"):
         parse_envelopes(envelope(large) * 20)
+
+
+@pytest.mark.attack("S3-15")
+@pytest.mark.parametrize("name", ["allowOut", "denyOut"])
+def test_the_hosts_of_a_network_are_bounded(name: str) -> None:
+    network = {name: ["a.example"] * 1001}
+    with pytest.raises(InvalidRequest, match=name):
+        parse_model(json.dumps(network).encode(), Network)
+    with pytest.raises(InvalidRequest, match=name):
+        parse_model(json.dumps({"network": network}).encode(), Create)
+    network[name].pop()
+    assert parse_model(json.dumps({"network": network}).encode(), Create).network is not None

@@ -43,11 +43,15 @@ _log = logging.getLogger("warmcell.serve")
 IMAGE_KEY = "warmcell.image"
 
 
+#: As many as `/v1` takes: each is parsed on the event loop, and compared with every request of the guest.
+Hosts = Annotated[list[str], Field(max_length=1000)]
+
+
 class Network(BaseModel):
     """Narrows what the server's policy allows. Other fields are ignored."""
 
-    allowOut: list[str] | None = None  # noqa: N815
-    denyOut: list[str] | None = None  # noqa: N815
+    allowOut: Hosts | None = None  # noqa: N815
+    denyOut: Hosts | None = None  # noqa: N815
     allow_internet_access: bool | None = None
 
     @property
