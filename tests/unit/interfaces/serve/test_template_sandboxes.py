@@ -79,3 +79,24 @@ async def test_a_sandbox_counts_while_a_build_tries_its_commands(monkeypatch: py
         may_end.set()
         await trying
     sandboxes.check_room(tenant)
+
+
+@pytest.mark.attack("S3-27")
+async def test_a_start_command_counts_as_a_process_of_its_tenant() -> None:
+    """It did not: a token had more programs that go on than `--runs` allows, one for each sandbox."""
+    owners: list[Any] = []
+
+    async def start_process(tenant: Any, start: Any) -> Any:
+        owners.append(tenant)
+        return await start()
+
+    async def spawn(argv: list[str], **_: Any) -> Any:
+        return argv
+
+    service: Any = SimpleNamespace(start_process=start_process)
+    sandbox: Any = SimpleNamespace(spawn=spawn)
+    build = Build("build", 0.0, 0.0, start_command="serve")
+    started: Any = await template_builder.run_start_command(service, LOCAL_TENANT, sandbox, build)
+    assert started[-1] == "serve" and owners == [LOCAL_TENANT]
+    assert await template_builder.run_start_command(service, LOCAL_TENANT, sandbox, Build("build", 0.0, 0.0)) is None
+    assert len(owners) == 1

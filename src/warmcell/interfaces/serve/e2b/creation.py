@@ -141,7 +141,7 @@ async def _make_from_template(
         async with on_error(prepared.destroy):
             if (network := body.first_network) is not None and not body.is_offline(service):
                 await narrow_sandbox(prepared.sandbox, service, network)
-            await run_start_command(prepared.sandbox, build)
+            await run_start_command(service, tenant, prepared.sandbox, build)
             await is_ready(prepared.sandbox, build, READY_SECONDS)
     return prepared
 
@@ -247,16 +247,16 @@ async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any],
         box.token, box.traffic_token = str(own["token"]), str(own["traffic_token"])
         box.is_paused = own["is_paused"] is True or (box.auto_pause and entry.is_expired)
         if build is not None and box.is_paused:
-            box.on_first_resume = lambda: service.run_in_background(_start_again(entry, build))
+            box.on_first_resume = lambda: service.run_in_background(_start_again(service, tenant, entry, build))
         elif build is not None:
-            service.run_in_background(_start_again(entry, build))
+            service.run_in_background(_start_again(service, tenant, entry, build))
 
     return RestoredSandbox(prepared.sandbox, attach, "" if image is None else f"files outside of {HOME}")
 
 
-async def _start_again(entry: SandboxEntry, build: Build) -> None:
+async def _start_again(service: Service, tenant: Tenant, entry: SandboxEntry, build: Build) -> None:
     """Run the template's start command again. If that fails, the sandbox stays, for its files."""
     try:
-        await run_start_command(entry.sandbox, build)
-    except SandboxError as error:
+        await run_start_command(service, tenant, entry.sandbox, build)
+    except (HttpError, SandboxError) as error:
         _log.warning("cannot run the start command of sandbox %s: %s", entry.id, error)

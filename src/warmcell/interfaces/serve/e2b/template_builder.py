@@ -68,9 +68,17 @@ _PAUSE_SECONDS = 0.5
 _SHELL = ("/bin/bash", "-l", "-c")
 
 
-async def run_start_command(sandbox: AsyncSandbox, build: Build) -> AsyncProcess | None:
-    """Start the template's start command; return its process, or None if the template has none."""
-    return await sandbox.spawn([*_SHELL, build.start_command], stdin=False) if build.start_command else None
+async def run_start_command(
+    service: Service, tenant: Tenant, sandbox: AsyncSandbox, build: Build
+) -> AsyncProcess | None:
+    """Start the template's start command; return its process, or None if the template has none.
+
+    It counts as a process of the tenant. Raises `HttpError` 429 if the tenant has as many as it may have.
+    """
+    if not build.start_command:
+        return None
+    argv = [*_SHELL, build.start_command]
+    return await service.start_process(tenant, lambda: sandbox.spawn(argv, stdin=False))
 
 
 async def is_ready(sandbox: AsyncSandbox, build: Build, seconds: float) -> bool:
@@ -291,7 +299,7 @@ class TemplateBuilds:
             home = await copy_template_home(self._service, tenant, build, is_saved=False)
             prepared = PreparedSandbox(self._service, tenant, home, {}, image=ImageChoice(image))
             try:
-                started = await run_start_command(prepared.sandbox, build)
+                started = await run_start_command(self._service, tenant, prepared.sandbox, build)
                 is_up = await is_ready(prepared.sandbox, build, TRY_SECONDS)
                 if started is not None and not started.is_running and (status := (await started.wait()).exit_code):
                     raise TemplateFailed(FINALIZE, f"the start command failed: exit status {status}")
