@@ -13,11 +13,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from warmcell.interfaces.serve.middleware import Network, parse_networks
+from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS
 
 MAX_HEAD = 64 * 1024
 #: How long a request head may take, from the connection or its first byte.
 HEAD_SECONDS = 15.0
-#: How long the body may take after that. More than `requests.BODY_SECONDS`, after which our own routes answer 408.
+#: How long the body may take after that, unless a route sets `MORE_BODY_SECONDS`. More than `requests.BODY_SECONDS`,
+#: after which our own routes answer 408.
 BODY_SECONDS = 75.0
 #: A client that takes no byte of its response for so long is disconnected.
 STALLED_SECONDS = 60.0
@@ -177,7 +179,15 @@ class DeadlineProtocol(StallGuard, H11Protocol):
             self._shares.mark_idle(self)
 
     def _start_timer(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self.transport.close)
+        self._timer = self.loop.call_later(seconds, self._end_late)
+
+    def _end_late(self) -> None:
+        scope: Any = self.scope
+        more = scope.pop(MORE_BODY_SECONDS, 0.0) if self._is_in_body else 0.0
+        if more:
+            self._start_timer(more)
+        else:
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -33,6 +33,8 @@ OWNER, BUFFERED, REVOCABLE = "warmcell.owner", "warmcell.body", "warmcell.revoca
 HAS_RIGHT = "warmcell.has-right"
 #: Another: an event that is set when the response of an MCP request has ended, also because its client hung up.
 RESPONSE_END = "warmcell.response-end"
+#: Another: for how many seconds more than others the client may send this body. Set before it is read.
+MORE_BODY_SECONDS = "warmcell.more-body-seconds"
 #: Another: registers a future that is cancelled when an operator ends the request.
 ENDABLE = "warmcell.endable"
 #: The message of that cancellation, and of the error that its client gets.

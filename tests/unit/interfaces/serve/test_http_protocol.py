@@ -12,6 +12,7 @@ import pytest
 
 from warmcell.interfaces.serve import http_protocol
 from warmcell.interfaces.serve.listener import serve_on
+from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS
 from warmcell.interfaces.serve.settings import Settings
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -81,6 +82,28 @@ async def test_a_body_of_tiny_chunks_is_rejected_early() -> None:
     few = CHUNKED + b"1\r\nx\r\n" * 4000 + b"0\r\n\r\n"
     async with serving(App()) as port:
         assert [(await ask(port, body))[9:12] for body in (tiny, larger, few)] == [b"400", b"200", b"200"]
+
+
+class PatientApp(App):
+    """Lets the body of `/patient` take longer."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/patient":
+            scope[MORE_BODY_SECONDS] = 60.0
+        await super().__call__(scope, receive, send)
+
+
+async def test_a_route_gives_its_clients_more_time_for_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.2)
+    async with serving(PatientApp()) as port:
+        for path, expected in ((b"/patient", b"200"), (b"/", b"")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nx" % path)
+            await asyncio.sleep(1)
+            writer.write(b"y")
+            with suppress(ConnectionError):
+                assert (await asyncio.wait_for(reader.readline(), 20))[9:12] == expected
+            writer.close()
 
 
 @pytest.mark.attack("S3-16")

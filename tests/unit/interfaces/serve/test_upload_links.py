@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from warmcell.interfaces.serve.e2b import templates
-from warmcell.interfaces.serve.e2b.template_records import Uploads
+from warmcell.interfaces.serve.e2b.template_records import UPLOAD_SECONDS, Uploads
+from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import LOCAL_TENANT
 
@@ -36,9 +37,11 @@ async def test_an_upload_link_ends_with_the_token_of_its_tenant(
         path_params={"owner": LOCAL_TENANT.id, "hash": DIGEST},
         query_params=asked,
         stream=stream,
+        scope={},
     )
     monkeypatch.setattr(templates, "builds_of", lambda service: SimpleNamespace(uploads=uploads))
     assert (await templates.upload(request, LOCAL_TENANT)).status_code == 200
+    assert request.scope == {MORE_BODY_SECONDS: UPLOAD_SECONDS}, "the connection was closed after 75 s"
     archive = Path(uploads.path_of(LOCAL_TENANT.id, DIGEST))
     archive.unlink()
     tenants.clear()

@@ -43,6 +43,8 @@ REQUEST_SECONDS = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _ID = re.compile(r"[0-9a-z]{20}")
+#: Paths of archives, and how long one may take to arrive.
+UPLOADS = "/templates/uploads/"
 UPLOAD_SECONDS = 900.0
 _URL_SECONDS = 3600
 _HASH = re.compile(r"[0-9A-Za-z]{16,128}")
@@ -303,7 +305,7 @@ class Uploads:
         fields = {"expires": expires, "most": str(most)}
         signature = self._signature(tenant, digest, *fields.values())
         query = urlencode(fields | {"signature": signature})
-        return f"/templates/uploads/{quote(tenant, safe='')}/{digest}?{query}"
+        return f"{UPLOADS}{quote(tenant, safe='')}/{digest}?{query}"
 
     def check(self, tenant: str, digest: str, expires: str, most: str, signature: str) -> int:
         """Check the signature; return how many bytes the archive may have. Raises `HttpError` 403."""

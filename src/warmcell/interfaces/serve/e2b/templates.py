@@ -20,6 +20,7 @@ from warmcell.interfaces.serve.e2b.template_records import (
     DEFAULT_TAG,
     ERROR,
     READY,
+    UPLOAD_SECONDS,
     Build,
     Template,
     TemplateRecords,
@@ -27,7 +28,7 @@ from warmcell.interfaces.serve.e2b.template_records import (
     check_tag,
     parse_name,
 )
-from warmcell.interfaces.serve.requests import parse_model, read_body
+from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS, parse_model, read_body
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
 from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -127,6 +128,7 @@ async def upload(request: Request, tenant: Tenant) -> Response:
     most = uploads.check(owner, digest, asked.get("expires", ""), asked.get("most", ""), asked.get("signature", ""))
     if get_service(request).find_tenant_by_id(owner) is None:
         raise HttpError(403, "the upload URL is invalid or has expired")
+    request.scope[MORE_BODY_SECONDS] = UPLOAD_SECONDS
     await uploads.receive(owner, digest, most, request.stream())
     return Response(status_code=200)
 

@@ -16,9 +16,10 @@ from warmcell.core.errors import BackendUnavailable, SandboxError
 from warmcell.core.light import on_error
 from warmcell.interfaces.serve.authentication import find_token
 from warmcell.interfaces.serve.e2b.connect import CONNECT, END_OF_STREAM, envelope
+from warmcell.interfaces.serve.e2b.template_records import UPLOAD_SECONDS, UPLOADS
 from warmcell.interfaces.serve.event_streams import StreamTurns
 from warmcell.interfaces.serve.middleware import CLIENT, PART, SCHEME, scheme_of
-from warmcell.interfaces.serve.requests import Receive
+from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS, Receive
 from warmcell.interfaces.serve.responses import ClientDisconnected, error_to_dict
 from warmcell.lifetime.threads import cancel_and_wait
 
@@ -89,6 +90,8 @@ async def relay(peer: Peer, scope: Any, receive: Receive, send: Any) -> None:
     an error event instead.
     """
     kind, turns, owner = "", StreamTurns.of_this_loop(), find_token(HTTPConnection(scope)) or ""
+    if scope["path"].startswith(UPLOADS):
+        scope[MORE_BODY_SECONDS] = UPLOAD_SECONDS
     upstream = await connect_to_peer(peer)
     async with aclosing(_relay_request(peer, upstream, scope, receive)) as events:
         try:
