@@ -77,6 +77,16 @@ def test_other_peoples_pages_are_not_answered(server: Server, headers: dict[str,
     assert server.client.get(path, headers=headers).status_code == 403
 
 
+@pytest.mark.parametrize(
+    "host",
+    [f"127.0.0.{'1' * 5000}", "127.0.0.256", "127.0.0.0.1", "127.0.0.\u00b2"],
+    ids=["digits", "large", "five", "superscript"],
+)
+def test_a_host_that_only_looks_like_a_loopback_address_is_refused(server: Server, host: str) -> None:
+    """Python converts at most 4,300 digits to a number: the answer was 500."""
+    assert server.client.get("/healthz", headers={b"host": host.encode("latin-1")}).status_code == 403
+
+
 def test_tokens_scopes_and_reload(start_server: Start, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     one = make_token(file, "one")

@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve.requests import OWNER
-from warmcell.interfaces.serve.responses import CLIENT_GONE, HttpError, error_response, shutting_down
+from warmcell.interfaces.serve.responses import (
+    CLIENT_GONE,
+    HttpError,
+    error_response,
+    parse_whole_number,
+    shutting_down,
+)
 from warmcell.interfaces.serve.settings import Settings, is_loopback
 from warmcell.interfaces.serve.tokens import Tenant
 
@@ -170,8 +176,8 @@ def _is_loopback_name(host: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    parts = name.split(".")
-    return len(parts) == 4 and all(part.isascii() and part.isdigit() and int(part) < 256 for part in parts if part)
+    parts = [parse_whole_number(part or "0") for part in name.split(".")]
+    return len(parts) == 4 and all(part is not None and part < 256 for part in parts)
 
 
 class SecurityHeaders:
