@@ -211,18 +211,18 @@ class LocalRuns:
         self._context, self._live_runs = context, live_runs
 
     async def command(self, argv: Sequence[str], cwd: AnyPath | None, options: RunOptions) -> ExecResult:
-        return await self._run(functools.partial(self._runner.command, argv), cwd, options)
+        return await self._run(functools.partial(self._guest.command, argv), cwd, options)
 
     async def script(self, script: str, cwd: AnyPath | None, options: RunOptions) -> ExecResult:
-        return await self._run(functools.partial(self._runner.script, script), cwd, options)
+        return await self._run(functools.partial(self._guest.script, script), cwd, options)
 
     async def code(self, code: str | bytes, language: str, options: RunOptions) -> ExecResult:
         name = language_for(self._context.settings.backend_name, language)
         request = ExecRequest(name, code, 1.0)
-        return await self._run(functools.partial(self._runner.code, code, request.language), None, options)
+        return await self._run(functools.partial(self._guest.code, code, request.language), None, options)
 
     @property
-    def _runner(self) -> Guest | LiveRuns:
+    def _guest(self) -> Guest | LiveRuns:
         return self._live_runs if self._context.settings.live else self._context.guest
 
     async def _run(
