@@ -178,7 +178,7 @@ def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch:
     """Disposing of the last worker meanwhile must not end the zygote. A launch that fails keeps none."""
     monkeypatch.setattr(caged_launcher, "shared_zygotes", SharedZygotes())
     caged = CagedLauncher()
-    begin = Cell.start
+    begin = Cell.send_job
 
     def begin_while_another_ends(cell: Cell, *words: Any) -> None:
         begin(cell, *words)
@@ -187,7 +187,7 @@ def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch:
     ours, theirs = socket.socketpair()
     waiting = [os.path.dirname(wasmtime_directory())]
     with ours, theirs, monkeypatch.context() as patched:
-        patched.setattr(Cell, "start", begin_while_another_ends)
+        patched.setattr(Cell, "send_job", begin_while_another_ends)
         process = caged.launch(waiting, theirs.fileno(), [], 1, Run())
         process.start(Run())
         assert not process._cell.await_end(0.3)
@@ -197,7 +197,7 @@ def test_a_starting_worker_keeps_its_zygote_alive(pool: WorkerPool, monkeypatch:
         process.kill()
         assert process.wait(10) == -signal.SIGKILL
         assert not share.pids
-        patched.setattr(Cell, "start", lambda *_: 1 / 0)
+        patched.setattr(Cell, "send_job", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             caged.launch(waiting, theirs.fileno(), [], 1, Run()).start(Run())
     (share,) = caged._kept

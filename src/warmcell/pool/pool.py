@@ -156,7 +156,7 @@ class Pool(Supply[CellKind, Cell]):
                     meanwhile()
                 cell.await_ready(_READY_SECONDS, cancelled)
                 if kind.prelude is not None:
-                    cell.start(kind.prelude)
+                    cell.send_job(kind.prelude)
                 return cell
             except BaseException as error:
                 if cell is not None:

@@ -212,7 +212,7 @@ class Cell:
 
         return python_socket(fileno=descriptor)
 
-    def start(self, job: GuestJob, run: Run | None = None) -> None:
+    def send_job(self, job: GuestJob, run: Run | None = None) -> None:
         """Sends the waiting cell its job. Raises `RunCancelled` if the run is cancelled first."""
         try:
             if self._measures and job.mode != "prelude":

@@ -55,7 +55,7 @@ class TestTheClock:
 
     def test_it_starts_when_the_guest_has_its_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A host that is too busy to let the guest begin must not make that the guest's timeout."""
-        start = Cell.start
+        start = Cell.send_job
 
         def start_one_that_sleeps(self: Cell, *args: Any, **options: Any) -> None:
             guest = os.pidfd_open(self.guest_pid)
@@ -65,7 +65,7 @@ class TestTheClock:
 
         with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
-            monkeypatch.setattr(Cell, "start", start_one_that_sleeps)
+            monkeypatch.setattr(Cell, "send_job", start_one_that_sleeps)
             result = backend.execute_blocking(ExecRequest("python", SMALL, 1))
         assert result.stdout == "42\n" and result.queued >= 1.4 > result.duration
 

@@ -166,7 +166,7 @@ class Launcher:
                 egress = self.egress.open(cell, denials.add, cleanup)
                 denials.connections = egress.connections
                 try:
-                    cell.start(make_job(launch, template, prepared.directories, egress, worker), launch.run)
+                    cell.send_job(make_job(launch, template, prepared.directories, egress, worker), launch.run)
                     return cell
                 except CellLost:  # it died while it waited and has run nothing: take another
                     continue

@@ -169,7 +169,7 @@ def _create_once(
             egress_handle = egress.open(cell, denials.add, cleanup)
             # The Python of an image loads modules itself.
             has_modules = cell.has_live_modules and template.effective.image is None
-            cell.start(_agent_job(egress_handle.files, has_modules), run)
+            cell.send_job(_agent_job(egress_handle.files, has_modules), run)
             leasing.pop_all()
             pool.pin()
             cleanup.callback(pool.unpin)

@@ -63,7 +63,7 @@ class CagedProcess:
         try:
             with run.descriptor() as cancelled:
                 self._cell.await_ready(_READY_SECONDS, cancelled)
-            self._cell.start(GuestJob("python", (), {}, "/code", {}))
+            self._cell.send_job(GuestJob("python", (), {}, "/code", {}))
             self.pid = self._cell.guest_pid
         except BaseException as error:
             self._close()
