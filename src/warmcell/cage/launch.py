@@ -53,7 +53,7 @@ def _supervise(control: socket.socket, plan_text: str, command: Sequence[str]) -
     status, their_status = make_pair(socket.SOCK_SEQPACKET)
     job, their_job = make_pair(socket.SOCK_STREAM)
     theirs = [their_job.fileno(), their_status.fileno(), 0, 1, 2]
-    send_packet(control, {"plan": plan_text, "execs": True}, theirs)
+    send_packet(control, {"plan": plan_text, "may_exec": True}, theirs)
     their_job.close()
     their_status.close()
     while True:

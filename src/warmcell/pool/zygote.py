@@ -124,8 +124,8 @@ class CellKind:
     is_pooled: bool = True
     #: Whether its init watches the run.
     has_keeper: bool = True
-    #: Whether its job execs a program, which must be allowed where new processes are refused.
-    execs: bool = True
+    #: Whether its job may exec a program, which must be allowed where new processes are refused.
+    may_exec: bool = True
     #: Whether the job is certain to exec, by its path.
     is_program: bool = False
     #: Sent to the cell when it is ready, for programs that start first and get their code later.
@@ -140,7 +140,7 @@ class CellKind:
     sources: Sources = ()
 
     def __hash__(self) -> int:
-        return hash((self.plan, self.execs, self.is_program))  # the fields in which nearly all differ
+        return hash((self.plan, self.may_exec, self.is_program))  # the fields in which nearly all differ
 
 
 class ZygoteProcess:
@@ -251,7 +251,7 @@ class ZygoteProcess:
                 cell.group = group_parent.make_group(f"warmcell-{os.urandom(8).hex()}", kind.group)
             order: dict[str, Any] = {
                 "plan": kind.plan,
-                "execs": kind.execs,
+                "may_exec": kind.may_exec,
                 "waits": waits,
                 "program": kind.is_program,
             }

@@ -206,7 +206,7 @@ class Launcher:
             group,
             is_pooled=template.is_shared and not launch.extra_paths,
             has_keeper=template.has_keeper,
-            execs=worker != "python",
+            may_exec=worker != "python",
             is_program=worker in (None, "image-python") and "/" in launch.program.argv[0],
             prelude=make_prelude(worker, launch, template),
             has_private_paths=template.has_private_paths,
@@ -337,7 +337,7 @@ class Launcher:
             sources=prepared.sources,
             is_pooled=False,
             has_keeper=False,
-            execs=False,
+            may_exec=False,
             has_private_paths=template.has_private_paths,
             overlay=self._overlay_of(template),
         )

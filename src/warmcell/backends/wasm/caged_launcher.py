@@ -184,7 +184,7 @@ class CagedLauncher:
             with run.descriptor() as cancelled:
                 zygote = share.zygote(run, cancelled)
             try:
-                kind = CellKind(key, plan, group, stdin=control, has_keeper=False, execs=False)
+                kind = CellKind(key, plan, group, stdin=control, has_keeper=False, may_exec=False)
                 cell = zygote.order_cell(kind, parent)
             except CellLost:
                 zygote.await_death(DYING_SECONDS)

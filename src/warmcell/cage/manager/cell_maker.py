@@ -184,8 +184,8 @@ class CellMaker:
                 plan, own = _put_sources(plan, own, order["sources"])
             trees = len([bind for bind in own if bind.given])
             cgroups, given = tuple(descriptors[5 : len(descriptors) - trees]), descriptors[len(descriptors) - trees :]
-            execs, waits, is_program = (bool(order.get(word)) for word in ("execs", "waits", "program"))
-            kind = (execs, waits, is_program)
+            may_exec, waits, is_program = (bool(order.get(word)) for word in ("may_exec", "waits", "program"))
+            kind = (may_exec, waits, is_program)
             twin = order.get("twin", 0)
             wanted = Order(plan, own, common, *kind, job, tuple(stdio), cgroups, tuple(given), twin)
             if plan.isolation == "namespaces":
