@@ -208,7 +208,7 @@ class Builder:
         return replace(launch, program=program, artefact=artefact, spent=spent, built_for=built_for)
 
     def build_and_stream(self, launch: Launch, cleanup: ExitStack | Cleanup) -> Launch | ExecResult:
-        """`prepare` with a listener, which gets the compiler's output only if that is the run's outcome."""
+        """`build` with a listener, which gets the compiler's output only if that is the run's outcome."""
         if launch.listener is None:
             return self.build(launch, cleanup)
         from warmcell.runner.listening import deliver_result
