@@ -222,7 +222,7 @@ class _Zygote:
         number, may_exec, waits, is_program = FORK_ORDER.unpack(message)
         descriptors = list(struct.unpack(f"{len(numbers) // 4}i", numbers))
         try:
-            if is_program and self._start_program(number, descriptors):
+            if is_program and self._start_as_executable(number, descriptors):
                 _close(descriptors)
                 return None
             is_live = self._recipes[number].plan.terminals
@@ -304,8 +304,8 @@ class _Zygote:
             os.write(channel, FORK_ANSWER.pack(pid, False, False))
         os.close(channel)
 
-    def _start_program(self, number: int, descriptors: List[int]) -> bool:
-        """Start a guest that becomes a program, and answer the manager. False if it must be forked as usual."""
+    def _start_as_executable(self, number: int, descriptors: List[int]) -> bool:
+        """Start a guest without a fork, and answer the manager. False if it must be forked as usual."""
         try:
             pid = self._programs.start(number, self._recipes[number], descriptors)
         finally:

@@ -18,7 +18,7 @@ _MOST_MADE = 64
 
 
 class ProgramStarter:
-    """Owned by the zygote. Guests that it cannot start must be forked as usual."""
+    """Owned by the zygote. Starts guests, not their programs, which their jobs exec. Others must be forked as usual."""
 
     def __init__(self, is_caging: bool) -> None:
         self._is_supported = is_caging and list_program.is_supported()
