@@ -1,4 +1,4 @@
-"""Guests: one small adapter per backend, so that the rest of `sandbox` knows no backend."""
+"""Guests: one adapter per backend, so that the rest of `sandbox` knows no backend. None is a process in a cage."""
 
 from __future__ import annotations
 
