@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,7 @@ from tests.helpers import until
 
 from warmcell import ExecRequest, Limits, ProcessBackend, ProcessConfig, SandboxPolicyBuilder
 from warmcell.backends.process import launcher, policy_resolver
-from warmcell.backends.process.cell_template import _MOST_TEMPLATES
+from warmcell.backends.process.cell_template import _MOST_TEMPLATES, CellTemplate
 from warmcell.core.errors import ExecutionTimeout, InvalidRequest
 from warmcell.enforcers import probe
 
@@ -81,6 +83,12 @@ class TestWhatIsKept:
             assert len(backend._launcher._templates._templates) == _MOST_TEMPLATES
             assert backend._launcher._find_template(_launch(backend, requests[-1])) is templates[-1]
             assert backend._launcher._find_template(_launch(backend, requests[0])) is not templates[0]
+
+    def test_nothing_of_a_run_is_kept(self) -> None:
+        """Its code, its input and its cell would take memory for as long as the program lives."""
+        template = object.__new__(CellTemplate)
+        started = weakref.ref(launcher._start_in(template, lambda _: threading.Event(), lambda: template)[1])
+        assert started() is None
 
 
 def _launch(backend: ProcessBackend, request: ExecRequest) -> launcher.Launch:

@@ -352,7 +352,6 @@ class Launcher:
             self._builder.close()
 
 
-@cache
 def _start_in(
     template: CellTemplate, start: Callable[[CellTemplate], T], find: Callable[[], CellTemplate]
 ) -> tuple[CellTemplate, T]:
@@ -368,6 +367,7 @@ def _start_in(
     return template, start(template)
 
 
+@cache
 def _sweep_leftovers() -> None:
     """Removes what killed programs of this user left behind, once per process."""
     if has_abandoned():
