@@ -46,6 +46,7 @@ def is_allowed(narrowing: Narrowing, where: str, method: str | None = None, path
         (SandboxPolicy(allow_network=True), "other.test:80 127.0.0.1:9", "evil.test:80"),
         (SandboxPolicyBuilder().allow_domain("other.test").build(), "other.test:443", "a.site.test:443"),
         (FetchPolicy(("*",), blocked_domains=("other.test",)), "a.site.test:80", "other.test:80 evil.test:80"),
+        (FetchPolicy(("*", "site.test:8080"), allowed_ports=()), "site.test:8080", "other.test:80 a.site.test:443"),
     ],
 )
 def test_never_more_than_before_and_never_more_than_asked(update: Any, allowed: str, refused: str) -> None:

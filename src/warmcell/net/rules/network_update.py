@@ -89,8 +89,9 @@ def _rule(item: Any) -> Rule:
 
 
 def to_plain(narrowing: Narrowing) -> dict[str, Any]:
-    """The narrowing as JSON, for a server."""
-    allow = None if narrowing.allow is None else [_plain_rule(rule) for rule in narrowing.allow]
+    """The narrowing as JSON, for a server. Rules without ports allow nothing, and are left out: there they mean all."""
+    rules = None if narrowing.allow is None else [rule for rule in narrowing.allow if rule.ports != Ports()]
+    allow = None if rules is None else [_plain_rule(rule) for rule in rules]
     return {"allow": allow, "deny": [_plain_rule(rule) for rule in narrowing.deny]}
 
 
