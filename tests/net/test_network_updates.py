@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.net.servers import policy_for, reply, serving
 from warmcell.backends.process.egress import Egress
 from warmcell.core.errors import FetchFailed, InvalidRequest, PolicyViolation
 from warmcell.net.connect.connection_log import ConnectionLog
+from warmcell.net.credentials import SecretRef
 from warmcell.net.fetch.safe_client import SafeClient
 from warmcell.net.rules.fetch_policy import FetchPolicy
 from warmcell.net.rules.hosts import parse_host
@@ -26,8 +28,6 @@ MADE_WITH = FetchPolicy(("*.site.test", "site.test:8080", "other.test", "127.0.0
 
 
 def is_allowed(narrowing: Narrowing, where: str, method: str | None = None, path: str | None = None) -> bool:
-    from dataclasses import replace
-
     name, _, port = where.rpartition(":")
     book = replace(compile_rules(MADE_WITH), narrowing=narrowing)
     return book.judge(EgressRequest(parse_host(name), int(port), method, path)).allowed
@@ -52,7 +52,7 @@ def is_allowed(narrowing: Narrowing, where: str, method: str | None = None, path
 def test_never_more_than_before_and_never_more_than_asked(update: Any, allowed: str, refused: str) -> None:
     narrowing = read_update(update)
     again = json.loads(json.dumps(to_plain(narrowing)))
-    for each in (narrowing, from_plain(again["allow"], again["deny"])):
+    for each in (narrowing, from_plain(**again)):
         assert [where for where in allowed.split() if not is_allowed(each, where)] == []
         assert [where for where in refused.split() if is_allowed(each, where)] == []
 
@@ -85,7 +85,7 @@ def test_the_lists_of_e2b(allow: Any, deny: Any, allowed: str, refused: str) -> 
 def test_a_denied_address_is_denied_to_names_as_well() -> None:
     narrowing = read_lists(None, ["10.0.0.1"])
     address = parse_host("10.0.0.1").address
-    assert address is not None and narrowing.judge_address(address, 80) is not None
+    assert address is not None and narrowing.judge_address(address, 80, lambda _: False) is not None
     book = RuleBook(compile_rules(FetchPolicy(("*",), deny_private_ips=False)).allow, (), True, (), narrowing)
     assert not book.judge_address(address, 80, lambda _: False).allowed
 
@@ -96,9 +96,48 @@ def test_what_is_not_a_list_of_rules(update: Any) -> None:
         read_update(update)
 
 
-def test_credentials_are_not_part_of_an_update() -> None:
-    with pytest.raises(InvalidRequest, match="rate limits"):
-        read_update(FetchPolicy(rate_limit=1))  # type: ignore[arg-type]
+#: A value of each field, and what an update with it denies of `_WIDE`; None: such an update is refused.
+_FIELDS: dict[str, tuple[Any, str | None]] = {
+    "allowed_domains": (("a.test",), "b.test:443"),
+    "blocked_domains": (("a.test",), "a.test:443"),
+    "deny_private_ips": (True, "a.test:443"),
+    "allowed_methods": (("POST",), "a.test:443"),
+    "allowed_ports": ((80,), "a.test:443"),
+    "rules": ((NetworkRule("a.test"),), "b.test:443"),
+    "request_timeout": (1.0, None),
+    "max_redirects": (1, None),
+    "max_body_bytes": (1, None),
+    "rate_limit": (1, None),
+    "inject": ({"a.test": {"X-Key": SecretRef("KEY")}}, None),
+}
+_WIDE = compile_rules(FetchPolicy(("*",), deny_private_ips=False))
+
+
+def is_dialled(narrowing: Narrowing | None, where: str) -> bool:
+    """Whether a GET is allowed whose name resolves to a private address."""
+    book, address = replace(_WIDE, narrowing=narrowing), parse_host("10.0.0.1").address
+    name, _, port = where.rpartition(":")
+    request = EgressRequest(parse_host(name), int(port), "GET", "/")
+    assert address is not None
+    return book.judge(request).allowed and book.judge_address(address, int(port), lambda _: False).allowed
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(FetchPolicy)])
+def test_every_field_of_a_policy_narrows_or_is_refused(name: str) -> None:
+    value, denied = _FIELDS[name]
+    names: dict[str, Any] = {} if name == "rules" else {"allowed_domains": ("*",)}
+    update = FetchPolicy(**({"deny_private_ips": False} | names | {name: value}))
+    if denied is None:
+        with pytest.raises(InvalidRequest, match=name):
+            read_update(update)
+        return
+    narrowing = read_update(update)
+    for each in (narrowing, from_plain(**json.loads(json.dumps(to_plain(narrowing))))):
+        assert (is_dialled(None, denied), is_dialled(each, denied)) == (True, False)
+
+
+def test_an_address_that_the_update_names_stays_open() -> None:
+    assert is_dialled(read_update(FetchPolicy(("*", "10.0.0.1"))), "a.test:443")
 
 
 @pytest.mark.parametrize("deny", [["10.0.0.0/8"], ["a.test"]])

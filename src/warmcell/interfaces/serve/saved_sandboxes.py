@@ -249,7 +249,7 @@ async def _apply_changes(sandbox: AsyncSandbox, network: Any, state: SavedState,
     """Apply the network and the packages that were changed after creation. Closes the sandbox if that fails."""
     async with on_error(sandbox.destroy):
         if network is not None:
-            await sandbox.update_network(from_plain(network["allow"], network["deny"]))  # type: ignore[arg-type]
+            await sandbox.update_network(from_plain(**network))  # type: ignore[arg-type]
         if packages is not None:
             loaded = await in_thread(lambda: state.load_packages(packages), discard=lambda made: made.close())
             try:

@@ -15,7 +15,7 @@ from warmcell.core.types import Connection
 from warmcell.lifetime.ownership import Lock
 from warmcell.net.connect.dial import ByteStream, SocketStream
 from warmcell.net.connect.limits import TokenBucket
-from warmcell.net.rules.hosts import IPAddress
+from warmcell.net.rules.hosts import IPAddress, is_own
 from warmcell.net.rules.rule_book import Decision, EgressRequest, Narrowing
 
 #: Length of the log.
@@ -163,7 +163,7 @@ class ConnectionLog:
 def _is_still_allowed(connection: OpenConnection, narrowing: Narrowing) -> bool:
     request = connection.request
     return narrowing.judge(request).allowed and all(
-        narrowing.judge_address(address, request.port) is None for address in connection.addresses
+        narrowing.judge_address(address, request.port, is_own) is None for address in connection.addresses
     )
 
 

@@ -20,6 +20,8 @@ from warmcell.net.rules.rule_book import (
 )
 from warmcell.policy.model import NetworkRule, SandboxPolicy
 
+#: Fields of a `FetchPolicy` that an update cannot change.
+_FIXED = ("request_timeout", "max_redirects", "max_body_bytes", "rate_limit", "inject")
 #: E2B's notation for all traffic.
 _EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
 _HINT = "a SandboxPolicy, a FetchPolicy, or a list of NetworkRule and names such as 'example.com:443'"
@@ -32,11 +34,13 @@ def read_update(update: object) -> Narrowing:
     if isinstance(update, SandboxPolicy):
         return Narrowing() if update.allow_network else Narrowing(compile_rules(update.network_rules).allow)
     if isinstance(update, FetchPolicy):
-        if update.inject or update.rate_limit is not None:
-            hint = "they are fixed when the sandbox is made; leave them out"
-            raise InvalidRequest("credentials and rate limits cannot be updated", field="network", hint=hint)
+        default = FetchPolicy()
+        fixed = next((name for name in _FIXED if getattr(update, name) != getattr(default, name)), None)
+        if fixed is not None:
+            hint = "it is fixed when the sandbox is made; leave it out"
+            raise InvalidRequest(f"{fixed} cannot be updated", field="network", hint=hint)
         book = compile_rules(update)
-        return Narrowing(book.allow, book.deny)
+        return Narrowing(book.allow, book.deny, update.deny_private_ips)
     if update is None or isinstance(update, str | bytes) or not isinstance(update, Iterable):
         raise InvalidRequest(f"must be rules, not {type(update).__name__}", field="network", hint=_HINT)
     return Narrowing(tuple(_rule(item) for item in update))
@@ -92,12 +96,16 @@ def to_plain(narrowing: Narrowing) -> dict[str, Any]:
     """The narrowing as JSON, for a server. Rules without ports allow nothing, and are left out: there they mean all."""
     rules = None if narrowing.allow is None else [rule for rule in narrowing.allow if rule.ports != Ports()]
     allow = None if rules is None else [_plain_rule(rule) for rule in rules]
-    return {"allow": allow, "deny": [_plain_rule(rule) for rule in narrowing.deny]}
+    deny = [_plain_rule(rule) for rule in narrowing.deny]
+    return {"allow": allow, "deny": deny, "deny_private_ips": narrowing.deny_private_ips}
 
 
-def from_plain(allow: Iterable[Mapping[str, Any]] | None, deny: Iterable[Mapping[str, Any]]) -> Narrowing:
+def from_plain(
+    allow: Iterable[Mapping[str, Any]] | None, deny: Iterable[Mapping[str, Any]], deny_private_ips: bool = False
+) -> Narrowing:
     """The inverse of `to_plain`. Raises `PolicyViolation`."""
-    return Narrowing(None if allow is None else tuple(map(_from_plain_rule, allow)), tuple(map(_from_plain_rule, deny)))
+    allowed = None if allow is None else tuple(map(_from_plain_rule, allow))
+    return Narrowing(allowed, tuple(map(_from_plain_rule, deny)), deny_private_ips)
 
 
 def _plain_rule(rule: Rule) -> dict[str, Any]:

@@ -109,10 +109,11 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """Restricts what a rule book allows, and never adds to it. With `allow=None` only `deny` applies."""
+    """Restricts what a rule book allows, and never adds to it. With `allow=None` every host may be reached."""
 
     allow: tuple[Rule, ...] | None = None
     deny: tuple[Rule, ...] = ()
+    deny_private_ips: bool = False
 
     def judge(self, request: EgressRequest) -> Decision:
         """Decide about a request that the book allows."""
@@ -127,12 +128,15 @@ class Narrowing:
         where = f"{request.host.in_url}:{request.port}"
         return Decision(False, "update_network", f"{where} is not allowed at the moment", _UPDATE_HINT)
 
-    def judge_address(self, address: IPAddress, port: int) -> Decision | None:
+    def judge_address(self, address: IPAddress, port: int, is_own: Callable[[IPAddress], bool]) -> Decision | None:
         """The denial of an address that a name resolved to, or None."""
         for rule in self.deny:
             if rule.pattern.address in unwrap_addresses(address) and port in rule.ports:
                 return Decision(False, rule.name, f"{address} is blocked", _UPDATE_HINT)
-        return None
+        if not self.deny_private_ips:
+            return None
+        decision = _judge_address(self.allow or (), False, address, port, is_own)
+        return None if decision.allowed else decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +187,13 @@ class RuleBook:
 
     def judge_address(self, address: IPAddress, port: int, is_own: Callable[[IPAddress], bool]) -> Decision:
         """Decide about an address literal or an address that a name resolved to."""
-        if self.narrowing is not None and (denial := self.narrowing.judge_address(address, port)) is not None:
+        denial = None if self.narrowing is None else self.narrowing.judge_address(address, port, is_own)
+        if denial is not None:
             return denial
         for rule in self.deny:
             if rule.pattern.address in unwrap_addresses(address) and port in rule.ports:
                 return Decision(False, rule.name, f"{address} is blocked", "remove it from blocked_domains")
-        for rule in self.allow:
-            if rule.pattern.address == address and port in rule.ports:
-                return Decision(True, rule.name)
-        category = classify(address)
-        if category is Category.PUBLIC and any(is_own(form) for form in unwrap_addresses(address)):
-            category = Category.OWN
-        if category is Category.PUBLIC:
-            return Decision(True, "public address")
-        if self.opens_private and category in _PRIVATE_CATEGORIES:
-            return Decision(True, "deny_private_ips=False")
-        hint = f"name the address itself in the policy: {Host(str(address), address).in_url}:{port}"
-        return Decision(False, "public addresses only", f"{address} is {category.value}", hint)
+        return _judge_address(self.allow, self.opens_private, address, port, is_own)
 
     def judge_by_address_rules(self, request: EgressRequest, address: IPAddress) -> Decision | None:
         """Apply the rules that name this address to a request that reached it by name; None if there are none.
@@ -221,6 +215,23 @@ class RuleBook:
             if item.pattern.matches(host) and (item.in_clear or not in_clear):
                 found.update(item.headers)
         return found
+
+
+def _judge_address(
+    allow: tuple[Rule, ...], opens_private: bool, address: IPAddress, port: int, is_own: Callable[[IPAddress], bool]
+) -> Decision:
+    for rule in allow:
+        if rule.pattern.address == address and port in rule.ports:
+            return Decision(True, rule.name)
+    category = classify(address)
+    if category is Category.PUBLIC and any(is_own(form) for form in unwrap_addresses(address)):
+        category = Category.OWN
+    if category is Category.PUBLIC:
+        return Decision(True, "public address")
+    if opens_private and category in _PRIVATE_CATEGORIES:
+        return Decision(True, "deny_private_ips=False")
+    hint = f"name the address itself in the policy: {Host(str(address), address).in_url}:{port}"
+    return Decision(False, "public addresses only", f"{address} is {category.value}", hint)
 
 
 def _deny_by_default(request: EgressRequest) -> Decision:

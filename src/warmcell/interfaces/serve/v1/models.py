@@ -325,6 +325,7 @@ class NetworkBody(Strict):
 
     allow: Annotated[list[DestinationBody], Field(max_length=1000)] | None
     deny: Annotated[list[DestinationBody], Field(max_length=1000)] = Field([])
+    deny_private_ips: bool = False
 
 
 class PackagesBody(Strict):

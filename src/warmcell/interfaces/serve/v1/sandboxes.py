@@ -141,8 +141,7 @@ async def install(request: Request, tenant: Tenant) -> None:
 async def update_network(request: Request, tenant: Tenant) -> None:
     """Narrows what the sandbox may reach, and closes connections that are no longer allowed."""
     entry, body = get_entry(request, tenant), await read_model(request, NetworkBody)
-    plain = body.model_dump()
-    await entry.sandbox.update_network(from_plain(plain["allow"], plain["deny"]))  # type: ignore[arg-type]
+    await entry.sandbox.update_network(from_plain(**body.model_dump()))  # type: ignore[arg-type]
     entry.on_change()
 
 
