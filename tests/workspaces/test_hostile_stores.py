@@ -14,11 +14,14 @@ from tests.helpers import is_root
 from tests.workspaces.trees import directory_of, list_objects
 
 from warmcell import BackendUnavailable, SnapshotInvalid
+from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.root import Root
+from warmcell.workspace.workspace import Workspace
 from warmcell.workspaces import Manifest, WorkspaceStore
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, read_index
 from warmcell.workspaces.snapshots.take import TreeWriter
 from warmcell.workspaces.snapshots.tree import Entry, from_plain, read_piece, write_line, write_pieces
+from warmcell.workspaces.store import SharedSnapshots
 
 
 def _flip(path: Path, offset: int) -> None:
@@ -46,6 +49,37 @@ def test_a_changed_index_of_a_pack_is_refused(store: WorkspaceStore) -> None:
     _flip(pack, -45)  # the last row, before a footer of 40 bytes
     with pytest.raises(SnapshotInvalid, match="index"):
         read_index(str(pack), pack.name)
+
+
+def test_a_restore_of_a_damaged_snapshot_keeps_the_files(tmp_path: Path, store: WorkspaceStore) -> None:
+    (work := tmp_path / "directory").mkdir()
+    (work / "file").write_text("old")
+    snapshots, workspace = SharedSnapshots(store.path, {}, None), Workspace(work)
+    try:
+        taken = snapshots.take(workspace, "source")
+        (work / "file").write_text("new")
+        for pack in list_objects(store, "packs"):
+            pack.unlink()
+        with pytest.raises(SnapshotInvalid, match="missing"):
+            snapshots.restore(workspace, taken)
+        assert (work / "file").read_text() == "new"
+    finally:
+        workspace.close()
+
+
+def test_a_restore_does_not_stop_at_the_limit(tmp_path: Path, store: WorkspaceStore) -> None:
+    """It has removed the caller's files, and a directory of the host may have had more from the beginning."""
+    (work := tmp_path / "directory").mkdir()
+    (work / "large").write_bytes(b"x" * (2 << 20))
+    snapshots, workspace = SharedSnapshots(store.path, {}, None), Workspace(work, disk_mb=1)
+    try:
+        taken = snapshots.take(workspace, "source")
+        snapshots.restore(workspace, taken)
+        assert (work / "large").stat().st_size == 2 << 20
+        with pytest.raises(LimitExceeded):
+            workspace.write_file("more", b"x" * (1 << 20))
+    finally:
+        workspace.close()
 
 
 def test_a_store_without_its_catalogue(store: WorkspaceStore) -> None:

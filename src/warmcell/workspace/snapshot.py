@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from warmcell.core.errors import SnapshotNotFound
 from warmcell.core.light import on_error
@@ -32,6 +34,24 @@ class SnapshotId(str):
         return snapshot
 
 
+@contextmanager
+def replace_content(target: Root) -> Iterator[Root]:
+    """Empty the target, and yield it for an earlier state to be written.
+
+    The target may have had more than its limit from the beginning. So its limit does not stop this: the target would be
+    left half empty.
+    """
+    counted = Quota(_NO_LIMIT_MB)
+    with Root(target.path, quota=counted, descriptor=target.fd) as emptied:
+        with target.replacing():
+            freed = clear(emptied)
+        before = counted.room
+        try:
+            yield emptied
+        finally:
+            target.note_replaced(before - counted.room, freed)
+
+
 class SnapshotStore:
     """A temporary directory of snapshots, readable only by its owner; `close` removes it.
 
@@ -53,20 +73,9 @@ class SnapshotStore:
         return SnapshotId(parts[0], copied.skipped)
 
     def restore(self, snapshot: str, target: Root, limits: TreeLimits | None = None) -> None:
-        """Replace the content of the target by the snapshot.
-
-        The target may have had more than its limit from the beginning. So its limit does not stop this: the target
-        would be left half empty.
-        """
-        counted = Quota(_NO_LIMIT_MB)
-        with self._open(self._parts(snapshot)) as source, Root(target.path, quota=counted, descriptor=target.fd) as own:
-            with target.replacing():
-                freed = clear(own)
-            before = counted.room
-            try:
-                copy_tree(source, own, limits=limits)
-            finally:
-                target.note_replaced(before - counted.room, freed)
+        """Replace the content of the target by the snapshot."""
+        with self._open(self._parts(snapshot)) as source, replace_content(target) as emptied:
+            copy_tree(source, emptied, limits=limits)
 
     def copy(self, snapshot: str, target: Root) -> None:
         """Copy the snapshot into an empty target, within its limit."""

@@ -19,7 +19,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from warmcell.core.errors import ExecutionFailed, InvalidRequest, SnapshotInvalid, SnapshotNotFound
@@ -27,9 +27,8 @@ from warmcell.core.records import dataclass
 from warmcell.lifetime.held_directories import wait_to_hold
 from warmcell.lifetime.own_modes import make_directories
 from warmcell.workspace.names import printable
-from warmcell.workspace.remove import clear
 from warmcell.workspace.root import Root
-from warmcell.workspace.snapshot import SnapshotId
+from warmcell.workspace.snapshot import SnapshotId, replace_content
 from warmcell.workspace.untrusted_files import parse_json
 from warmcell.workspace.walk import TreeLimits
 from warmcell.workspaces.snapshots import catalogue as index
@@ -143,8 +142,10 @@ class SnapshotArchive:
             record = self.get(snapshot)
             with self._read_chunks() as read:
                 if is_emptied:
-                    clear(target)
-                TreeWriter(read, target).write(record.root)
+                    for digest in _find_needed(read, [record.root]):
+                        read(digest)  # verifies it: a damaged snapshot must not cost the present files
+                with replace_content(target) if is_emptied else nullcontext(target) as root:
+                    TreeWriter(read, root).write(record.root)
         if is_durable:
             sync_file_system(target.fd)
         return record
