@@ -10,6 +10,11 @@ import pytest
 from tests.changes.tree import commit, read_tree
 
 from warmcell.changes import apply
+from warmcell.changes.detect import Detected
+from warmcell.changes.model import Change
+from warmcell.changes.restore import Restorer
+from warmcell.core.errors import PathTraversal
+from warmcell.workspace.root import Root
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.claim("WC-FS-8")]
 
@@ -80,3 +85,14 @@ def test_a_refused_change_of_kind_leaves_no_prepared_file(place: Path, monkeypat
     report = commit(place)
     assert [conflict.reason for conflict in report.conflicts] == [apply.CHANGED]
     assert read_tree(place / "lower") == {"file": "by the host"}
+
+
+def test_a_discarded_mode_is_not_set_through_a_link(place: Path) -> None:
+    """A running guest may put the link in place of the file after its mode was compared."""
+    (place / "secret").touch(0o600)
+    os.unlink(place / "layer/upper/file")
+    (place / "layer/upper/file").symlink_to(place / "secret")
+    changed = Detected(Change("file", "mode"), ("file",), "file")
+    with Root(place / "layer/upper") as merged, Root(place / "lower") as lower, pytest.raises(PathTraversal):
+        Restorer(merged, lower).restore([changed])
+    assert (place / "secret").stat().st_mode & 0o777 == 0o600

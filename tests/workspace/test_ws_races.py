@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import require
 
 from warmcell.core.errors import PathTraversal
+from warmcell.lifetime import own_modes
 from warmcell.workspace import diff, files, openat2
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.errors import WorkspaceError
@@ -152,3 +154,24 @@ def test_removing_a_tree_whose_directories_become_links(arena: Arena) -> None:
             os.symlink(arena.outside, arena.inside / f"victim{number}/out")
             remove(arena.root, (f"victim{number}",))
     assert arena.is_untouched()
+
+
+def test_a_link_in_place_of_a_new_directory_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mode is corrected if the umask took permissions from the owner, or if a guest replaced it."""
+    outside, new, look = tmp_path / "outside", tmp_path / "new", os.stat
+    outside.mkdir(0o700)
+
+    def swap(path: Any, **options: Any) -> os.stat_result:
+        if path == "new":
+            os.chmod(new, 0o077)
+        state = look(path, **options)
+        if path == "new":
+            os.rmdir(new)
+            os.symlink(outside, new)
+        return state
+
+    with Root(tmp_path) as root, monkeypatch.context() as patched:
+        patched.setattr(os, "stat", swap)
+        with pytest.raises(OSError, match="new"):
+            own_modes.make_directory("new", dir_fd=root.fd)
+    assert outside.stat().st_mode & 0o777 == 0o700

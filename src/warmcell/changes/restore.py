@@ -12,10 +12,11 @@ from contextlib import suppress
 
 from warmcell.changes import content
 from warmcell.changes.detect import Detected, Lower
+from warmcell.lifetime.own_modes import change_mode
 from warmcell.workspace.files import temporary_file
 from warmcell.workspace.names import Parts
 from warmcell.workspace.remove import remove_trees
-from warmcell.workspace.root import Root, temporary_name
+from warmcell.workspace.root import Root, temporary_name, translate_os_errors
 from warmcell.workspace.walk import TreeLimits, walk
 
 _LIMITS = TreeLimits(entries=2_000_000, total_bytes=1 << 62, path_bytes=1 << 28, seconds=600.0)
@@ -38,8 +39,8 @@ class Restorer:
 
     def _restore(self, parts: Parts, state: os.stat_result | None, *, is_mode: bool) -> None:
         if is_mode and state is not None:
-            with self._merged.parent(parts) as (dir_fd, name):
-                os.chmod(name, stat.S_IMODE(state.st_mode) & 0o777, dir_fd=dir_fd)
+            with self._merged.parent(parts) as (dir_fd, name), translate_os_errors(parts):
+                change_mode(name, stat.S_IMODE(state.st_mode) & 0o777, dir_fd=dir_fd)
             return
         if state is None or stat.S_ISDIR(state.st_mode):
             self._remove(parts)

@@ -5,6 +5,7 @@ All threads share the umask, so we never change it.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -16,7 +17,21 @@ def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -
     os.mkdir(path, mode, dir_fd=dir_fd)
     made = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
     if made & _OWNER != mode & _OWNER:
-        os.chmod(path, made & 0o777 | mode & _OWNER, dir_fd=dir_fd)
+        change_mode(path, made & 0o777 | mode & _OWNER, dir_fd=dir_fd)
+
+
+def change_mode(path: str, mode: int, *, dir_fd: int | None = None) -> None:
+    """`os.chmod` that follows no link: a guest may put one in place of the file at any moment."""
+    if not hasattr(os, "O_PATH"):
+        os.chmod(path, mode, dir_fd=dir_fd, follow_symlinks=False)
+        return
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)
+    finally:
+        os.close(descriptor)
 
 
 def make_directories(path: str, mode: int = 0o700) -> None:
