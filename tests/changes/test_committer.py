@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from warmcell.changes import apply
 from warmcell.changes.detect import Detected
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
+from warmcell.changes.upper import copy_upper
 from warmcell.core.errors import PathTraversal
 from warmcell.workspace.root import Root
 
@@ -96,3 +99,29 @@ def test_a_discarded_mode_is_not_set_through_a_link(place: Path) -> None:
     with Root(place / "layer/upper") as merged, Root(place / "lower") as lower, pytest.raises(PathTraversal):
         Restorer(merged, lower).restore([changed])
     assert (place / "secret").stat().st_mode & 0o777 == 0o600
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o777], ids=oct)
+def test_directories_keep_their_modes_in_a_branch_and_after_a_discard(place: Path, mask: int) -> None:
+    """A mode that differs from the host's would be a change, which the next commit writes there."""
+    for name in ("lower/d", "layer/upper/d", "merged", "branch/upper"):
+        (place / name).mkdir(parents=True)
+    for name in ("lower/d", "layer/upper/d"):
+        (place / name / "file").write_text("in d")
+        (place / name).chmod(0o775)
+    deleted = Detected(Change("d", "deleted"), ("d",), "deleted")
+    with umask(mask), Root(place / "merged") as merged, Root(place / "lower") as lower:
+        Restorer(merged, lower).restore([deleted])
+        copy_upper(str(place / "layer"), str(place / "branch"), ("upper",))
+    for made in (place / "merged/d", place / "branch/upper/d"):
+        assert made.stat().st_mode & 0o777 == 0o775
+        assert (made / "file").read_text() == "in d"

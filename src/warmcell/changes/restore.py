@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from warmcell.changes import content
 from warmcell.changes.detect import Detected, Lower
-from warmcell.lifetime.own_modes import change_mode
+from warmcell.lifetime.own_modes import change_mode, make_directory
 from warmcell.workspace.files import temporary_file
 from warmcell.workspace.names import Parts
 from warmcell.workspace.remove import remove_trees
@@ -56,7 +56,8 @@ class Restorer:
         """Replace the guest's entry by the host's. Special files are left out."""
         with self._merged.parent(parts) as (dir_fd, name):
             if stat.S_ISDIR(state.st_mode):
-                os.mkdir(name, stat.S_IMODE(state.st_mode) & 0o777 | 0o700, dir_fd=dir_fd)
+                os.mkdir(name, 0o700, dir_fd=dir_fd)
+                change_mode(name, stat.S_IMODE(state.st_mode) & 0o777 | 0o700, dir_fd=dir_fd)  # whatever the umask
             elif stat.S_ISLNK(state.st_mode):
                 self._copy_link(parts, dir_fd, name)
             elif stat.S_ISREG(state.st_mode):
@@ -92,7 +93,7 @@ class Restorer:
     def _make_parents(self, parts: Parts) -> None:
         for count in range(1, len(parts)):
             with self._merged.parent(parts[:count]) as (dir_fd, name), suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=dir_fd)
+                make_directory(name, 0o755, dir_fd=dir_fd)
 
     def _remove_new_parents(self, parts: Parts, lower: Lower) -> None:
         """Remove parents that the guest created and that are now empty."""

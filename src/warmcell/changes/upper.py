@@ -16,6 +16,7 @@ from typing import Literal
 from warmcell.changes import content
 from warmcell.changes.content import birth_time
 from warmcell.core.light import closing_fd
+from warmcell.lifetime.own_modes import change_mode
 from warmcell.workspace.copy import CopyReport, copy_tree
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root
@@ -98,7 +99,8 @@ def _copy_entry(entry: TreeEntry, dir_fd: int, name: str) -> None:
     if is_whiteout(entry.state):
         os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
     elif entry.kind == "directory":
-        os.mkdir(name, stat.S_IMODE(entry.state.st_mode) & 0o777 | 0o700, dir_fd=dir_fd)
+        os.mkdir(name, 0o700, dir_fd=dir_fd)
+        change_mode(name, stat.S_IMODE(entry.state.st_mode) & 0o777 | 0o700, dir_fd=dir_fd)  # whatever the umask
         _copy_attributes(entry, dir_fd, name)
     elif entry.kind == "symlink":
         os.symlink(os.readlink(entry.name, dir_fd=entry.dir_fd), name, dir_fd=dir_fd)
