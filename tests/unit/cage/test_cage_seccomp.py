@@ -303,6 +303,22 @@ def test_without_namespaces_more_is_refused(machine: str) -> None:
         assert filter_.verdict(name) == EOPNOTSUPP
 
 
+@pytest.mark.claim("WC-RX-3")
+def test_ioctls_of_file_systems_are_refused_on_disks_of_the_host(machine: str) -> None:
+    """FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE allocate; XFS_IOC_FSSETXATTR makes writes allocate more;
+    BTRFS_IOC_SUBVOL_CREATE, _SNAP_CREATE and _SNAP_CREATE_V2. FICLONE and FICLONERANGE stay allowed.
+    """
+    plain = _filter(machine, Profile(True))
+    for has_agent in (False, True):
+        filter_ = _filter(machine, Profile(True, shows_host=True, has_host_disk=True, has_agent=has_agent))
+        for request in (0x40305828, 0x4030582A, 0x40305839, 0x401C5820, 0x5000940E, 0x50009401, 0x50009417):
+            assert filter_.verdict("ioctl", 3, request) == filter_.verdict("ioctl", 3, 1 << 32 | request) == ENOTTY
+            assert plain.verdict("ioctl", 3, request) == _ALLOW
+        for request in (0x40049409, 0x4020940D, 0x5401, 0x541B, 0x80045430, 0x8912, 0xC020462A):
+            assert filter_.verdict("ioctl", 3, request) == _ALLOW
+        assert filter_.verdict("ioctl", 0, 0x5412) == EPERM
+
+
 def test_the_filter_is_as_long_as_the_kernel_takes(machine: str) -> None:
     for profile in _PROFILES:
         assert len(seccomp.compile_filter(profile)) // 8 <= 4096

@@ -99,6 +99,9 @@ _SET_ID_BITS = 0o6000
 _CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: without them open() ignores its mode
 _CLOSE_RANGE_UNSHARE, _CLONE_FILES = 2, 0x400
 _OF_TERMINALS, _OF_SOCKETS = 0x5400, 0x8900  # the kinds of ioctl that programs need; others concern files
+#: Kinds of ioctl that allocate like fallocate (FS_IOC_RESVSP64), or make subvolumes and snapshots of btrfs: a snapshot
+#: may show the whole subvolume, and a read-only one cannot be removed as files are. FICLONE and FICLONERANGE only copy.
+_OF_FILE_SYSTEMS, _FICLONE, _FICLONERANGE = (0x5800, 0x9400), 0x40049409, 0x4020940D
 #: TIOCSTI and TIOCLINUX inject input; TIOCSETD loads line disciplines, which are rarely used and often broken.
 _REFUSED_OF_TERMINALS = (0x5412, 0x541C, 0x5423)
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
@@ -130,11 +133,18 @@ def _open_rule(flags: int, mode: int) -> List[Instruction]:
     return [load(argument(flags)), Instruction(JSET, 1, 0, _CREATING), ret(ALLOW), *look_at_mode]
 
 
-def _plain_ioctl_rule() -> List[Instruction]:
-    """Only ioctls of terminals and sockets: those of files change and reveal what Landlock does not cover."""
+def _ioctl_rule(profile: Profile) -> List[Instruction]:
+    """Without namespaces only ioctls of terminals and sockets: those of files change and reveal what Landlock does not
+    cover.
+    """
     rule = [load(argument(1)), *bpf.returns_if_equal(_REFUSED_OF_TERMINALS, errno(_EPERM))]
-    rule += [Instruction(AND, 0, 0, 0xFF00), *bpf.returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW)]
-    return [*rule, ret(errno(_ENOTTY))]
+    kind = Instruction(AND, 0, 0, 0xFF00)
+    if not profile.is_caged:
+        return [*rule, kind, *bpf.returns_if_equal((_OF_TERMINALS, _OF_SOCKETS), ALLOW), ret(errno(_ENOTTY))]
+    if profile.has_host_disk:
+        rule += bpf.returns_if_equal((_FICLONE, _FICLONERANGE), ALLOW)
+        rule += [kind, *bpf.returns_if_equal(_OF_FILE_SYSTEMS, errno(_ENOTTY))]
+    return [*rule, ret(ALLOW)]
 
 
 def _mknod_rule(index: int) -> List[Instruction]:
@@ -261,7 +271,7 @@ def _no_set_id_bits() -> Dict[str, List[Instruction]]:
 def rules(profile: Profile) -> Dict[str, List[Instruction]]:
     """The rules of all calls that are not allowed unconditionally."""
     table = {
-        "ioctl": all_but(1, _REFUSED_OF_TERMINALS) if profile.is_caged else _plain_ioctl_rule(),
+        "ioctl": _ioctl_rule(profile),
         "clone": _clone_rule(profile.allow_spawn, NOTIFY),
         "socket": _socket_rule(profile),
         "connect": [ret(NOTIFY)],
