@@ -171,6 +171,7 @@ def test_processes_and_threads(machine: str) -> None:
         assert filter_.verdict("clone", thread & ~0x400) == EPERM  # a thread with descriptors of its own
         assert filter_.verdict("clone", 17) == (_ALLOW if allow_spawn else _NOTIFY)
         assert filter_.verdict("clone", 0x4111) == (_ALLOW if allow_spawn else _NOTIFY)
+        assert filter_.verdict("clone", 0x8000 | 17) == (EPERM if allow_spawn else _NOTIFY)  # a child of the manager
         for flag in namespaces:
             assert filter_.verdict("clone", flag | 17) == _NOTIFY
             assert filter_.verdict("clone", flag | thread) == _NOTIFY

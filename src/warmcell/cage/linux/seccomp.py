@@ -87,7 +87,7 @@ chown fchown lchown fchownat setuid setgid setreuid setregid setresuid setresgid
 _SPAWN = ("fork", "vfork", "execve", "execveat")
 
 _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag, the time namespace's included
-_CLONE_THREAD = 0x00010000
+_CLONE_PARENT, _CLONE_THREAD = 0x8000, 0x00010000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW = 0xF, 1, 2, 3
 _COMMON_PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP, TCP, UDP, ICMPv6
@@ -155,12 +155,14 @@ def _mknod_rule(index: int) -> List[Instruction]:
 
 
 def _clone_rule(allow_spawn: bool, report: int) -> List[Instruction]:
-    """No namespaces; without `allow_spawn` only threads. Threads must share descriptors, so that all are seen."""
+    """No namespaces; without `allow_spawn` only threads. Threads must share descriptors, so that all are seen. Children
+    must be the caller's own: siblings of the guest would be the manager's, which reaps them for all cells.
+    """
     rule = [load(argument(0)), *bpf.returns_if_any_bit(_CLONE_NAMESPACES, report)]
     rule += [Instruction(JSET, 0, 2, _CLONE_THREAD), Instruction(JSET, 1, 0, _CLONE_FILES), ret(errno(_EPERM))]
     if not allow_spawn:
         rule += [Instruction(JSET, 1, 0, _CLONE_THREAD), ret(report)]
-    return [*rule, ret(ALLOW)]
+    return [*rule, *bpf.returns_if_any_bit(_CLONE_PARENT, errno(_EPERM)), ret(ALLOW)]
 
 
 def _without_datagrams() -> List[Instruction]:
