@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,14 @@ import pytest
 from tests.changes.tree import commit, read_tree
 
 from warmcell.changes import apply
+from warmcell.changes.base import Bases
 from warmcell.changes.detect import Detected
+from warmcell.changes.layer import ChangeLayer
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
 from warmcell.changes.upper import copy_upper
 from warmcell.core.errors import PathTraversal
+from warmcell.workspace import files
 from warmcell.workspace.root import Root
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.claim("WC-FS-8")]
@@ -125,3 +129,33 @@ def test_directories_keep_their_modes_in_a_branch_and_after_a_discard(place: Pat
     for made in (place / "merged/d", place / "branch/upper/d"):
         assert made.stat().st_mode & 0o777 == 0o775
         assert (made / "file").read_text() == "in d"
+
+
+def test_kept_changes_are_found_again_whatever_the_umask(place: Path) -> None:
+    lower = str(place / "lower")
+    with umask(0o777):
+        first = ChangeLayer(lower, "/work", may_mount=False)
+        (Path(first.copy_path) / "file").write_text("kept")
+        assert [change.path for change in first.changes()] == ["file"]
+        first.keep()
+        first.close()
+        again = ChangeLayer(lower, "/work", may_mount=False, resume=True)
+        again.commit(None, (), dry_run=False, merged=again.upper.root)
+        again.close()
+    assert read_tree(place / "lower") == {"file": "kept"}
+
+
+def test_a_base_that_cannot_be_written_leaves_the_previous_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was written in part would be merged as if the rest had been deleted."""
+    directory, state = place / "layer/bases", os.stat(place / "lower/file")
+    Bases(str(directory)).put(("file",), state, "", b"old")
+
+    def fail(fd: int, data: bytes) -> None:
+        os.write(fd, data[:-1])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="space"):
+        patched.setattr(files, "write_all", fail)
+        Bases(str(directory)).put(("file",), state, "", b"new")
+    assert Bases(str(directory)).content(("file",)) == b"old"
+    assert len(os.listdir(directory)) == 1

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 from warmcell.changes.content import exchange, rename_to_free_name, sync_filesystem
 from warmcell.core.errors import BackendUnavailable, PathTraversal, SandboxError
 from warmcell.core.light import closing_fd
-from warmcell.lifetime.own_modes import make_directory
+from warmcell.lifetime.own_modes import grant_owner, make_directory
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
 from warmcell.workspace.remove import remove_tree
@@ -69,6 +69,7 @@ def write_journal(directory: str, journal: Journal) -> None:
     """Replace the journal in `directory` and sync it to the disk."""
     path = os.path.join(directory, _NAME)
     with open(os.open(f"{path}.new", _CREATE, 0o600), "wb") as file:
+        grant_owner(file.fileno())
         file.write(json.dumps(asdict(journal)).encode())
         file.flush()
         os.fsync(file.fileno())

@@ -14,9 +14,10 @@ from hashlib import blake2b
 
 from warmcell.changes import content
 from warmcell.changes.text import MOST_TEXT_BYTES
+from warmcell.core.light import closing_fd
+from warmcell.workspace.files import put_file
 from warmcell.workspace.names import Parts
-
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+from warmcell.workspace.root import OPEN_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,11 @@ class Bases:
     ) -> None:
         """`mode`: the guest's, if a commit kept a different one of the host."""
         found = base_of(state, digest)
-        base = self._known[parts] = found if mode is None else replace(found, mode=mode)
-        with open(os.open(self._path(parts), _CREATE, 0o600), "wb") as file:
-            file.write(json.dumps(asdict(base)).encode() + b"\n")
-            file.write(data or b"")
+        base = found if mode is None else replace(found, mode=mode)
+        line = json.dumps(asdict(base)).encode() + b"\n"
+        with closing_fd(os.open(self._directory, OPEN_DIRECTORY)) as directory:
+            put_file(directory, os.path.basename(self._path(parts)), line + (data or b""), 0o600)
+        self._known[parts] = base
 
     def record(self, parts: Parts, fd: int, mode: int | None = None) -> None:
         """Record the open file, unless it changes meanwhile."""

@@ -23,7 +23,7 @@ from warmcell.changes.patch import PatchWriter
 from warmcell.changes.restore import Restorer
 from warmcell.changes.upper import CopiedTree, UpperDirectory, copy_upper
 from warmcell.core.errors import InvalidRequest, SandboxError
-from warmcell.core.light import on_error
+from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import (
     HeldDirectory,
@@ -32,12 +32,12 @@ from warmcell.lifetime.held_directories import (
     hold,
     user_directory,
 )
-from warmcell.lifetime.own_modes import make_directories, make_directory
+from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
 from warmcell.workspace.diff import ChangeKind, FsChange
-from warmcell.workspace.files import replace_file
+from warmcell.workspace.files import put_file, replace_file
 from warmcell.workspace.names import printable
 from warmcell.workspace.remove import remove_directory
-from warmcell.workspace.root import Root
+from warmcell.workspace.root import OPEN_DIRECTORY, Root
 
 _PREFIX = "layer-"
 #: Bases are recorded after runs, taking at most 1/20 of the time.
@@ -113,8 +113,8 @@ class ChangeLayer:
             "identity": _identity(self.lower),
             "start_ns": self._start_ns,
         }
-        with open(os.path.join(place, _ABOUT), "w") as file:
-            json.dump(about, file)
+        with closing_fd(os.open(place, OPEN_DIRECTORY)) as directory:
+            put_file(directory, _ABOUT, json.dumps(about).encode(), 0o600)
 
     @property
     def mechanism(self) -> str:
@@ -197,14 +197,14 @@ class ChangeLayer:
 
     def keep(self) -> str:
         """Make `close` keep the layer for the next one with `resume`. Returns its directory."""
-        with open(os.path.join(self.place, _KEPT), "w"):
-            self._is_kept = True
+        self.keep_if_killed()
+        self._is_kept = True
         return self.place
 
     def keep_if_killed(self) -> None:
         """Have the next layer with `resume` find it if this program is killed. `close` still removes it."""
-        with open(os.path.join(self.place, _KEPT), "w"):
-            pass
+        with open(os.path.join(self.place, _KEPT), "w") as file:
+            grant_owner(file.fileno())
 
     def _detect(self) -> list[Detected]:
         with Lower(self.lower) as lower:

@@ -16,7 +16,7 @@ from typing import Literal
 from warmcell.changes import content
 from warmcell.changes.content import birth_time
 from warmcell.core.light import closing_fd
-from warmcell.lifetime.own_modes import change_mode
+from warmcell.lifetime.own_modes import change_mode, grant_owner
 from warmcell.workspace.copy import CopyReport, copy_tree
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root
@@ -144,6 +144,7 @@ class CopiedTree(UpperDirectory):
         self.report = copy_tree(lower, self.root)
         self._before = {entry.parts: _facts(entry.state) for entry in walk(self.root, (), LIMITS)}
         with open(names, "wb") as file:
+            grant_owner(file.fileno())
             file.writelines(os.fsencode("/".join(parts)) + b"\0" for parts in self._before)
 
     def entries(self) -> Iterator[Found]:
