@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from warmcell.core.errors import BackendUnavailable
 
 
-def framework_missing(extra: str, error: ImportError) -> BackendUnavailable:
-    hint = f"pip install 'warmcell[{extra}]'"
-    return BackendUnavailable(f"this adapter needs the package {error.name or extra!r}", hint=hint)
+@contextmanager
+def framework(extra: str) -> Iterator[None]:
+    """Name the extra if an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        hint = f"pip install 'warmcell[{extra}]'"
+        raise BackendUnavailable(f"this adapter needs the package {error.name or extra!r}", hint=hint) from error

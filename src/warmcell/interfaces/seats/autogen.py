@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import TIMED_OUT
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("autogen"):
     from autogen_core import CancellationToken
     from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
-except ImportError as error:
-    raise framework_missing("autogen", error) from error
 
 
 class WarmcellCodeExecutor(CodeExecutor):

@@ -7,16 +7,14 @@ from typing import Any
 from warmcell.core.door_text import explain
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import TIMED_OUT, CageCommands
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("deepagents"):
     from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
     from deepagents.backends.sandbox import BaseSandbox
-except ImportError as error:
-    raise framework_missing("deepagents", error) from error
 
 
 class WarmcellSandbox(BaseSandbox):

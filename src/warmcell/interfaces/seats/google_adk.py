@@ -8,19 +8,17 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import A_DAY, TIMED_OUT, WORK, CageCommands
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("google-adk"):
     from google.adk.code_executors.base_code_executor import BaseCodeExecutor
     from google.adk.code_executors.code_execution_utils import CodeExecutionInput, CodeExecutionResult, File
     from google.adk.environment import BaseEnvironment
     from google.adk.environment._base_environment import ExecutionResult
     from pydantic import PrivateAttr
-except ImportError as error:
-    raise framework_missing("google-adk", error) from error
 
 _MOST_FILES = 20
 _DEFAULT_TIMEOUT = 60

@@ -12,20 +12,18 @@ from typing import Any
 from warmcell.core.errors import BuildFailed, ExecutionTimeout, ImageNotFound
 from warmcell.core.types import Limits
 from warmcell.images import Image, ImageStore
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import A_DAY, MAX_FILE, TIMED_OUT, USE_BASH, CageCommands, unpack_guest_tar
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 from warmcell.policy.builder import SandboxPolicyBuilder
 from warmcell.policy.model import SandboxPolicy
 
-try:
+with framework("harbor"):
     from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
     from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
     from harbor.environments.definition import require_agent_environment_definition, should_use_prebuilt_docker_image
     from harbor.models.task.config import NetworkMode, NetworkPolicy
-except ImportError as error:
-    raise framework_missing("harbor", error) from error
 
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MEMORY_MB, _DISK_MB = 4096, 8192

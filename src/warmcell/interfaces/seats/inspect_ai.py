@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import A_DAY, WORK, CageCommands
 from warmcell.lifetime.portal import portal
 
-try:
+with framework("inspect-ai"):
     from inspect_ai.util import (
         ExecResult,
         OutputLimitExceededError,
@@ -20,8 +20,6 @@ try:
         SandboxUserUnsupportedError,
         sandboxenv,
     )
-except ImportError as error:
-    raise framework_missing("inspect-ai", error) from error
 
 #: The shell's status for a program that is not executable.
 _NOT_EXECUTABLE = 126

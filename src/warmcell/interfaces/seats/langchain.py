@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("langchain"):
     from langchain_core.tools import BaseTool, StructuredTool
-except ImportError as error:
-    raise framework_missing("langchain", error) from error
 
 
 def sandbox_tools(sandbox: Sandbox, **options: Any) -> list[BaseTool]:

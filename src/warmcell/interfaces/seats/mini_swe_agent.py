@@ -7,16 +7,14 @@ from shlex import quote
 from typing import Any
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("mini-swe-agent"):
     from minisweagent.exceptions import Submitted
     from minisweagent.utils.serialize import recursive_merge
     from pydantic import BaseModel
-except ImportError as error:
-    raise framework_missing("mini-swe-agent", error) from error
 
 _END = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

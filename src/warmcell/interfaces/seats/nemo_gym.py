@@ -10,12 +10,12 @@ from typing import Any
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.light import on_error
 from warmcell.core.types import Limits
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import A_DAY, CageCommands
 from warmcell.lifetime.portal import portal
 from warmcell.lifetime.threads import in_thread
 
-try:
+with framework("nemo-gym"):
     from nemo_gym.sandbox.providers.base import (
         SandboxCreateError,
         SandboxExecResult,
@@ -23,8 +23,6 @@ try:
         SandboxSpec,
         SandboxStatus,
     )
-except ImportError as error:
-    raise framework_missing("nemo-gym", error) from error
 
 #: `return_code` of commands that the sandbox itself ended, as in NeMo Gym's own providers.
 _NO_STATUS = -1

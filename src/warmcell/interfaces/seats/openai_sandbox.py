@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmcell.core.errors import ExecutionTimeout, SandboxDestroyed, SandboxError
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import (
     A_DAY,
     WORK,
@@ -24,7 +24,7 @@ from warmcell.interfaces.seats.cage_commands import (
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.ports import AsyncExposedPort
 
-try:
+with framework("openai-agents"):
     from agents.sandbox.errors import (
         ExecTimeoutError,
         ExecTransportError,
@@ -43,8 +43,6 @@ try:
     from agents.sandbox.types import ExecResult, ExposedPortEndpoint
     from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tar_bytes
     from pydantic import Field
-except ImportError as error:
-    raise framework_missing("openai-agents", error) from error
 
 _MAX_ARCHIVE = 1 << 30
 

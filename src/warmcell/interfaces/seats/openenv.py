@@ -12,14 +12,12 @@ from warmcell.core.errors import ImageNotFound, SandboxError
 from warmcell.core.light import on_error
 from warmcell.core.types import Limits
 from warmcell.images import ImageStore
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.sandbox.processes import Process
 
-try:
+with framework("openenv"):
     from openenv.core.containers.runtime.providers import ContainerProvider, RuntimeProvider
-except ImportError as error:
-    raise framework_missing("openenv", error) from error
 
 _PORT = 8000
 _POLL_SECONDS = 0.1

@@ -8,19 +8,17 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.types import ExecResult, Limits
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import USE_BASH, CageCommands
 from warmcell.lifetime.portal import portal
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("openhands"):
     from openhands.sdk.git.models import GitChange, GitChangeStatus, GitDiff
     from openhands.sdk.tool import Action, Observation, ToolDefinition, ToolExecutor, register_tool
     from openhands.sdk.workspace.base import BaseWorkspace
     from openhands.sdk.workspace.models import CommandResult, FileOperationResult
     from pydantic import Field, PrivateAttr
-except ImportError as error:
-    raise framework_missing("openhands", error) from error
 
 _KINDS = {"A": GitChangeStatus.ADDED, "D": GitChangeStatus.DELETED}
 #: The exit code of a command that timed out, as in `LocalWorkspace`.

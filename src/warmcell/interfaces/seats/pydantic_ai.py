@@ -9,7 +9,7 @@ from typing import Any
 
 from warmcell.core.errors import ExecutionTimeout, SandboxDestroyed, SessionEnded
 from warmcell.core.types import ExecResult
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import (
     A_DAY,
     WORK,
@@ -20,7 +20,7 @@ from warmcell.interfaces.seats.cage_commands import (
 )
 from warmcell.lifetime.portal import portal
 
-try:
+with framework("pydantic-ai"):
     from pydantic_ai.workspaces.protocol import (
         CommandResult,
         WorkspaceOutputLimitError,
@@ -29,8 +29,6 @@ try:
         WorkspaceUnavailableError,
         validate_timeout,
     )
-except ImportError as error:
-    raise framework_missing("pydantic-ai", error) from error
 
 
 class WarmcellWorkspace:

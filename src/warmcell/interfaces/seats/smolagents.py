@@ -8,18 +8,16 @@ import re
 from typing import Any
 
 from warmcell.core.errors import SandboxError
-from warmcell.interfaces.seats import framework_missing
+from warmcell.interfaces.seats import framework
 from warmcell.sandbox.blocking import Sandbox
 
-try:
+with framework("smolagents"):
     import PIL.Image
     from smolagents.local_python_executor import CodeOutput
     from smolagents.monitoring import AgentLogger, LogLevel
     from smolagents.remote_executors import RemotePythonExecutor
     from smolagents.tools import get_tools_definition_code
     from smolagents.utils import AgentError
-except ImportError as error:
-    raise framework_missing("smolagents", error) from error
 
 #: The code that the framework sends imports PIL and numpy, used or not.
 _IMPORT = re.compile(r"^import ([\w.]+)$", re.MULTILINE)
