@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
-from warmcell.interfaces.serve.requests import RESPONSE_END, RequestsById, check_mcp_message
+from warmcell.interfaces.serve.requests import RESPONSE_END, RequestsById, check_mcp_message, read_ahead
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -142,7 +142,10 @@ class _BoundedMessages:
             await self._app(scope, receive, send)
             return
         try:
-            body = await check_mcp_message(await _read_body(receive))
+            body, _ = await read_ahead(receive, MAX_BODY)
+            if len(body) > MAX_BODY:
+                raise HttpError(413, f"a message has at most {MAX_BODY} bytes")
+            body = await check_mcp_message(body)
         except ClientDisconnected:
             return
         except HttpError as error:
@@ -153,19 +156,6 @@ class _BoundedMessages:
             await self._requests.call(self._app, scope, body, receive, send)
         finally:
             scope[RESPONSE_END].set()
-
-
-async def _read_body(receive: Any) -> bytes:
-    body, has_more = bytearray(), True
-    while has_more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY:
-            raise HttpError(413, f"a message has at most {MAX_BODY} bytes")
-        has_more = message.get("more_body", False)
-    return bytes(body)
 
 
 #: The id is searched in the first bytes only: clients write it before long content.

@@ -144,6 +144,20 @@ def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"the body is larger than {limit} bytes", headers=_CLOSE)
 
 
+async def read_ahead(receive: Receive, limit: int) -> tuple[bytes, bool]:
+    """Read about `limit` bytes of the body; return them and whether there is more. Raises `ClientDisconnected`."""
+    pieces, size = list[bytes](), 0
+    while size <= limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if not message.get("more_body"):
+            return b"".join(pieces), False
+    return b"".join(pieces), True
+
+
 def replay(body: bytes, receive: Receive, *, has_more: bool = False) -> Receive:
     """A `receive` that returns a body, or its beginning, that was read before, and then what the client sends."""
     first = [{"type": "http.request", "body": body, "more_body": has_more}]

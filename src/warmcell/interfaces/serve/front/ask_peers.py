@@ -22,7 +22,7 @@ from warmcell.interfaces.serve.front.placement import OWN_SANDBOXES, SNAPSHOTS
 from warmcell.interfaces.serve.front.relay import PART_OF_REQUEST, Peer, relay
 from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.requests import Receive, replay
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, json_response
+from warmcell.interfaces.serve.responses import HttpError, json_response
 from warmcell.interfaces.serve.sandbox_registry import MAYBE_ELSEWHERE, PROBE_ONLY
 from warmcell.interfaces.serve.v1.activity import HISTORY, merge_activity, merge_history, open_stream
 from warmcell.observe.metrics import METRICS_HEADERS, merge_metrics
@@ -168,17 +168,3 @@ async def ask(worker: Peer, scope: Any, receive: Receive, *, is_part: bool = Fal
     await relay(worker, scope, replay(b"", receive), append)
     head = {name.decode("latin-1"): text.decode("latin-1") for name, text in parts[0]["headers"]}
     return Response(b"".join(part.get("body", b"") for part in parts), parts[0]["status"], head)
-
-
-async def read_ahead(receive: Receive, limit: int) -> tuple[bytes, bool]:
-    """Read about `limit` bytes of the body; return them and whether there is more. Raises `ClientDisconnected`."""
-    pieces, size = list[bytes](), 0
-    while size <= limit:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if not message.get("more_body"):
-            return b"".join(pieces), False
-    return b"".join(pieces), True

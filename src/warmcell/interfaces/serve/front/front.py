@@ -38,7 +38,6 @@ from warmcell.interfaces.serve.front.ask_peers import (
     choose_for_link,
     merge_figures,
     merge_lists,
-    read_ahead,
 )
 from warmcell.interfaces.serve.front.client_connections import ClientConnections
 from warmcell.interfaces.serve.front.client_sockets import ClientSocket, RelayedProtocol, SocketRelay
@@ -58,7 +57,7 @@ from warmcell.interfaces.serve.http_protocol import DeadlineProtocol
 from warmcell.interfaces.serve.listener import Server, make_tls_context, reload_certificate, reload_on_change, serve_on
 from warmcell.interfaces.serve.middleware import RELAYED, REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import SANDBOXES
-from warmcell.interfaces.serve.requests import Receive, has_many_values, replay
+from warmcell.interfaces.serve.requests import Receive, has_many_values, read_ahead, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
 from warmcell.interfaces.serve.routing import AuthRoute
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES
