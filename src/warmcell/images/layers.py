@@ -120,12 +120,10 @@ class LayerStore:
         held = hold(os.path.join(self.path, hex_of(diff_id)))
         if held is None:
             return  # another thread is still adding it
-        try:
+        with held:
             path = os.path.join(self.path, UNFINISHED_LAYERS[0] + hex_of(diff_id))
             os.rename(held.path, path)
             remove_directory(path)
-        finally:
-            held.release()
 
     def size(self, diff_id: str) -> int:
         """The bytes of the uncompressed layer."""
@@ -144,13 +142,12 @@ class LayerStore:
         if self.has(result):
             return result
         make_directories(self.path)
-        held = create_held_directory(UNFINISHED_LAYERS[0], self.path)
-        try:
-            self._unpack(held.path, layers, budget, on_progress)
-            self._publish(held.path, result)
-        finally:
-            remove_directory(held.path)  # gone, if it was published
-            held.release()
+        with create_held_directory(UNFINISHED_LAYERS[0], self.path) as held:
+            try:
+                self._unpack(held.path, layers, budget, on_progress)
+                self._publish(held.path, result)
+            finally:
+                remove_directory(held.path)  # gone, if it was published
         return result
 
     def _unpack(self, path: str, layers: Sequence[LayerSource], budget: Budget, on_progress: OnProgress | None) -> None:

@@ -40,10 +40,8 @@ def collect_garbage(records: Records, layers: LayerStore, blobs: BlobStore) -> i
 def _remove_image(directory: str) -> None:
     held = hold(directory)
     if held is not None:  # else a program runs it
-        try:
+        with held:
             remove_directory(directory)
-        finally:
-            held.release()
 
 
 def _remove_layers(layers: LayerStore, used: Iterable[str]) -> int:

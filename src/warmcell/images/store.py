@@ -321,11 +321,8 @@ class ImageStore:
         check_access(self.path)
         what = f"another program is {'removing images' if is_shared else 'adding an image'} in {self.path}"
         failure = ExecutionFailed(what, hint="try again when it has finished")
-        held = wait_to_hold(self.path, _PATIENCE_SECONDS if waits else 0, failure, is_shared=is_shared)
-        try:
+        with wait_to_hold(self.path, _PATIENCE_SECONDS if waits else 0, failure, is_shared=is_shared):
             yield
-        finally:
-            held.release()
 
 
 def _name_of(path: str, found: str | None) -> str:

@@ -199,11 +199,8 @@ def _forget_others(home: str) -> None:
     kept = [entry for entry in os.scandir(home) if not entry.name.startswith(".")]
     for entry in sorted(kept, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)[:-_MOST_OTHERS]:
         held = hold(entry.path)
-        if held is None:
-            continue
-        try:
-            unused = os.path.join(home, f"{UNFINISHED_LIBRARIES[0]}{os.urandom(8).hex()}")
-            os.rename(entry.path, unused)
-            shutil.rmtree(unused, ignore_errors=True)
-        finally:
-            held.release()
+        if held is not None:
+            with held:
+                unused = os.path.join(home, f"{UNFINISHED_LIBRARIES[0]}{os.urandom(8).hex()}")
+                os.rename(entry.path, unused)
+                shutil.rmtree(unused, ignore_errors=True)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from warmcell.core.light import Closing
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.lifetime.ownership import fork_lock, own
 
@@ -28,8 +29,11 @@ UNFINISHED_LAYERS = (".unpack-",)
 PREFIXES = tuple(f"warmcell-{kind}-" for kind in _KINDS)
 
 
-class HeldDirectory:
-    """A directory and the lock on it. After a fork of the program it still belongs to the parent."""
+class HeldDirectory(Closing):
+    """A directory and the lock on it. After a fork of the program it still belongs to the parent.
+
+    As a context manager it is released at the end of the block.
+    """
 
     def __init__(self, path: str, lock: int) -> None:
         self.path, self._lock = path, lock
@@ -51,6 +55,8 @@ class HeldDirectory:
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
+
+    close = release
 
 
 def default_temporary_directory() -> str:
@@ -231,10 +237,8 @@ def find_abandoned(parent: str, prefixes: tuple[str, ...]) -> Iterator[str]:
         except OSError:  # no descriptors left: sweep another time
             return
         if held is not None:
-            try:
+            with held:
                 yield held.path
-            finally:
-                held.release()
 
 
 def _names(parent: str, prefixes: tuple[str, ...]) -> list[str]:

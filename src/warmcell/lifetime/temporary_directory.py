@@ -16,12 +16,11 @@ _MAX_SOCKET_DIRECTORY = 99
 @contextmanager
 def temporary_directory(kind: str) -> Iterator[str]:
     """A held directory, removed at the end of the block."""
-    held = create_held_directory(f"warmcell-{kind}-", writable_directory())
-    try:
-        yield held.path
-    finally:
-        shutil.rmtree(held.path, ignore_errors=True)
-        held.release()
+    with create_held_directory(f"warmcell-{kind}-", writable_directory()) as held:
+        try:
+            yield held.path
+        finally:
+            shutil.rmtree(held.path, ignore_errors=True)
 
 
 @contextmanager

@@ -156,12 +156,10 @@ class WorkspaceStore:
 
     def _finish(self, found: WorkspaceHandle, held: HeldDirectory, snapshot: bool | None) -> SnapshotId | None:
         self._running.pop(found.id, None)
-        try:
+        with held:
             self._set_state(found, "stopped")
             wanted = self._snapshot_on_stop if snapshot is None else snapshot
             return self.snapshot(found) if wanted else None
-        finally:
-            held.release()
 
     def snapshot(self, workspace: WorkspaceHandle | str, name: str | None = None) -> SnapshotId:
         """Take a snapshot. A file that a running program is writing may be stored half written."""
@@ -241,14 +239,11 @@ class WorkspaceStore:
                 raise
             self._archive.remove(self._find_snapshot(item).id)
             return
-        held = self._hold(found)
-        try:
+        with self._hold(found):
             with self._archive.catalogue.connect() as database:
                 database.execute("delete from workspaces where id = ?", (found.id,))
                 database.execute("delete from scans where source = ?", (found.id,))
             remove_directory(self._directory(found.id))
-        finally:
-            held.release()
 
     def compact(self) -> int:
         """Remove unused data, and files that killed programs left; returns the bytes freed in packs."""
@@ -258,12 +253,10 @@ class WorkspaceStore:
             for name in os.listdir(self._work):
                 held = None if name in known else hold(os.path.join(self._work, name))
                 if held is not None:
-                    try:
+                    with held:
                         # Its creator may have added the row after `list`, and before it released the directory.
                         if not self._has_row(name):
                             remove_directory(held.path)
-                    finally:
-                        held.release()
         return freed
 
     def _has_row(self, identity: str) -> bool:

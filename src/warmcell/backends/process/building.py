@@ -80,15 +80,11 @@ class ArtefactCache:
         """An empty directory for one build, on the file system where the artefact will stay."""
         from warmcell.workspace.remove import remove_directory
 
-        root = self._writable_root()
-        held = create_held_directory(".build-", root)
-        try:
-            yield held.path
-        finally:
+        with create_held_directory(".build-", self._writable_root()) as held:
             try:
-                remove_directory(held.path)
+                yield held.path
             finally:
-                held.release()
+                remove_directory(held.path)
 
     def _writable_root(self) -> str:
         with self._lock:
@@ -155,8 +151,8 @@ class ArtefactCache:
             total += size
             held = hold(path) if position >= _MOST_KEPT or total > _MOST_BYTES else None
             if held is not None:  # an artefact in use stays
-                remove_directory(path)
-                held.release()
+                with held:
+                    remove_directory(path)
 
 
 def _check_output(path: str) -> None:

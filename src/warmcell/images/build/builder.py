@@ -195,18 +195,17 @@ class Builder:
     def _upper_directory(self, lower: Tree) -> Iterator[str]:
         """A private temporary directory on the store's disk, for an overlay. `sweep` removes it after a crash."""
         make_directories(self._store.layers.path)
-        held = create_held_directory(UNFINISHED_LAYERS[0], self._store.layers.path)
-        try:
-            for name in ("upper", "work"):
-                os.mkdir(os.path.join(held.path, name))
-                os.chmod(os.path.join(held.path, name), 0o755)
-            root = lower.find("/")
-            if root is not None:
-                os.chmod(os.path.join(held.path, "upper"), stat.S_IMODE(root.state.st_mode))
-            yield held.path
-        finally:
-            remove_directory(held.path)
-            held.release()
+        with create_held_directory(UNFINISHED_LAYERS[0], self._store.layers.path) as held:
+            try:
+                for name in ("upper", "work"):
+                    os.mkdir(os.path.join(held.path, name))
+                    os.chmod(os.path.join(held.path, name), 0o755)
+                root = lower.find("/")
+                if root is not None:
+                    os.chmod(os.path.join(held.path, "upper"), stat.S_IMODE(root.state.st_mode))
+                yield held.path
+            finally:
+                remove_directory(held.path)
 
     # ---- COPY and WORKDIR ----
 

@@ -255,11 +255,8 @@ class SnapshotArchive:
         if os.stat(self.path).st_uid != os.geteuid() or not os.access(self.path, os.R_OK | os.X_OK):
             raise not_permitted(self.path)
         what = f"another program is {'compacting' if is_shared else 'writing to'} the store {self.path!r}"
-        held = wait_to_hold(self.path, _PATIENCE_SECONDS, ExecutionFailed(what), is_shared=is_shared)
-        try:
+        with wait_to_hold(self.path, _PATIENCE_SECONDS, ExecutionFailed(what), is_shared=is_shared):
             yield
-        finally:
-            held.release()
 
     def seal_document(self, data: bytes) -> bytes:
         digest = self.codec.digest(data)
