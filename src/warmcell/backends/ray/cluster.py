@@ -10,27 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from warmcell.backends.ray.node_link import NodeLink, Transport
+from warmcell.backends.ray.node_link import NodeLink
 from warmcell.backends.ray.node_service import own_version
 from warmcell.backends.ray.placement import Needs, Node, NodeInfo, choose, usable
 from warmcell.core.errors import BackendBusy, BackendUnavailable, SandboxError
 from warmcell.lifetime.threads import in_thread
 
+if TYPE_CHECKING:
+    from warmcell.backends.ray.ray_nodes import RayNodes, RayTransport
+
 _LOOK_SECONDS = 1.0
 _START_SECONDS = 120.0
 #: A node whose actor could not start is tried again after this.
 _AGAIN_SECONDS = 30.0
-
-
-class Nodes(Protocol):
-    """Where nodes come from; blocking. `RayNodes`, or a stand-in in tests."""
-
-    def join(self) -> None: ...
-    def leave(self) -> None: ...
-    def list(self) -> list[NodeInfo]: ...
-    def start(self, node_id: str, make_backend: Callable[[], Any]) -> Transport: ...
 
 
 class _Waiter:
@@ -40,7 +34,7 @@ class _Waiter:
 
 
 class Cluster:
-    def __init__(self, nodes: Nodes, make_backend: Callable[[], Any], queue_timeout: float) -> None:
+    def __init__(self, nodes: RayNodes, make_backend: Callable[[], Any], queue_timeout: float) -> None:
         self._nodes, self._make_backend, self._queue_timeout = nodes, make_backend, queue_timeout
         self.links: dict[str, NodeLink] = {}
         self._known: dict[str, NodeInfo] = {}
@@ -213,7 +207,7 @@ class Cluster:
             task.add_done_callback(lambda _: self._starts.pop(node.id, None))
 
     async def _start_link(self, node: NodeInfo) -> None:
-        transport: Transport | None = None
+        transport: RayTransport | None = None
         try:
             async with asyncio.timeout(_START_SECONDS):
                 transport = await in_thread(lambda: self._nodes.start(node.id, self._make_backend))

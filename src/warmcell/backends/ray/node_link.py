@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from warmcell.backends.ray.direct_connection import Carrier, NodeSocket
 from warmcell.backends.ray.node_service import SANDBOXES, TAKE_SECONDS
@@ -17,6 +17,7 @@ from warmcell.lifetime.threads import cancel_and_wait
 
 if TYPE_CHECKING:
     from warmcell.backends.ray.placement import NodeFacts, NodeInfo
+    from warmcell.backends.ray.ray_nodes import RayTransport
     from warmcell.runner.listening import Listener
 
 #: Messages in one call.
@@ -25,20 +26,6 @@ _MOST_MESSAGES = 256
 _ANSWER_SECONDS = 60.0
 _CLOSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.005
-
-
-class Transport(Protocol):
-    """Calls of a `NodeService` somewhere else. They raise `ConnectionError` if it is gone."""
-
-    async def start(self) -> NodeFacts: ...
-    async def submit(self, payload: bytes) -> None: ...
-    async def take(self) -> bytes: ...
-    async def check(self) -> None:
-        """Returns if the service has outlived what it has sent so far."""
-
-    async def close(self) -> None: ...
-    def kill(self) -> None:
-        """Ends the service and everything it runs, at once. May be called twice."""
 
 
 class _Call:
@@ -60,7 +47,7 @@ class NodeLink:
     """One batch in each direction is on its way at a time; what accumulates meanwhile goes with the next, in order."""
 
     def __init__(
-        self, info: NodeInfo, facts: NodeFacts, transport: Transport, on_lost: Callable[[NodeLink], object]
+        self, info: NodeInfo, facts: NodeFacts, transport: RayTransport, on_lost: Callable[[NodeLink], object]
     ) -> None:
         self.info, self.facts = info, facts
         #: Runs and sandboxes that were placed here.

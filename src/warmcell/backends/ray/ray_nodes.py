@@ -167,13 +167,17 @@ class RayTransport:
         return taken
 
     async def check(self) -> None:
-        """By a call of Ray: an actor that has begun to end does not carry out any more."""
+        """Returns if the service has outlived what it has sent so far.
+
+        By a call of Ray: an actor that has begun to end does not carry out any more.
+        """
         await self._call(self._actor.check)
 
     async def close(self) -> None:
         await self._call(self._actor.close)
 
     def kill(self) -> None:
+        """Ends the service and everything it runs, at once. May be called twice."""
         if self._direct is not None:
             self._direct.close()
         if self._ray.is_initialized():
