@@ -251,7 +251,7 @@ def to_content(field: str, held: Content) -> str | bytes:
 
 
 class SessionBody(Strict):
-    """A stateful interpreter: `python`, `javascript` or `command` (bash)."""
+    """A stateful interpreter: `python`, `javascript`, `typescript` or `command` (bash)."""
 
     language: str = "python"
     cwd: Directory | None = None
