@@ -90,6 +90,15 @@ def test_every_step_of_the_cage_is_explained() -> None:
     assert [name for name in sorted(steps) if f"*{name}*" not in page] == []
 
 
+@pytest.mark.parametrize("page", ["architecture.md", "cage.md"])
+def test_the_modules_on_the_pages_for_reviewers_exist(page: str) -> None:
+    folders = [ROOT / "src", ROOT / "tests", ROOT / "scripts"]
+    files = [path.as_posix() for folder in folders for path in folder.rglob("*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)\b", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    assert len(named) >= 20
+    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
 def test_the_layers_on_the_page_are_tests() -> None:
     tests = set(
         re.findall(r"^def (test_\w+)", (ROOT / "tests/escape/test_layers.py").read_text(encoding="utf-8"), re.M)
