@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmcell.core.errors import EnforcerFailed, SandboxError
+from warmcell.core.errors import EnforcerFailed, InvalidRequest, SandboxError
 from warmcell.core.light import on_error
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.lifetime.descriptors import host_failure
@@ -29,7 +29,13 @@ _REQUEST_SECONDS, _STALL_SECONDS = 30.0, 60.0
 _SMALL_RING = 1 << 16
 #: The ring's size for programs whose output is always followed.
 make_small_ring = partial(Ring, _SMALL_RING)
-_STATUS = {"ENOENT": 404, "ENOTDIR": 400, "EINVAL": 400, "EPERM": 400, "EEXIST": 409, "EACCES": 403, "ELOOP": 400}
+_STATUS = {
+    "ENOENT": 404,
+    "EEXIST": 409,
+    "EACCES": 403,
+    "EROFS": 403,
+    **dict.fromkeys(("ENOTDIR", "EISDIR", "ENOTEMPTY", "ENAMETOOLONG", "EINVAL", "EPERM", "ELOOP"), 400),
+}
 
 
 class ContainerCage:
@@ -132,7 +138,7 @@ class ContainerCage:
 
     async def _start_request(self, op: str, fields: Mapping[str, Any]) -> LocalProcess:
         process = await self.start((), "/", stdin=True, ring=make_small_ring, worker="container_request")
-        with on_error(process.kill_soon):
+        with on_error(process.kill_soon), suppress(InvalidRequest):  # it was killed: `_answer` says so
             await process.write(json.dumps({"op": op, **fields}).encode() + b"\n")
         return process
 
@@ -145,8 +151,10 @@ class ContainerCage:
         except TimeoutError:
             raise DockerError(500, f"the container did not answer within {_REQUEST_SECONDS:g} s") from None
         answer = _parse(bytes(output))
-        if "errno" in answer or process.info.exit_code != 0:
-            raise DockerError(_STATUS.get(str(answer.get("errno")), 500), _message_of(bytes(output)))
+        if "errno" in answer:
+            raise DockerError(_STATUS.get(str(answer["errno"]), 500), _message_of(bytes(output)))
+        if process.info.exit_code != 0:  # killed, as are all processes when the main program has ended
+            raise DockerError(409, _message_of(b""))
         return answer
 
     async def kill_all(self) -> None:
@@ -178,4 +186,4 @@ def _parse(output: bytes) -> dict[str, Any]:
 
 
 def _message_of(output: bytes) -> str:
-    return str(_parse(output).get("message") or "the container's helper ended without an answer")[:500]
+    return str(_parse(output).get("message") or "the container's helper was killed, as at the container's end")[:500]

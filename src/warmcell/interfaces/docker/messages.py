@@ -16,7 +16,9 @@ from warmcell.core.errors import (
     InvalidRequest,
     PathTraversal,
     PolicyViolation,
+    SandboxDestroyed,
     SandboxError,
+    SessionEnded,
 )
 from warmcell.images.model import parse_time
 
@@ -45,6 +47,8 @@ def refusal_of(error: SandboxError) -> DockerError:
         return DockerError(404, f"No such image: {error}")
     if isinstance(error, _CALLERS_FAULT):
         return DockerError(400, str(error))
+    if isinstance(error, SandboxDestroyed | SessionEnded):  # the container is being removed, or its cage has ended
+        return DockerError(409, str(error))
     return DockerError(503 if isinstance(error, BackendBusy) else 500, str(error))
 
 
