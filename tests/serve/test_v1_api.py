@@ -15,7 +15,9 @@ from tests.helpers import eventually
 from tests.serve.conftest import Server, disconnect_after
 from tests.serve.requests import is_running
 
+from warmcell.core.types import Limits
 from warmcell.images.references import REFERENCE_PATTERN
+from warmcell.interfaces.serve.v1.models import LimitsBody
 
 
 def post(server: Server, path: str = "/v1/run", **body: object) -> httpx.Response:
@@ -114,6 +116,15 @@ def test_the_document_has_the_bounds_that_hold(server: Server) -> None:
     [path] = [one for one in _parameters(server, "/v1/sandboxes/{id}/files/{path}") if one["name"] == "path"]
     for fits, name in ((True, "a/b c"), (False, "C:"), (False, "a\\b"), (False, "../a")):
         assert (re.search(path["schema"]["pattern"], name) is not None) == fits, name
+
+
+def test_a_request_may_set_each_limit(server: Server) -> None:
+    """`cpus` was refused as an unknown field, also from our own client."""
+    schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
+    assert set(schemas["LimitsBody"]["properties"]) == set(Limits.__slots__)
+    assert LimitsBody(cpus=0.5).limits() == Limits(cpus=0.5)
+    refused = post(server, language="python", code="pass", timeout=30, limits={"cpus": 1025})
+    assert refused.status_code == 422 and "limits.cpus" in refused.json()["error"]["message"]
 
 
 def test_the_document_says_what_the_server_accepts(server: Server) -> None:

@@ -113,6 +113,7 @@ class LimitsBody(Strict):
     open_files: Annotated[int, Field(ge=ENOUGH_OPEN_FILES, le=1 << 20), WHOLE] | None = None
     disk_mb: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
     output_bytes: Annotated[int, Field(ge=1, le=1 << 30), WHOLE] | None = None
+    cpus: Annotated[float, Field(gt=0, le=1024)] | None = None
     gpu_memory_mb: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
 
     def limits(self) -> Limits:
