@@ -17,10 +17,17 @@ ABOUT = """Runs code that you did not write in a sandbox: no network, no host fi
 time, memory, processes, disk and output. Data goes to stdout, everything else to stderr."""
 VARIABLES = {
     "NO_COLOR": "if set, messages have no color",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "where 'serve' sends traces and metrics",
+    "RAY_ADDRESS": "the cluster of 'serve --ray' and '--backend ray'",
+    "TMPDIR": "where the files of sandboxes are, instead of /tmp",
     "WARMCELL_DEBUG": "1 prints the traceback of an internal error",
     "WARMCELL_STATE_KEY": "the key of 'serve --state', instead of --state-key: 64 hexadecimal digits",
+    "WARMCELL_STORE_KEY": "the key that encrypts snapshots of workspaces: 64 hexadecimal digits",
     "WARMCELL_TOKEN": "the token of 'serve', 'mcp' and 'top', instead of --token",
     "XDG_CACHE_HOME": "where compiled modules, libraries and images are kept",
+    "XDG_CONFIG_HOME": "where the file of tokens is kept",
+    "XDG_DATA_HOME": "where workspaces are kept",
+    "XDG_STATE_HOME": "where changes that were not committed are kept",
 }
 
 
