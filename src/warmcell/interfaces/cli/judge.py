@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 def judge(arguments: Namespace) -> int:
     """Check everything, then judge. Return 0 if every case was accepted."""
-    source = choose(arguments.language or arguments.file, arguments.file if arguments.language else None, None)
+    file, language, naming = arguments.file, arguments.language, "name it with --language"
+    source = choose(language or file, file if language else None, None, naming)
     jobs = options.whole_number("--jobs", arguments.jobs, 1024)
     try:
         request = _request(arguments, source)
@@ -89,7 +90,7 @@ def _judge(request: ExecRequest, cases: list[Case], **settings: Any) -> list[Ver
 def _read_interactor(arguments: Namespace, request: ExecRequest) -> ExecRequest | None:
     if arguments.interactor is None:
         return None
-    source = choose(arguments.interactor, None, None)
+    source = choose(arguments.interactor, None, None, "rename the file")
     return ExecRequest(
         source.language.name, read_code(source), request.timeout, memory_limit_mb=request.memory_limit_mb
     )
@@ -117,7 +118,7 @@ def _make_backend(name: str, arguments: Namespace) -> Any:
     if name != "process":
         if policy is not None or arguments.image is not None:
             option = "--gpu" if policy is not None else "--image"
-            raise UsageError(f"{option} needs the process backend", "leave it out, or use --backend process")
+            raise UsageError(f"{option} needs the process backend", "leave it out")
         return get_backend(name)
     enforcer = None if arguments.enforcer == "none" else arguments.enforcer
     return get_backend(name, enforcer=enforcer, policy=policy, image=arguments.image, user=arguments.user)

@@ -75,9 +75,9 @@ def policy(
 
     builder = SandboxPolicyBuilder(policy_file(file)) if file else SandboxPolicyBuilder().allow_process_spawn()
     for path in reads:
-        builder = builder.allow_read(_existing("--allow-read", path))
+        builder = builder.allow_read(existing("--allow-read", path))
     for path in writes:
-        builder = builder.allow_read_write(_existing("--allow-write", path))
+        builder = builder.allow_read_write(existing("--allow-write", path))
     for domain in domains:
         builder = builder.allow_domain(*domain_and_ports(domain))
     if gpus is not None:
@@ -105,7 +105,7 @@ def policy_file(path: str) -> SandboxPolicy:
         raise UsageError(f"--policy: {error.message.removeprefix('policy: ')}", error.hint) from None
 
 
-def _existing(option: str, path: str) -> str:
+def existing(option: str, path: str) -> str:
     if not os.path.lexists(path):
         raise UsageError(f"{option}: {path!r} does not exist", "create it first")
     return path

@@ -103,7 +103,8 @@ def _serve_docker(arguments: Namespace) -> int:
 
     configure_logging(arguments.log_level, arguments.log_format)
     raise_descriptor_limit()
-    ceiling = options.policy([], arguments.docker_binds, arguments.docker_network, arguments.policy)
+    binds = [options.existing("--docker-binds", path) for path in arguments.docker_binds]
+    ceiling = options.policy([], binds, arguments.docker_network, arguments.policy)
     settings = DockerSettings(
         socket=arguments.docker_socket,
         ceiling=ceiling or SandboxPolicy(),

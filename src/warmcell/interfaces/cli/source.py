@@ -32,30 +32,30 @@ class Source:
         return self.inline is None and self.path is None
 
 
-def choose(target: str, source: str | None, inline: str | None) -> Source:
-    """Interpret the arguments. A single word that is not a built-in language may be a file."""
+def choose(target: str, source: str | None, inline: str | None, naming: str | None = None) -> Source:
+    """Interpret the arguments. A single word that is not a built-in language may be a file.
+
+    `naming` tells, in a hint, how to name the language of a file; by default as in `warmcell run`.
+    """
     is_named = inline is not None or source is not None
     if inline is not None and source is not None:
         raise UsageError(f"-c and {source!r} cannot be combined", "give one program")
     language = find_built_in(target)
     if language is None and not is_named:
-        return _file_or_installed(target)
+        return _file_or_installed(target, naming or f"name it, as in 'warmcell run python {target}'")
     if language is None:
         language = _find_installed(target)
     return Source(language, inline, None if source in (None, "-") else source)
 
 
-def _file_or_installed(target: str) -> Source:
+def _file_or_installed(target: str, naming: str) -> Source:
     language = language_of_file(target)
     if language is not None:
         return Source(language, path=target)
     if "/" not in target and not os.path.splitext(target)[1] and not os.path.exists(target):
         return Source(_find_installed(target))
     known = " ".join(suffix for row in all_rows() for suffix in row.suffixes)
-    raise UsageError(
-        f"cannot infer the language of {target!r} from its name",
-        f"name it, as in 'warmcell run python {target}', or use one of {known}",
-    )
+    raise UsageError(f"cannot infer the language of {target!r} from its name", f"{naming}, or use one of {known}")
 
 
 def _find_installed(name: str) -> LanguageRow:
@@ -138,4 +138,4 @@ def _read_until_end(descriptor: int, patience: float) -> bytes:
         if not piece:
             return bytes(received)
         received += piece
-    raise UsageError(f"stdin is larger than {MAX_STDIN_BYTES} bytes", "pass the data as a file with --allow-read")
+    raise UsageError(f"stdin is larger than {MAX_STDIN_BYTES} bytes", "pass the data as a file")

@@ -47,6 +47,14 @@ def test_options_of_the_http_server_are_refused(
     assert ended.stderr.startswith(f"error: {option[0]} does not work with --docker-socket\n")
 
 
+def test_a_directory_that_does_not_exist_is_named_with_its_option(
+    warmcell: Callable[..., Ended], servers: list[DockerSettings]
+) -> None:
+    ended = warmcell("serve", "--docker-socket", "d.sock", "--docker-binds", "/no/such/path")
+    assert (ended.status, servers) == (2, [])
+    assert ended.stderr.startswith("error: --docker-binds: '/no/such/path' does not exist\n")
+
+
 def test_options_of_the_docker_api_need_its_socket(warmcell: Callable[..., Ended]) -> None:
     ended = warmcell("serve", "--port", "0", "--docker-binds", "/srv")
     assert (ended.status, ended.stderr) == (2, "error: --docker-binds needs --docker-socket\n")

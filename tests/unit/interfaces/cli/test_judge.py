@@ -89,6 +89,18 @@ def test_wrong_usage(process: Scripted, warmcell: Command, task: list[str], opti
     assert process.fake.requests == []
 
 
+def test_hints_name_no_option_of_other_commands(
+    process: Scripted, warmcell: Command, task: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "solution").write_text("")
+    (tmp_path / "empty.wat").write_text("(module)")
+    for file, options in (("solution", ""), ("empty.wat", "--image x"), ("empty.wat", "--gpu")):
+        ended = warmcell("judge", str(tmp_path / file), *task[1:], *options.split())
+        assert ended.status == 2 and "hint:" in ended.stderr
+        hint = ended.stderr.partition("hint:")[2]
+        assert "--backend" not in hint and "warmcell run" not in hint, hint
+
+
 @pytest.mark.needs("user namespaces")
 def test_the_real_thing(task: list[str]) -> None:
     ended = real_warmcell("judge", *task, "--json")
