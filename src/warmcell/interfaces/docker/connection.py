@@ -273,7 +273,7 @@ class Connection:
             if working not in done:
                 raise ClientGone
             working.result()
-        except SandboxError as error:  # the head is sent: the client sees that the body is incomplete
+        except (DockerError, SandboxError) as error:  # the head is sent: the client sees that the body is incomplete
             _log.warning("a response was cut short: %s", error)
             raise ClientGone from None
         finally:

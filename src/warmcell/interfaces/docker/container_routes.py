@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from warmcell.core.errors import SandboxError
 from warmcell.images.manifests import own_architecture
 from warmcell.interfaces.docker.container import Container
 from warmcell.interfaces.docker.container_spec import parse_signal, read_spec
@@ -31,6 +32,8 @@ from warmcell.sandbox.interface import PtySize
 from warmcell.sandbox.local.process import LocalProcess
 
 _STATS_SECONDS = 1.0
+#: Of the figures that a guest may forge: nanoseconds and bytes of `stats` have 64 bits.
+_LARGEST = {"seconds": 1 << 33, "memory": 1 << 62, "count": 1 << 31}
 _FILTERS = ("id", "name", "label", "status", "ancestor", "exited", "network", "volume")
 
 
@@ -274,13 +277,23 @@ async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess
 
 
 async def _read_usage(container: Container) -> dict[str, Any]:
-    """The cage's usage. The guest can forge the answer, so only numbers are kept."""
+    """The cage's usage. The guest can forge the answer, so only numbers are kept that clients can read."""
     if not container.is_running:
         return {}
-    answer = await container.cage.request("processes")
-    found = {name: answer[name] for name in ("seconds", "memory", "count") if isinstance(answer.get(name), int | float)}
+    try:
+        answer = await container.cage.request("processes")
+    except (DockerError, SandboxError):
+        if not container.is_ending:
+            raise
+        return {}  # the helper was killed, with all other processes
+    found = {name: _amount(answer.get(name), most) for name, most in _LARGEST.items()}
     cpus = os.cpu_count() or 1
     return {**found, "system": time.monotonic() * cpus, "cpus": cpus}
+
+
+def _amount(value: object, most: int) -> float:
+    """The number; 0 for anything else, also NaN, and for what is negative or larger than `most`."""
+    return value if isinstance(value, int | float) and 0 <= value <= most else 0
 
 
 def read_size(request: Request) -> PtySize:

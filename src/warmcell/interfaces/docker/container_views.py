@@ -200,11 +200,11 @@ def stats_document(container: Container, usage: Mapping[str, Any], before: Mappi
         "name": f"/{container.name}",
         "id": container.id,
         "num_procs": 0,
-        "pids_stats": {"current": usage.get("count", 0), "limit": container.spec.limits.processes},
+        "pids_stats": {"current": int(usage.get("count", 0)), "limit": container.spec.limits.processes},
         "cpu_stats": _cpu(usage),
         "precpu_stats": _cpu(before or {}),
         "memory_stats": {
-            "usage": usage.get("memory", 0),
+            "usage": int(usage.get("memory", 0)),
             "limit": (container.spec.limits.memory_mb or 0) * MIB,
             "stats": {},
         },
