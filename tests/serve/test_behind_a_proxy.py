@@ -73,6 +73,16 @@ def test_only_trusted_proxies_name_the_client(
         until(lambda: audit.read_text().count(f'"client": "{client}"') >= 3)
 
 
+def test_a_client_cannot_name_itself_in_a_line_before_the_proxys(start_server: Start, tmp_path: Path) -> None:
+    """HAProxy and others leave the client's line as it is, and add their own after it."""
+    audit = tmp_path / "audit.jsonl"
+    with start_server("--audit", str(audit), "--trusted-proxy", "127.0.0.0/8") as server:
+        lines = [("x-forwarded-for", "198.51.100.1"), ("x-forwarded-for", "203.0.113.7")]
+        server.client.get("/healthz", headers=lines)
+        until(lambda: '"client": "203.0.113.7"' in audit.read_text())
+        assert "198.51.100.1" not in audit.read_text()
+
+
 def test_forwarded_https_is_the_origin_of_the_page(start_server: Start) -> None:
     headers = {"origin": "https://localhost:9", "host": "localhost:9", "x-forwarded-proto": "https"}
     with start_server() as server:

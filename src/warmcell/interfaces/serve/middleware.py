@@ -70,7 +70,8 @@ class ProxyHeaders:
                 if headers.get(PART) == b"1":
                     scope[REPORTED_ELSEWHERE] = True
             if self._is_trusted((scope.get("client") or ("", 0))[0]):
-                address = self._last_untrusted(headers.get(b"x-forwarded-for", b""))
+                lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+                address = self._last_untrusted(b",".join(lines))  # some proxies add a line of their own at the end
                 _set_client(scope, address, headers.get(b"x-forwarded-proto", b""))
             self._strip_prefix(scope)
         await self._app(scope, receive, send)
