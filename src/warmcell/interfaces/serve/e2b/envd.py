@@ -80,12 +80,10 @@ async def box_for(request: Request, *, takes_traffic_token: bool = False) -> Box
 def owner_of(request: Request) -> Tenant | None:
     """The tenant to charge for a request with one of the sandbox's secrets."""
     box = find_box(get_service(request).sandboxes.find_any(request.headers.get("e2b-sandbox-id", "")[:200]))
-    if box is None and "signature" in request.query_params:
-        box = _signed_box(request, "read" if request.method == "GET" else "write")
-        return None if box is None else box.entry.tenant
     if box is None or not (box.has_token(request.headers.get("x-access-token")) or _has_traffic_token(request, box)):
-        return None
-    return box.entry.tenant
+        is_signed = "signature" in request.query_params
+        box = _signed_box(request, "write" if request.method == "POST" else "read") if is_signed else None
+    return None if box is None else box.entry.tenant
 
 
 def _has_traffic_token(request: Request, box: Box) -> bool:
