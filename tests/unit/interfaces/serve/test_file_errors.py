@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from warmcell.interfaces.serve.e2b.connect import RpcError
+from warmcell.interfaces.serve.e2b.control import Samples, metrics_of
 from warmcell.interfaces.serve.e2b.envd import envd_refusal
 from warmcell.interfaces.serve.e2b.guest_files import FileError
+from warmcell.interfaces.serve.e2b.interpreter import plain_refusal
+from warmcell.interfaces.serve.responses import HttpError
 
 
 @pytest.mark.parametrize(
@@ -14,3 +22,33 @@ from warmcell.interfaces.serve.e2b.guest_files import FileError
 )
 def test_a_transfer_that_the_service_lost_can_be_tried_again(errno: str, status: int) -> None:
     assert envd_refusal(FileError(errno, "what happened")).status_code == status
+
+
+@pytest.mark.parametrize(("code", "status"), [("deadline_exceeded", 504), ("unavailable", 503), ("internal", 500)])
+def test_a_context_whose_directory_cannot_be_made_has_the_reason(code: str, status: int) -> None:
+    refused = plain_refusal(RpcError(code, "the file service did not answer"))
+    assert (refused.status_code, bytes(refused.body)) == (status, b"the file service did not answer")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{}",
+        '{"seconds": NaN, "memory": 1, "disk": 1}',
+        '{"seconds": 1, "memory": Infinity, "disk": 1}',
+        '{"seconds": 1, "memory": 1, "disk": "1"}',
+        '{"seconds": 1, "memory": 1, "disk": -1}',
+        None,
+    ],
+)
+async def test_metrics_that_the_guest_forges_are_no_internal_error(answer: str | None) -> None:
+    async def ask(op: str) -> Any:
+        if answer is None:
+            raise RpcError("internal", "the file service exited")
+        return json.loads(answer)
+
+    entry = SimpleNamespace(created=0.0, state=SimpleNamespace(get=lambda kind, make: Samples(0.0)))
+    box: Any = SimpleNamespace(entry=entry, is_paused=False, files=SimpleNamespace(ask=ask))
+    with pytest.raises(HttpError) as refused:
+        await metrics_of(box, None, None)
+    assert (refused.value.status, refused.value.fault) == (503, "guest")

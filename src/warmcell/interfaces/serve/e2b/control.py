@@ -19,6 +19,7 @@ from warmcell.core.light import on_error
 from warmcell.core.timestamps import rfc3339
 from warmcell.interfaces.serve.e2b import templates
 from warmcell.interfaces.serve.e2b.box import Box, find_box, starts_of
+from warmcell.interfaces.serve.e2b.connect import RpcError
 from warmcell.interfaces.serve.e2b.creation import (
     Create,
     Network,
@@ -88,8 +89,12 @@ async def metrics_of(box: Box, begin: float | None, end: float | None) -> list[d
 
 
 async def _sample(box: Box, samples: Samples) -> dict[str, Any]:
-    found = await box.files.ask("usage")
-    now, seconds = time.time(), float(found["seconds"])
+    try:
+        found = await box.files.ask("usage")
+    except RpcError as error:
+        raise HttpError(503, error.message, fault="guest") from None
+    seconds, memory, disk = (_amount(found.get(name)) for name in ("seconds", "memory", "disk"))
+    now = time.time()
     elapsed, used = now - samples.last_time, seconds - samples.last_cpu_seconds
     samples.last_time, samples.last_cpu_seconds = now, seconds
     limits = box.entry.sandbox.limits
@@ -98,12 +103,19 @@ async def _sample(box: Box, samples: Samples) -> dict[str, Any]:
         "timestampUnix": int(now),
         "cpuCount": os.cpu_count() or 1,
         "cpuUsedPct": round(max(0.0, used) / max(elapsed, 0.001) * 100, 2),
-        "memUsed": int(found["memory"]),
+        "memUsed": int(memory),
         "memTotal": (limits.memory_mb or 0) << 20,
         "memCache": 0,
-        "diskUsed": int(found["disk"]),
+        "diskUsed": int(disk),
         "diskTotal": (limits.disk_mb or 0) << 20,
     }
+
+
+def _amount(value: object) -> float:
+    """A figure from the guest, which can forge anything, also NaN. Raises `HttpError` 503."""
+    if not isinstance(value, int | float) or not 0 <= value < 1 << 53:
+        raise HttpError(503, "unexpected answer from the file service of the sandbox", fault="guest")
+    return value
 
 
 class Timeout(BaseModel):

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from warmcell.core.errors import SandboxDestroyed, SandboxError
 from warmcell.core.types import check_env
+from warmcell.interfaces.serve.e2b.connect import STATUSES, RpcError
 from warmcell.interfaces.serve.e2b.contexts import Context, Contexts, contexts_of
 from warmcell.interfaces.serve.e2b.envd import box_for, owner_of, with_refusals
 from warmcell.interfaces.serve.event_streams import MAX_QUEUED
@@ -205,6 +206,8 @@ def plain_refusal(error: Exception) -> Response:
     if isinstance(error, SandboxError):
         status, message = status_of(error), public_message(error)
         return PlainTextResponse(message, 400 if status == 422 else status, with_retry_after(status, None))
+    if isinstance(error, RpcError):
+        return PlainTextResponse(error.message, STATUSES[error.code], with_retry_after(STATUSES[error.code], None))
     return error_response(error)
 
 
