@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from tests.serve.conftest import Server
 
+from warmcell import ExecResult
+from warmcell.interfaces.serve.build_and_run import Step
+from warmcell.interfaces.serve.piston import _step
+
 
 def execute(server: Server, content: str, **body: Any) -> dict[str, Any]:
     asked = {
@@ -39,6 +43,13 @@ def test_a_run(server: Server) -> None:
 def test_a_run_that_overstays(server: Server) -> None:
     run = execute(server, "while True: pass", run_timeout=500)["run"]
     assert (run["code"], run["signal"], run["status"]) == (None, "SIGKILL", "TO")
+
+
+@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (34, "SIGRTMIN"), (40, "SIG40"), (33, "SIG33")])
+def test_every_signal_has_a_name(number: int, name: str) -> None:
+    """A program that ended itself by a real-time signal was answered 500."""
+    ended = _step(Step("ended", ExecResult(exit_code=128 + number, signal=number)))
+    assert (ended["signal"], ended["code"], ended["status"]) == (name, None, "SG")
 
 
 def test_other_files_lie_beside_it(server: Server) -> None:

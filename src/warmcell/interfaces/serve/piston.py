@@ -146,13 +146,21 @@ def _step(step: Step) -> dict[str, Any]:
         "stderr": step.stderr,
         "output": result.stdout + step.stderr,
         "code": None if number else result.exit_code,
-        "signal": signal.Signals(number).name if number else None,
+        "signal": _name_of(number) if number else None,
         "message": step.note or None,
         "status": status,
         "cpu_time": round(result.usage.cpu_time * 1000),
         "wall_time": round(result.duration * 1000),
         "memory": result.usage.peak_memory_bytes,
     }
+
+
+def _name_of(number: int) -> str:
+    """`SIGKILL`; `SIG40` for one of the real-time signals, most of which have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
 
 
 def piston_refusal(error: Exception) -> Response:
