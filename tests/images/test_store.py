@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import until
 from tests.images.image_files import Layout, entry, layer
 
-from warmcell.errors import ExecutionFailed, ImageNotFound, InvalidRequest
+from warmcell.errors import ExecutionFailed, ImageInvalid, ImageNotFound, InvalidRequest
 from warmcell.images import Image, ImageStore
 from warmcell.images import store as store_module
 from warmcell.lifetime.held_directories import has_abandoned, hold, swept_directories
@@ -87,6 +87,21 @@ def test_a_damaged_record_does_not_hide_the_others(store: ImageStore, tmp_path: 
             store.get("one:1")
     store.import_(tmp_path / "one:1", "one:1")
     assert [image.name for image in store.list()] == ["one:1", "two:1"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", None])
+def test_a_damaged_layer_is_named_and_can_be_pruned(store: ImageStore, tmp_path: Path, content: bytes | None) -> None:
+    """As a crash of the machine leaves it."""
+    image = add(store, tmp_path, "one", "x")
+    record = Path(image.layer_paths[0]).parent / "layer.json"
+    record.unlink() if content is None else record.write_bytes(content)
+    if content is not None:
+        with pytest.raises(ImageInvalid, match="damaged"):
+            store.import_(tmp_path / "layout-one", "two")
+    store.remove("one")
+    store.prune()
+    assert trees(store) == 0
+    assert os.path.isdir(store.import_(tmp_path / "layout-one", "one").layer_paths[0])
 
 
 def test_a_damaged_image_is_neither_listed_nor_kept(store: ImageStore, tmp_path: Path) -> None:

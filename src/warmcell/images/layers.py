@@ -126,8 +126,11 @@ class LayerStore:
             remove_directory(path)
 
     def size(self, diff_id: str) -> int:
-        """The bytes of the uncompressed layer."""
-        return int(self._read(diff_id, _RECORD)["size"])
+        """The bytes of the uncompressed layer. `ImageInvalid` if its record is missing or damaged."""
+        size = self._read(diff_id, _RECORD).get("size")
+        if not isinstance(size, int):
+            raise _damaged(diff_id)
+        return size
 
     def owners(self, diff_id: str) -> dict[str, tuple[int, int, int]]:
         """Uid, gid and mode, by path, of entries whose unpacked files have others."""
@@ -175,13 +178,23 @@ class LayerStore:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
-    def _read(self, diff_id: str, name: str) -> Any:
+    def _read(self, diff_id: str, name: str) -> dict[str, Any]:
         try:
             with open(os.path.join(self.path, hex_of(diff_id), name), "rb") as file:
-                return json.load(file)
+                document = json.load(file)
         except FileNotFoundError:
             hint = "import or pull the image again"
             raise ImageInvalid(f"layer {diff_id} is missing from the store", hint=hint) from None
+        except ValueError:
+            raise _damaged(diff_id) from None
+        if not isinstance(document, dict):
+            raise _damaged(diff_id)
+        return document
+
+
+def _damaged(diff_id: str) -> ImageInvalid:
+    hint = "remove the images that have it, run `warmcell image prune`, and import or pull them again"
+    return ImageInvalid(f"layer {diff_id} of the store is damaged", hint=hint)
 
 
 def chain_id(diff_ids: Sequence[str]) -> str:

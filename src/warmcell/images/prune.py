@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from warmcell.core.errors import ExecutionFailed
+from warmcell.core.errors import ExecutionFailed, ImageInvalid
 from warmcell.core.types import MIB
 from warmcell.images.blobs import BlobStore
 from warmcell.images.build.cache import BuildCache
@@ -47,7 +47,8 @@ def _remove_image(directory: str) -> None:
 def _remove_layers(layers: LayerStore, used: Iterable[str]) -> int:
     freed = 0
     for diff_id in set(layers.digests()) - set(used):
-        freed += layers.size(diff_id)
+        with suppress(ImageInvalid):  # a damaged one is removed too
+            freed += layers.size(diff_id)
         layers.remove(diff_id)
     return freed
 
