@@ -157,6 +157,19 @@ def test_no_path_leads_out_of_the_context(store: ImageStore, context: Path, line
     assert [image.name for image in store.list()] == ["busybox:1"]
 
 
+def test_a_hard_link_to_a_file_that_another_source_replaces(store: ImageStore, context: Path) -> None:
+    """It keeps its own content, not that of the file which took the other name."""
+    for name in ("one", "two"):
+        (context / name).mkdir()
+    (context / "one/a").write_text("linked")
+    (context / "two/a").write_text("replaced")
+    os.link(context / "one/a", context / "two/b")
+    os.link(context / "one/a", context / "two/c")
+    image = build(store, context, "FROM scratch\nCOPY one two /d/\n")
+    root = Path(image.layer_paths[0]) / "d"
+    assert [(root / name).read_text() for name in "abc"] == ["replaced", "linked", "linked"]
+
+
 def test_links_inside_what_is_copied_stay_links(store: ImageStore, context: Path) -> None:
     """A link of the context or of a stage is never followed on this host, whatever it points to."""
     (context.parent / "secret").write_text("secret")

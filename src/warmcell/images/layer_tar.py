@@ -131,7 +131,9 @@ class LayerWriter:
     def __init__(self, blob: BlobWriter, budget: Budget) -> None:
         self._blob, self._budget = blob, budget
         self.is_empty = True
+        #: The path of each inode with several names, and the inode at each such path.
         self._links: dict[tuple[int, int], str] = {}
+        self._inodes: dict[str, tuple[int, int]] = {}
 
     def finish(self) -> None:
         self._blob.write(bytes(2 * BLOCK))
@@ -161,13 +163,16 @@ class LayerWriter:
     def add_linked_file(
         self, path: str, attributes: Attributes, state: os.stat_result, open_file: Callable[[], int]
     ) -> None:
-        """Add a regular file, or a hard link if its inode was added before."""
-        first = self._links.setdefault((state.st_dev, state.st_ino), path) if state.st_nlink > 1 else path
+        """Add a regular file, or a hard link if its inode was added before and is still there."""
+        inode = (state.st_dev, state.st_ino)
+        first = self._links.get(inode, path) if state.st_nlink > 1 else path
         if first != path:
             self.add_hardlink(path, first, attributes)
             return
         with open(open_file(), "rb") as content:
             self.add_file(path, attributes, os.fstat(content.fileno()).st_size, content.read)
+        if state.st_nlink > 1:
+            self._links[inode], self._inodes[path] = path, inode
 
     def _add(
         self,
@@ -181,6 +186,8 @@ class LayerWriter:
         is_whiteout: bool = False,
     ) -> None:
         self._budget.count_entry()
+        if (replaced := self._inodes.pop(path, None)) is not None:
+            del self._links[replaced]
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ImageInvalid(f"a path of the layer has more than {MAX_PATH_BYTES} bytes: {path[:80]!r}...")
         name = os.path.basename(path)
