@@ -76,7 +76,9 @@ class OverlayServer:
             self._home.return_home()
 
     def forget(self, number: int) -> None:
-        """Remove an overlay; cells and the supervisor keep their copies."""
+        """Remove an overlay; cells and the supervisor keep their copies. An earlier server may have mounted it."""
+        if number not in self._mounted:
+            return
         self._enter()
         try:
             self._remove(number)
@@ -160,5 +162,7 @@ def _answer(control: socket.socket, server: OverlayServer, order: Dict[str, Any]
         return
     try:
         send_packet(control, {"tree": number}, [tree])
+    except OSError as error:  # such as too many descriptors in flight: other overlays must stay
+        send_failure(control, CageError("send overlay", error.errno or 0, str(number)))
     finally:
         os.close(tree)

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -38,8 +38,9 @@ class Overlay:
         """`layer` has the empty directories `upper` and `work`."""
         self.upper = os.path.join(layer, UPPER)
         self._number, self._tree = _server.mount(_pin(lower), _pin(layer, writable=True))
-        self.root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
+        self.root = -1
         with on_error(self.close):
+            self.root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
             probe = _probe(self.root)
         #: Files of an overlay may report another device than its directories.
         self.devices = tuple({os.fstat(self.root).st_dev, probe.st_dev})
@@ -57,7 +58,8 @@ class Overlay:
         tree, self._tree = self._tree, -1
         if tree >= 0:
             os.close(tree)
-            os.close(self.root)
+            if self.root >= 0:
+                os.close(self.root)
             _server.forget(self._number)
 
 
@@ -101,7 +103,8 @@ class _Server:
                 self._process = _start()
             number = next(self._numbers)
             order = {"overlay": number, "lowers": encode_binds([lower]), "layer": encode_binds([layer])[0]}
-            return number, self._ask(order)[0]
+            with on_error(lambda: self._forget(number)):  # mounted, but the answer could not be sent or received
+                return number, self._ask(order)[0]
 
     def copy(self, number: int) -> int:
         with self._lock:
@@ -109,7 +112,12 @@ class _Server:
 
     def forget(self, number: int) -> None:
         with self._lock:
-            if self._process is not None and self._process.is_running():
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """Never fails: the callers give up their own files, and the mount ends with the server at the latest."""
+        if self._process is not None and self._process.is_running():
+            with suppress(SandboxError):
                 self._ask({"overlay": number, "forget": True})
 
     def close(self) -> None:
