@@ -147,7 +147,9 @@ class _Evaluation:
             found = 0
             for number, sample in self._samples.of_task(task.id):
                 found += 1
-                digest = hashlib.sha256(mark + sample.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+                # Of a task with a prompt, the same text as a whole program and as a continuation are two programs.
+                kind = b"program\0" if task.prompt and not sample.is_continuation else b""
+                digest = hashlib.sha256(mark + kind + sample.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
                 if not self._ledger.has(task.id, number, digest):
                     yield task, number, sample, digest
             self._ledger.add_task(task.id, found, place)

@@ -105,6 +105,13 @@ def test_verdicts_on_something_else_are_not_taken_over(out: Path, tasks: Any, sa
         evaluate(tasks, samples, out=out, backend=FakeBackend(print_code))
 
 
+def test_a_verdict_on_a_continuation_is_not_taken_over_for_a_program(out: Path) -> None:
+    tasks = [task("a", prompt="prompt")]
+    evaluate(tasks, [{"id": "a", "completion": "x"}], out=out, backend=FakeBackend(print_code))
+    with pytest.raises(InvalidRequest, match="another program or other tests"):
+        evaluate(tasks, [sample("a")], out=out, backend=FakeBackend(print_code))
+
+
 @pytest.mark.parametrize("text", ["", "\0", "\ud800", "x" * (9 << 20)], ids=["empty", "nul", "surrogate", "too long"])
 def test_a_sample_that_cannot_be_a_program_fails_and_ends_nothing(out: Path, text: str) -> None:
     summary = evaluate([task("a")], [sample("a", text), sample("a", "right")], out=out, backend=FakeBackend(print_code))
