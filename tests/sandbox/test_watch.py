@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.helpers import until
 from tests.sandbox.fakes import Factory
 
 from warmcell import AsyncSandbox, FileEvent, MountPoint, PathTraversal, Sandbox, SandboxDestroyed
+from warmcell.sandbox.watches import AsyncWatch
 from warmcell.workspace import file_watch
 from warmcell.workspace.errors import FileMissing, WrongKind
 
@@ -304,6 +305,24 @@ async def test_the_async_twin(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             await sandbox.destroy()
             assert await waiting == []
+
+
+async def test_a_recursive_watch_may_be_made_in_a_thread(tmp_path: Path) -> None:
+    """A large tree would take the loop's time. New directories are watched before events are read."""
+    async with AsyncSandbox(tmp_path, guest_factory=Factory()) as sandbox, asyncio.timeout(20):
+        async with await asyncio.to_thread(sandbox.watch, recursive=True) as events:
+            (tmp_path / "sub" / "deep").mkdir(parents=True)
+            while len(events._driver._watch._directories) < 3:
+                await asyncio.sleep(0.01)
+            (tmp_path / "last").touch()
+            assert [event.path async for event in _until(events, LAST)] == ["sub", "sub/deep"]
+
+
+async def _until(events: AsyncWatch, last: FileEvent) -> AsyncIterator[FileEvent]:
+    async for event in events:
+        if event == last:
+            return
+        yield event
 
 
 async def _all(events: object) -> list[FileEvent]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ class LocalFiles:
     def __init__(self, context: SandboxContext) -> None:
         self._context = context
         self._watches: weakref.WeakSet[LocalWatch] = weakref.WeakSet()
+        self._lock = threading.Lock()
 
     async def call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         context = self._context
@@ -45,11 +47,15 @@ class LocalFiles:
     def watch(self, path: AnyPath, recursive: bool) -> LocalWatch:
         self._context.operations.check_open()
         watch = LocalWatch(self._context.workspace.watch(path, recursive=recursive))
-        self._watches.add(watch)
+        with self._lock:
+            self._watches.add(watch)
+        self._context.operations.check_open()  # it may have been closed meanwhile, if this is a thread
         return watch
 
     async def close_watches(self) -> None:
-        for watch in tuple(self._watches):
+        with self._lock:
+            watches = tuple(self._watches)
+        for watch in watches:
             await watch.aclose()
 
 
@@ -79,7 +85,9 @@ class LocalWatch:
                 self._register(asyncio.get_running_loop())
 
     async def begin(self) -> None:
-        """The kernel has been watching since the constructor."""
+        """The kernel has been watching since the constructor, which may have run in a thread."""
+        if self._watch.is_recursive and not self._watch.is_closed:
+            self._register(running_loop())
 
     async def next(self) -> FileEvent | None:
         """The next event, or None once the watch is closed."""

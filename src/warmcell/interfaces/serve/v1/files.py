@@ -6,6 +6,7 @@ import dataclasses
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -29,6 +30,7 @@ from warmcell.interfaces.serve.v1.models import (
     whole_in_query,
 )
 from warmcell.interfaces.serve.v1.sandbox_state import state_of
+from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.asynchronous import AsyncSandbox
 from warmcell.sandbox.watches import AsyncWatch
 from warmcell.workspace import file_watch
@@ -200,7 +202,8 @@ async def watch(request: Request, tenant: Tenant) -> Response:
     state.watches += 1
     try:
         await entry.sandbox.start()  # the directory exists only from here on
-        made = entry.sandbox.watch(path_in_query(request), recursive=recursive)
+        make = partial(entry.sandbox.watch, path_in_query(request), recursive=recursive)
+        made = await (await in_thread(make)).__aenter__()  # a tree may be large, and other requests have this loop
     except BaseException:
         state.watches -= 1
         raise
