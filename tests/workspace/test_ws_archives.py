@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from warmcell.core.errors import PathTraversal, SandboxError
 from warmcell.workspace.archive.members import ArchiveLimits
-from warmcell.workspace.errors import ArchiveRejected, WrongKind
+from warmcell.workspace.errors import ArchiveRejected, LimitExceeded, WrongKind
 from warmcell.workspace.transfer import read_archive
 from warmcell.workspace.workspace import Workspace
 
@@ -168,6 +168,20 @@ def test_a_collision_is_found_before_anything_is_written(workspace: Workspace) -
 
 
 @pytest.mark.attack("WS-10")
+def test_nothing_is_written_of_an_archive_for_which_there_is_no_room(tmp_path: Path) -> None:
+    large = b"x" * (600 << 10)
+    workspace = Workspace(tmp_path, disk_mb=1)
+    try:
+        workspace.write_file("a", large)
+        with pytest.raises(LimitExceeded):
+            workspace.upload(tar_of(("a", b"new"), ("b", large), ("c", large)), extract=True)
+        assert workspace.read_file("a") == large and os.listdir(tmp_path) == ["a"]
+        workspace.upload(tar_of(("a", b"new"), ("b", large)), extract=True)  # takes the place of the old one
+        assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    finally:
+        workspace.close()
+
+
 def test_a_million_members_are_refused_early(workspace: Workspace) -> None:
     block = tar_of(("x", b""))[:512]
     started = time.process_time()

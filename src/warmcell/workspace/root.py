@@ -95,13 +95,22 @@ class Quota:
         """Charge the space that the body takes; refund it if the body raises."""
         with self._lock:
             before = self._used
-            after = max(0, before + added - freed * self.has_refunds)
-            if after > self._limit and after > before:
-                reason = f"would take more than the {self._limit // MIB} MB {self._what}"
-                raise LimitExceeded(path, reason, limit=self._limit, hint=self._hint)
-            self._used = after
+            self._used = after = self._after(path, added, freed)
         with on_error(lambda: self._release(after - before)):
             yield
+
+    def check_room(self, path: str, added: int, freed: int) -> None:
+        """Raise `LimitExceeded` if `charge` would do so now."""
+        with self._lock:
+            self._after(path, added, freed)
+
+    def _after(self, path: str, added: int, freed: int) -> int:
+        """The space used after a charge."""
+        after = max(0, self._used + added - freed * self.has_refunds)
+        if after > self._limit and after > self._used:
+            reason = f"would take more than the {self._limit // MIB} MB {self._what}"
+            raise LimitExceeded(path, reason, limit=self._limit, hint=self._hint)
+        return after
 
     def refund(self, freed: int) -> None:
         if self.has_refunds:
@@ -233,6 +242,11 @@ class Root(Closing):
     def charge(self, parts: Parts, added: int, freed: int = 0) -> contextlib.AbstractContextManager[None]:
         """Charge the space that the body takes. Raises `LimitExceeded` if the quota is used up."""
         return contextlib.nullcontext() if self._quota is None else self._quota.charge(text_of(parts), added, freed)
+
+    def check_room(self, parts: Parts, added: int, freed: int) -> None:
+        """Raise `LimitExceeded` if the quota has no room for several writes together."""
+        if self._quota is not None:
+            self._quota.check_room(text_of(parts), added, freed)
 
     def check_unprotected(self, parts: Parts) -> None:
         """Refuse to change a protected path, anything below it, or a directory that contains it."""

@@ -31,7 +31,16 @@ from warmcell.workspace.archive.readers import read_tar, read_zip
 from warmcell.workspace.errors import ArchiveRejected, FileMissing, LimitExceeded, WrongKind
 from warmcell.workspace.files import MAX_FILE_BYTES, read_file, read_open, replace_file, stat_path, write_file
 from warmcell.workspace.names import Parts, split_relative
-from warmcell.workspace.root import OPEN_FILE, Root, require_regular, text_of, translate_os_errors
+from warmcell.workspace.root import (
+    DIRECTORY_SPACE,
+    OPEN_FILE,
+    Root,
+    require_regular,
+    space_for,
+    space_freed,
+    text_of,
+    translate_os_errors,
+)
 from warmcell.workspace.walk import Descent, TreeEntry, TreeLimits, open_entry, walk
 
 _SPOOL_IN_MEMORY = 8 * MIB
@@ -100,10 +109,21 @@ _DECOMPRESSORS: dict[bytes, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
 
 
 def unpack(root: Root, base: Parts, archive: Archive) -> int:
-    """Write the members beneath `base` and return the number of files. Conflicts are found before the first write."""
+    """Write the members beneath `base` and return the number of files.
+
+    Conflicts, protected paths and a lack of space are found before the first write.
+    """
+    added = freed = 0
     with Descent(root) as descent:
         for member in archive.members:
-            _check_target(descent, (*base, *member.parts), member)
+            target = (*base, *member.parts)
+            if not member.is_dir:
+                root.check_unprotected(target)
+            old = _check_target(descent, target, member)
+            if old is None or not member.is_dir:
+                added += DIRECTORY_SPACE if member.is_dir else space_for(member.size)
+                freed += space_freed(old) if old else 0
+    root.check_room(base, added, freed)
     files = 0
     with Descent(root, create=True) as descent:
         descent.enter(base)
@@ -118,16 +138,19 @@ def unpack(root: Root, base: Parts, archive: Archive) -> int:
     return files
 
 
-def _check_target(descent: Descent, target: Parts, member: Member) -> None:
+def _check_target(descent: Descent, target: Parts, member: Member) -> os.stat_result | None:
+    """What is there now. Raises if it cannot be replaced by the member."""
     try:
         with translate_os_errors(target):
-            mode = os.stat(target[-1], dir_fd=descent.enter(target[:-1]), follow_symlinks=False).st_mode
+            state = os.stat(target[-1], dir_fd=descent.enter(target[:-1]), follow_symlinks=False)
     except FileMissing:
-        return
+        return None
+    mode = state.st_mode
     if stat.S_ISDIR(mode) != member.is_dir and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise WrongKind(text_of(target), "exists and is of another type than in the archive")
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise PathTraversal(text_of(target), "is a link or special file, which is never written through")
+    return state
 
 
 class Uploaded(NamedTuple):
