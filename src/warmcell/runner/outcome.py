@@ -80,7 +80,7 @@ class Exit:
     #: The wait status of the guest, or None if it was never reported.
     status: int | None = None
     #: The limit at which the watcher ended it: "memory", "cpu", "disk", "gpu memory", or "gpu unreadable" if the
-    #: driver does not report memory; or `REPLACED` and a path.
+    #: driver does not report memory, "blind" if the host failed to measure; or `REPLACED` and a path.
     verdict: str = ""
     cpu_time: float = 0.0
     peak_memory: int = 0
@@ -186,6 +186,8 @@ def judge(
     is_over_time = is_over_cpu or end.is_timeout
     if end.status is None and not (is_over_time or is_memory or end.is_over_output):
         raise ExecutionFailed("the sandbox ended before it could report; something outside killed it")
+    if end.verdict == "blind" and not (end.is_own_end or is_over_time or is_memory or end.is_over_output):
+        raise ExecutionFailed("the guest was ended because this host could not measure what it used")
     if kernel.outside_kills and end.status == signal.SIGKILL and not is_over_time:
         raise ExecutionFailed(
             "the guest was killed within its own limit, because the memory of the host or container ran out"

@@ -60,6 +60,7 @@ OVER_CPU = {"exit_code": 128 + XCPU, "signal": XCPU, "usage": Usage(2.0, 0.5, 77
         ({"status": KILL, "verdict": "disk"}, {"exit_code": 128 + XFSZ, "signal": XFSZ}),
         ({"status": KILL, "stop_reason": "cancelled"}, KILLED),
         ({"status": 0, "stop_reason": "timeout"}, {}),
+        ({"status": 0, "verdict": "blind"}, {}),
         ({"status": 0, "stop_reason": "cpu"}, {}),
         ({"status": 0, "stop_reason": "not started"}, {}),
         ({"started_at": 9.0}, {"queued": 0.0}),
@@ -163,6 +164,7 @@ def test_timeouts(facts: Any, terms: Any, told: tuple[float, str, str]) -> None:
         ({"status": None, "stop_reason": "not started"}, {}, "did not start"),
         ({"status": KILL, "stop_reason": "not started"}, {}, "did not start"),
         ({"status": KILL}, {"outside_kills": 1}, "memory of the host or container ran out"),
+        ({"status": KILL, "verdict": "blind"}, {}, "could not measure"),
         ({"start_failure": "2 no such file"}, {}, "could not start the program: no such file$"),
     ],
 )
