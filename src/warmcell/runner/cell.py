@@ -17,7 +17,7 @@ from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import fork_lock, own
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.runner.cgroups import Group, KernelUsage
-from warmcell.runner.not_started import JOB_UNREAD
+from warmcell.runner.not_started import JOB_UNREAD, JobUnread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ else:  # the C modules, which load faster
 _PATIENCE_MS = 5000
 #: Measuring large directories takes long on a busy host with a slow disk.
 _MEASURE_SECONDS = 60.0
+#: How long a program that reads its own job may take to do so.
+_READ_SECONDS = 60.0
 #: The fields of a report and their types.
 _REPORT: dict[str, type | tuple[type, ...]] = {
     "exit": int,
@@ -217,8 +219,16 @@ class Cell:
         try:
             if self._measures and job.mode != "prelude":
                 self._await_measure(run or Run())
-            self.job.sendall(self._encode(job))
+            with (run or Run()).on_cancel(self.ask_to_stop):
+                self.job.sendall(self._encode(job))
+            # The next job is for the program that this one starts: an image's own Python may never read it.
+            if job.mode == "prelude" or self.job.gettimeout() is not None:
+                self.job.settimeout(_READ_SECONDS if job.mode == "prelude" else None)
+        except TimeoutError:
+            raise JobUnread(0, f"it did not read its job within {_READ_SECONDS:g} s") from None
         except OSError as error:
+            if run is not None:
+                run.check()
             raise CellLost(str(error)) from None
 
     def _await_measure(self, run: Run) -> None:

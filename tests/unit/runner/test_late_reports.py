@@ -1,16 +1,21 @@
-"""How long the report on a guest that is gone is waited for."""
+"""How long the report on a guest that is gone is waited for, and a guest that does not read its job."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from warmcell.cage.wire import GuestJob
+from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.runner import cell as cells
 from warmcell.runner import pump
-from warmcell.runner.cell import CellLost
+from warmcell.runner.cell import Cell, CellLost
+from warmcell.runner.not_started import JobUnread
 
 
 class _Cell:
@@ -60,3 +65,37 @@ def test_a_dead_manager_is_noticed_at_once() -> None:
     _wait(cell, is_cancelled=False)
     assert cell.report is None
     cell.close()
+
+
+@pytest.fixture
+def unread() -> Iterator[Cell]:
+    """A cell whose guest, as a hostile image's Python, was started and never reads its job."""
+    cell = Cell("native")
+    cell.start(GuestJob("prelude", ("/usr/bin/python3",), {}, "/code", {}))
+    yield cell
+    cell.close()
+
+
+_LONG_JOB = GuestJob("exec", (), {}, "/code", {"main.py": bytes(8 << 20)}, "main.py")
+
+
+def test_a_job_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "_READ_SECONDS", 0.05)
+    cell = Cell("native")
+    cell.start(GuestJob("prelude", ("/usr/bin/python3",), {}, "/code", {}))
+    with pytest.raises(JobUnread, match="did not read"):
+        cell.start(_LONG_JOB, Run())
+    cell.close()
+
+
+def test_a_job_that_is_not_read_can_be_cancelled(unread: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread, "ask_to_stop", unread._close_theirs)  # what the kernel does when the guest is killed
+    run = Run()
+    threading.Timer(0.1, run.cancel).start()
+    with pytest.raises(RunCancelled):
+        unread.start(_LONG_JOB, run)
+
+
+def test_the_start_is_looked_for_without_waiting(unread: Cell) -> None:
+    unread.start(GuestJob("exec", (), {}, "/code", {}), Run())
+    assert not unread.receive_start()
