@@ -223,7 +223,7 @@ def test_arguments_that_are_looked_at(machine: str) -> None:
         assert filter_.verdict("ioctl", 0, request) == EPERM
     for request in (0x5401, 0x5413, 0x541B, 0x8912):
         assert filter_.verdict("ioctl", 0, request) == _ALLOW
-    for option in (35, 22, 4, 0x59616D61):
+    for option in (35, 22, 4, 62, 0x59616D61):
         assert filter_.verdict("prctl", option) == EPERM
     for option in (1, 15, 38, 36, 77, 0x53564D41):
         assert filter_.verdict("prctl", option) == _ALLOW
