@@ -283,6 +283,19 @@ def test_an_impossible_wait_status_ends_the_cage(status: object) -> None:
             process.wait(30)
 
 
+def test_an_event_that_comes_once_cannot_be_repeated() -> None:
+    """The thread of the cage would read them for ever, and keep those of other sandboxes from running."""
+    with Sandbox() as sandbox:
+        process = sandbox.spawn("sleep 1000")
+        cage = sandbox._async._driver.live._cage  # type: ignore[union-attr]
+        assert cage is not None
+        said = json.dumps({"event": "ending", "pid": process.pid}).encode()
+        frame = len(said).to_bytes(4, "big") + said
+        cage.loop.call(lambda: cage._channel.feed(frame + frame))
+        with pytest.raises(errors.SessionEnded):
+            process.wait(30)
+
+
 def test_who_fills_the_disk_ends_with_its_cage(tmp_path: Path) -> None:
     with Sandbox(tmp_path, limits=Limits(disk_mb=5)) as sandbox:
         process = sandbox.spawn("for i in 1 2 3 4 5 6; do head -c 4000000 /dev/zero >$i; done; sleep 1000")

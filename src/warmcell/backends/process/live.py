@@ -309,7 +309,7 @@ class LiveCage:
             self._cell.close_start_channels()
             return
         program = self._programs.get(pid) if isinstance(pid := message.get("pid"), int) else None
-        if program is not None and message.get("event") == "ending":
+        if program is not None and message.get("event") == "ending" and not program.is_ending:
             program.note_ending()
         elif program is None or (ended := exit_from(message)) is None:
             self._channel.end(_FORGED)
