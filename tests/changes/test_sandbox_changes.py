@@ -13,7 +13,7 @@ from tests.changes.tree import read_tree
 from tests.helpers import is_root
 
 from warmcell import AsyncSandbox, Limits, Sandbox
-from warmcell.errors import BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.errors import BackendUnavailable, InvalidRequest, LimitExceeded, SandboxError
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 
@@ -230,6 +230,20 @@ def test_changes_that_are_always_kept(open_sandbox, directory: Path, state_home:
     with open_sandbox(changes="resume") as resumed:
         assert kinds(resumed) == {"a.txt": "modified"}
     assert list(state_home.iterdir()) == []
+
+
+def test_changes_that_cannot_be_listed_are_kept(open_sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_sandbox(changes="keep")
+    first.sh("echo kept > a.txt")
+
+    def fail(*_: object) -> None:
+        raise LimitExceeded(".", "is in a tree with too many entries", limit=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("warmcell.changes.detect.Detector.detect", fail)
+        first.close()
+    with open_sandbox(changes="resume") as resumed:
+        assert kinds(resumed) == {"a.txt": "modified"}
 
 
 def test_closing_completes_a_commit_that_failed(

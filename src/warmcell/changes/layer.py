@@ -210,6 +210,13 @@ class ChangeLayer:
         with Lower(self.lower) as lower:
             return Detector(self.upper, lower, self._bases, self._start_ns, self.lower.path).detect()
 
+    def _may_have_changes(self) -> bool:
+        """True also if they cannot be listed, such as more entries than the limit: they must not be lost."""
+        try:
+            return bool(self._detect())
+        except (OSError, SandboxError):
+            return True
+
     def _select(self, paths: Sequence[str] | None) -> list[Detected]:
         found = self._detect()
         if paths is None:
@@ -227,7 +234,7 @@ class ChangeLayer:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._keeps and self._upper is not None and self._held is not None and self._detect():
+        if self._keeps and self._upper is not None and self._held is not None and self._may_have_changes():
             self.keep()
         overlay, self.overlay = self.overlay, None
         if overlay is not None:
