@@ -263,6 +263,23 @@ def test_a_callback_cannot_run_another_cell_of_its_session_but_anything_else(
     assert heard == ["other\n"]
 
 
+async def test_a_task_that_a_callback_started_may_use_the_session_after_the_cell() -> None:
+    async with AsyncSandbox(timeout=60) as sandbox:
+        session, tasks = await sandbox.session(), list[asyncio.Task[str | None]]()
+        has_ended = asyncio.Event()
+
+        async def go_on() -> str | None:
+            await has_ended.wait()
+            value = (await session.run("x")).value
+            await session.close()
+            return value
+
+        await session.run("x = 5\nprint('x')", on_stdout=lambda text: tasks.append(asyncio.create_task(go_on())))
+        has_ended.set()
+        assert await tasks[0] == "5"
+        assert session.is_closed
+
+
 @pytest.mark.attack("LK-06")
 def test_sessions_do_not_reach_each_others_sandboxes() -> None:
     with Sandbox(timeout=60) as one, Sandbox(timeout=60) as other:

@@ -25,8 +25,9 @@ from warmcell.sessions.session_protocol import SessionProtocol
 
 T = TypeVar("T")
 
-#: Sessions in whose callbacks the current code runs: waiting for one of them would deadlock.
-_calling_back: ContextVar[frozenset[str]] = ContextVar("_calling_back", default=frozenset())
+#: Cells in whose callbacks the current code runs: waiting for one of them would deadlock. Tasks that a callback started
+#: inherit it, and may outlive the cell.
+_calling_back: ContextVar[frozenset[Run]] = ContextVar("_calling_back", default=frozenset())
 
 
 class Interpreter:
@@ -45,6 +46,8 @@ class Interpreter:
         #: Cells that were requested and have not ended, in order; and the one that the last interrupt was for.
         self._cells: dict[object, None] = {}
         self._interrupted: object = None
+        #: The cell in progress, if it has callbacks.
+        self._marked: Run | None = None
 
     # ---- calls, as work for a `Run`; `run` and `run_blocking` carry them out ----
 
@@ -166,15 +169,16 @@ class Interpreter:
         with self._lock:
             if self._over is None:
                 self._over = error or SessionEnded(SessionEnded.CLOSED)
+            is_in_callback = self._marked in _calling_back.get()  # the end of its cell then finishes
         self._protocol.end(self._over)
-        if self.id not in _calling_back.get():
+        if not is_in_callback:
             self._runs.close()
             self._finish()
 
     def check_open(self) -> None:
         if self._over is not None:
             raise self._error()
-        if self.id in _calling_back.get():
+        if self._marked in _calling_back.get():
             raise SessionBusy("a callback of a cell cannot run another one in the same session")
 
     def _error(self) -> SandboxError:
@@ -188,11 +192,14 @@ class Interpreter:
         """Marks the callbacks of this cell, which may close the session but not use it."""
 
         def run_marked(run: Run) -> T:
-            token = _calling_back.set(_calling_back.get() | {self.id})
+            token = _calling_back.set(_calling_back.get() | {run})
+            self._marked = run
             try:
                 return work(run)
             finally:
                 _calling_back.reset(token)
+                with self._lock:
+                    self._marked = None
                 if self._over is not None:
                     self._finish()
 
