@@ -16,6 +16,7 @@ from tests.sandbox.fakes import Factory
 
 from warmcell.core.errors import (
     CommandNotFound,
+    ExecutionFailed,
     InvalidRequest,
     NetworkingDisabled,
     PathTraversal,
@@ -431,6 +432,21 @@ async def test_a_cancelled_file_operation_is_waited_for(factory: Factory, monkey
         await reading
     assert done.is_set()
     await sandbox.destroy()
+
+
+async def test_closing_again_tries_again_what_failed(factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as for lack of threads."""
+    sandbox = AsyncSandbox(guest_factory=factory)
+
+    async def fail() -> None:
+        raise ExecutionFailed("could not start a thread")
+
+    with monkeypatch.context() as patch, pytest.raises(ExecutionFailed):
+        patch.setattr(factory.guest, "aclose", fail)
+        await sandbox.aclose()
+    await sandbox.aclose()
+    assert factory.guest.closed == 1
+    assert not os.path.exists(sandbox.work_dir)
 
 
 def test_a_failing_backend_leaves_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

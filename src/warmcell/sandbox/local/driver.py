@@ -13,6 +13,7 @@ from warmcell.core.errors import InvalidRequest, SessionBusy
 from warmcell.core.light import on_error
 from warmcell.core.types import BackendCapabilities, Connection, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
+from warmcell.lifetime.cancellable import SharedClose
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.interface import PtySize, RunOptions
 from warmcell.sandbox.local.context import SandboxContext
@@ -46,7 +47,7 @@ class LocalSandbox:
         self._live_runs = LiveRuns(self.context, self.live)
         self.runs = LocalRuns(self.context, self._live_runs)
         self._operations = self.context.operations
-        self._closing: asyncio.Task[None] | None = None
+        self._closing = SharedClose(self._close)
         #: Held by the install in progress: each begins with the packages of the previous one.
         self._installing = asyncio.Lock()
         #: Guests that `install` replaced, with the packages that their runs may still use.
@@ -186,9 +187,7 @@ class LocalSandbox:
 
     async def close(self) -> None:
         self._operations.is_closed = True
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        await self._closing.run()
 
     async def _close(self) -> None:
         await self.files.close_watches()

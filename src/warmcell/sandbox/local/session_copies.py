@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from warmcell.core.errors import InvalidRequest, SandboxDestroyed, SessionBusy, SessionEnded, SessionTimeout
 from warmcell.core.light import on_error
+from warmcell.lifetime.cancellable import SharedClose
 from warmcell.sandbox.interface import SandboxDriver
 from warmcell.sandbox.local.context import SandboxContext
 from warmcell.sandbox.local.live import LocalLive
@@ -140,7 +141,7 @@ class LocalCheckpoint:
         self._next: asyncio.Task[Branch] | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._closing: asyncio.Task[None] | None = None
+        self._closing = SharedClose(self._close)
 
     @property
     def is_closed(self) -> bool:
@@ -218,9 +219,7 @@ class LocalCheckpoint:
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        await self._closing.run()
 
     async def _close(self) -> None:
         while self._under_way:
