@@ -107,6 +107,18 @@ def test_discard_brings_everything_back(sandbox: Sandbox, directory: Path) -> No
     assert [entry.name for entry in sandbox.list_dir()] == ["a.txt", "src"]
 
 
+def test_changes_that_cannot_be_listed_do_not_replace_the_result_of_a_run(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LimitExceeded(".", "is in a tree with too many entries", limit=1)
+
+    monkeypatch.setattr("warmcell.changes.detect.Detector.detect", fail)
+    assert sandbox.sh("echo done").stdout == "done\n"
+    with pytest.raises(LimitExceeded):
+        sandbox.changes()
+
+
 def test_both_sides_changed(sandbox: Sandbox, directory: Path) -> None:
     """Text merges, the rest is a conflict, and nothing of the host's is lost."""
     (directory / "same").write_text("1\n2\n3\n4\n5\n")

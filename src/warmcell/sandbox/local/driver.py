@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from warmcell.core import events
-from warmcell.core.errors import InvalidRequest, SessionBusy
-from warmcell.core.light import on_error
+from warmcell.core.errors import InvalidRequest, SandboxError, SessionBusy
+from warmcell.core.light import on_error, suppress
 from warmcell.core.types import BackendCapabilities, Connection, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.cancellable import SharedClose
@@ -232,6 +232,7 @@ class LocalRuns:
                 return await start(replace(options, cwd=await self._context.guest_cwd(cwd)))
             finally:
                 if self._context.layer is not None:
-                    await in_thread(self._context.layer.note_bases)
+                    with suppress(OSError, SandboxError):  # `changes` raises it; the run ended as it did
+                        await in_thread(self._context.layer.note_bases)
 
         return await self._context.operations.run(run())
