@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -335,6 +336,18 @@ def test_answers_that_are_not_read_are_bounded() -> None:
 
 
 @pytest.mark.attack("S3-05")
+def test_a_worker_that_the_host_has_no_descriptor_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretender = Pretender()
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(os, "eventfd", fail)
+    with pytest.raises(errors.BackendBusy, match="open files"):
+        SessionProtocol(pretender)
+    assert pretender.is_killed
+
+
 def test_a_cancellation_holds_between_two_callbacks() -> None:
     run, shown = Run(), []
 

@@ -20,7 +20,7 @@ from math import ceil
 from warmcell.core.errors import InvalidRequest, SandboxError, SessionEnded
 from warmcell.core.records import replace
 from warmcell.guest.live.frames import Decoder, FrameError, encode, frame_text, quoted
-from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import own
 from warmcell.lifetime.run import Run
 from warmcell.sessions.cell_events import Clear, Display, Done, Event, Piece, Question, parse
@@ -66,7 +66,11 @@ class SessionProtocol:
         self._ended: SandboxError | None = None
         self._wanted_end: SandboxError | None = None
         self._owned = Descriptors()
-        self.interrupts = CellInterrupts(self._owned)
+        try:
+            self.interrupts = CellInterrupts(self._owned)
+        except OSError as error:
+            worker.close()  # nothing else would end it
+            raise host_failure(error, "start the session") from error
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[Run, Exchange], object]] = {
             worker.control.fileno(): self._receive_control,
