@@ -81,6 +81,13 @@ async def test_callers_that_wait_in_vain_leave_nothing() -> None:
         assert (await process.wait(30)).signal == signal.SIGKILL
 
 
+async def test_the_result_of_a_process_that_has_ended_takes_no_time() -> None:
+    async with AsyncSandbox() as sandbox:
+        process = await sandbox.spawn("exit 3")
+        await asyncio.wrap_future(process.local.exit_future)
+        assert (await process.wait(0)).exit_code == 3
+
+
 def test_a_process_past_its_time_is_ended_with_its_tree(sandbox: Sandbox) -> None:
     process = sandbox.spawn("echo begun; (sleep 2001 &); sleep 2000", timeout=1.5)
     with pytest.raises(errors.ExecutionTimeout) as told:

@@ -119,7 +119,8 @@ class LocalProcess:
 
     async def wait(self, callbacks: asyncio.Future[None] | None = None) -> ExecResult:
         async def wait() -> None:
-            await asyncio.shield(self._join_finished())
+            if not self._process.finished.done():  # else no timeout must come before the result
+                await asyncio.shield(self._join_finished())
             if callbacks is not None:
                 await asyncio.shield(callbacks)
 
