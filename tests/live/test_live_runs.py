@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -151,10 +152,12 @@ def test_destroying_it_ends_what_runs() -> None:
     assert [type(error) for error in told] == [errors.SandboxDestroyed]
 
 
-def test_who_has_no_live_cage_refuses_when_it_is_made() -> None:
+def test_who_has_no_live_cage_refuses_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wasmtime")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(errors.InvalidRequest, match="backend='process'"):
         Sandbox(backend="wasm", live=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_class_without_live_cages_says_so() -> None:

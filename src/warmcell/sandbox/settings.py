@@ -13,7 +13,7 @@ from warmcell.enforcers.registry import check_weaker
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import check_policy, effective_limits
 from warmcell.sandbox.local.guest_config import with_gpus, with_limits
-from warmcell.sandbox.local.guests import GuestFactory, make_guest
+from warmcell.sandbox.local.guests import GuestFactory, make_guest, no_live_cage
 from warmcell.workspace.mount_points import WORK, MountPoint, check_mounts
 from warmcell.workspace.workspace import AnyPath
 
@@ -79,6 +79,8 @@ class SandboxSettings:
         for name in ("live", "forkable", "track_changes"):
             _check_flag(name, getattr(self, name))
         _check_changes(self)
+        if self.live and self.backend_name == "wasm":  # before a guest is made, which has directories and workers
+            raise no_live_cage(self.backend_name)
         if self.user is not None and self.image is None:
             raise InvalidRequest("needs an image", field="user", hint="name an image, or leave it out")
         if self.forkable and self.work_path != WORK:
