@@ -7,6 +7,7 @@ import os
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,17 @@ def test_a_paused_one_stands_still_and_goes_on(server: Server) -> None:
     assert server.client.get("/health", headers=box.headers).status_code == 204
     assert box.run("cat f") == (0, "kept\n", "")
     assert box.run("cat /proc/sys/kernel/random/boot_id") == boot
+    assert box.kill() == 204
+
+
+def test_a_sandbox_that_a_request_resumed_has_its_timeout_again(server: Server) -> None:
+    """It had the rest of its lifetime, a day, and was not paused again."""
+    box = Box(server.client, timeout=1, autoPause=True, autoResume={"enabled": True})
+    until(lambda: server.client.get(f"/sandboxes/{box.id}").json()["state"] == "paused")
+    assert box.run("echo x") == (0, "x\n", "")
+    found = server.client.get(f"/sandboxes/{box.id}").json()
+    begin, end = (datetime.fromisoformat(found[name]) for name in ("startedAt", "endAt"))
+    assert found["state"] == "running" and timedelta(minutes=5) <= end - begin < timedelta(hours=12)
     assert box.kill() == 204
 
 

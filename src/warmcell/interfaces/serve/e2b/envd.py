@@ -53,6 +53,8 @@ MAX_PATH = 4096
 FORM_PIECE = 64 << 10
 #: Files up to this size are sent whole, larger ones as they are read.
 READ_AHEAD = 1 << 20
+#: The shortest timeout of a sandbox that a request has resumed, as in E2B.
+RESUMED_SECONDS = 300.0
 #: None: an empty message.
 Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any] | Response | None]]
 
@@ -92,10 +94,12 @@ def _has_traffic_token(request: Request, box: Box) -> bool:
 
 
 async def wake(box: Box) -> Box:
+    """Resume a paused sandbox if its client asked for that. Its timeout begins anew, so that it is paused again."""
     if box.is_paused:
         if not box.auto_resume:
             raise NoSandbox(box.entry.id)
         await box.resume()
+        box.service.sandboxes.prolong(box.entry, max(RESUMED_SECONDS, box.asked.timeout), box.entry.tenant)
     return box
 
 
