@@ -166,10 +166,13 @@ async def info(request: Request, tenant: Tenant) -> Response:
 async def list_sandboxes(request: Request, tenant: Tenant) -> Response:
     asked = request.query_params
     found = [entry for entry in get_service(request).sandboxes.of(tenant) if find_box(entry) is not None]
-    # Clients quote the pairs, then the whole once more.
-    wanted = dict(parse_qsl(asked.get("metadata", ""))) or dict(parse_qsl(unquote(asked.get("metadata", ""))))
+    text = asked.get("metadata", "")
+    # Some clients quote the whole once more, and some each name and value.
+    pairs = dict(parse_qsl(text if "=" in text else unquote(text), keep_blank_values=True))
+    wanted = (pairs.items(), {unquote(name): unquote(value) for name, value in pairs.items()}.items())
     states = set(",".join(asked.getlist("state")).split(",")) - {""} or {"running", "paused"}
-    found = [entry for entry in found if wanted.items() <= entry.metadata.items() and _state(entry) in states]
+    found = [entry for entry in found if any(items <= entry.metadata.items() for items in wanted)]
+    found = [entry for entry in found if _state(entry) in states]
     if after := asked.get("startedAfter"):
         found = [entry for entry in found if entry.created >= _parse_timestamp(after)]
     if template := asked.get("template"):
