@@ -44,7 +44,7 @@ class TenantSandbox:
     """The sandbox of an MCP session, registered for its tenant."""
 
     def __init__(self, service: Service, tenant: Tenant) -> None:
-        self._service, self._tenant = service, tenant
+        self._service = service
         try:
             self._entry = service.sandboxes.add(
                 lambda: service.make_sandbox(tenant, timeout=min(DEFAULT_TIMEOUT, service.settings.max_timeout)),
@@ -58,7 +58,7 @@ class TenantSandbox:
         self.max_timeout = int(service.settings.max_timeout)
 
     def call_slot(self) -> AbstractAsyncContextManager[object]:
-        return self._service.run_slot(self._tenant)
+        return self._service.run_slot(self._entry.tenant)
 
     async def end(self) -> None:
         await self._service.sandboxes.remove(self._entry)

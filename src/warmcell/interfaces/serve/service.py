@@ -276,6 +276,8 @@ class Service:
             _log.error("reload failed, keeping the previous state: %s", error)
             return
         self._tenants = tenants
+        for entry in self.sandboxes.all():
+            entry.tenant = self._find_present(entry.tenant_id) or entry.tenant  # with its present quotas
         self.reloads += 1
         if backend is not self.backend:
             old, self.backend, self.policy = self.backend, backend, policy

@@ -1,8 +1,9 @@
-"""A reload of the policy while a backend or a fork is being made under the former one."""
+"""A reload of the policy while a backend or a fork is being made under the former one; a reload of quotas."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ from warmcell.interfaces.serve.requests import HAS_RIGHT, REVOCABLE, while_conne
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import ImageAccess, ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
-from warmcell.interfaces.serve.service import LOCAL_TENANT
+from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
+from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import add_token
 from warmcell.languages.config import ProcessConfig
 from warmcell.policy.model import SandboxPolicy
 
@@ -64,6 +67,27 @@ async def test_a_fork_that_a_reload_overtakes_counts_as_one_of_the_former_policy
     entry = await registry.add_async(fork, LOCAL_TENANT, 60.0, {})
     assert (entry.policy_version, registry.policy_version) == (0, 1)
     await registry.remove(entry)
+
+
+async def test_a_reload_changes_the_quotas_of_sandboxes_that_exist(tmp_path: Path) -> None:
+    """Requests with the secrets of an E2B sandbox had the quotas of its creation as long as it lived."""
+    file = tmp_path / "tokens.json"
+    tenant = add_token(str(file), "one")[1]
+    service = Service(Settings(tokens=str(file)))
+
+    async def destroy() -> None:
+        pass
+
+    made: Any = SimpleNamespace(destroy=destroy)
+    try:
+        entry = service.sandboxes.add(lambda: made, tenant, 60.0, {})
+        document = json.loads(file.read_text())
+        document["tokens"][0]["runs"] = 3
+        file.write_text(json.dumps(document))
+        service.reload()
+        assert (entry.tenant.id, entry.tenant.runs) == (tenant.id, 3)
+    finally:
+        await service.aclose()
 
 
 async def test_a_run_begins_only_if_its_token_still_exists() -> None:
