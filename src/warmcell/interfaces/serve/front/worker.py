@@ -85,6 +85,8 @@ class Dispatcher:
         if self._service.is_draining:
             raise shutting_down()
         place = self._placement.choose(request, route)
+        if place == ANY_WORKER and self._may_use_gpu(request):
+            place = self._placement.home(request)  # with the tenant's sandboxes: one process counts its GPUs
         if place == THE_FRONT:  # which counts the request
             await self._relay(self._front, request, send)
             return
@@ -93,6 +95,14 @@ class Dispatcher:
                 await self._app(request.scope, request.receive, send)
             else:
                 await self._relay(self._workers[place], request, send)
+
+    def _may_use_gpu(self, request: Request) -> bool:
+        """Whether a run of this tenant may have a GPU, of which its token has a number at a time."""
+        service = self._service
+        if service.settings.tokens is None or service.policy is None or service.policy.gpus is None:
+            return False
+        tenant = service.tenant(find_token(request))
+        return tenant is not None and "gpu" in tenant.scopes
 
     async def _relay(self, peer: Peer, request: Request, send: Any) -> None:
         request.scope[REPORTED_ELSEWHERE] = True
