@@ -285,6 +285,21 @@ def test_snapshots_and_forks_have_the_files(server: Server) -> None:
         assert server.client.delete(f"/sandboxes/{identity}").status_code == 204
 
 
+def test_a_name_means_the_last_snapshot_that_has_it(server: Server) -> None:
+    """It meant the first: new sandboxes had the oldest files."""
+    box, taken = Box(server.client), []
+    for text in ("one", "two"):
+        box.run(f"echo {text} > f")
+        taken.append(server.client.post(f"/sandboxes/{box.id}/snapshots", json={"name": "again"}).json()["snapshotID"])
+    for template, text in (("again", "two\n"), ("again:default", "two\n"), (taken[0], "one\n")):
+        made = Box(server.client, templateID=template)
+        assert made.run("cat f") == (0, text, "")
+        made.kill()
+    for identity in taken:
+        assert server.client.delete(f"/templates/{identity}").status_code == 204
+    assert box.kill() == 204
+
+
 def test_snapshots_are_listed_in_pages(server: Server) -> None:
     box = Box(server.client)
     made = [server.client.post(f"/sandboxes/{box.id}/snapshots", json={}).json() for _ in range(3)]

@@ -89,9 +89,9 @@ class Snapshots:
         return [snapshot for snapshot in self._all.values() if snapshot.tenant_id == tenant.id]
 
     def find(self, tenant: Tenant, name: str) -> Snapshot | None:
-        """Find a snapshot by id or name, without the default tag."""
+        """Find a snapshot by id or name, without the default tag. Of several with one name, the last."""
         plain = name.removesuffix(":default")
-        return next((item for item in self.of(tenant) if plain == item.id or plain in item.names), None)
+        return next((item for item in reversed(self.of(tenant)) if plain == item.id or plain in item.names), None)
 
     async def remove(self, snapshot: Snapshot) -> None:
         if self._all.pop(snapshot.id, None) is not None:
