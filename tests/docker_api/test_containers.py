@@ -69,9 +69,11 @@ def test_what_was_asked_for_is_in_force(client: Client) -> None:
     assert made.attrs["HostConfig"]["Memory"] == 64 << 20
     assert made.labels["who"] == "me" and made.status == "exited"
     assert client.containers.list() == []
-    for filters in ({"name": "asked"}, {"label": "who=me"}, {"status": "exited"}, {"ancestor": "busybox:1"}):
+    by_name = [{"name": name} for name in ("asked", "sk", "^asked$", "^/asked$", "/asked", "^as", "ed$")]
+    for filters in (*by_name, {"label": "who=me"}, {"status": "exited"}, {"ancestor": "busybox:1"}):
         assert [found.id for found in client.containers.list(all=True, filters=filters)] == [made.id]
-    assert client.containers.list(all=True, filters={"label": "who=you"}) == []
+    for filters in ({"label": "who=you"}, {"name": "^ask$"}, {"name": "^sked$"}, {"name": "^sked"}, {"name": "ask$"}):
+        assert client.containers.list(all=True, filters=filters) == []
     with pytest.raises(docker.errors.APIError, match="already in use"):
         client.containers.create("busybox:1", "true", name="asked")
     made.rename("other")

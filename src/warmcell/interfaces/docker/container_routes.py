@@ -238,9 +238,11 @@ def _is_over(container: Container, condition: str, before: tuple[float, int]) ->
 def _is_listed(container: Container, filters: Mapping[str, list[str]]) -> bool:
     spec, image = container.spec, container.image
     names = (image.name, spec.image_name, image.digest, image.digest.removeprefix("sha256:"))
+    # Docker's filter is a regular expression; clients use its anchors, and know names with and without a slash.
+    full_names = (f"^{container.name}$", f"^/{container.name}$")
     return (
         is_match(filters, "id", container.id.startswith)
-        and is_match(filters, "name", lambda name: name.strip("^$/") in container.name)
+        and is_match(filters, "name", lambda name: any(name in full for full in full_names))
         and has_labels(spec.labels, filters.get("label", []))
         and is_match(filters, "status", lambda status: status == container.state)
         and is_match(filters, "exited", lambda code: container.state == "exited" and code == str(container.exit_code))
