@@ -93,6 +93,8 @@ def test_who_asks_too_much_is_told_when_to_come_again(start_server: Callable[...
         assert 429 in [answer.status_code for answer in answers[2:]]
         refused = next(answer for answer in answers if answer.status_code == 429)
         assert refused.headers["retry-after"] == "1" and refused.json()["error"]["retryable"] is True
+        for path in ("/v1/usage", "/v1/identity"):  # which need no scope
+            assert 429 in [quick.get(path).status_code for _ in range(30)], path
         at = create_sandbox(many)
         with stream_events(many, "GET", f"{at}/watch") as one, stream_events(many, "GET", f"{at}/watch") as two:
             assert (next(one)[0], next(two)[0]) == ("ready", "ready")

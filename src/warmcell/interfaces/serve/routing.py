@@ -98,6 +98,7 @@ def route(
             tenant, service = authenticate(request, scope), get_service(request)
             if owner is not None and (owning := owner(request)) is not None:
                 tenant = owning
+            if scope is None and tenant is not ANONYMOUS:  # with a scope, `authenticate` has counted it
                 service.rates.take(tenant)
             request.scope[OWNER] = tenant.id
             reloads, request.scope[REVOCABLE] = service.reloads, service.revocable(tenant, scope)
