@@ -87,7 +87,7 @@ class McpApp:
                 body = await check_mcp_message(await read_body(request, self._service.settings.max_body))
             manager = await self._manager()
             self._admit(request, tenant, manager)
-            self._service.concurrency.enter(tenant)
+            self._service.concurrency.enter(tenant, ends_something=scope["method"] == "DELETE")
             annotate_events(request, tenant)
         except (HttpError, SandboxError, ClientDisconnected) as error:
             request.app.state.bodies.release(scope)

@@ -60,6 +60,45 @@ async def test_sessions_that_begin_at_once_are_counted(tmp_path: Path) -> None:
         await service.aclose()
 
 
+async def test_a_session_can_be_ended_while_all_connections_are_streams(tmp_path: Path) -> None:
+    """Its DELETE was refused: the session and its sandbox stayed as long as the streams."""
+    require(find_spec("mcp"), "mcp is not installed")
+    file, statuses, may_end = str(tmp_path / "tokens.json"), list[int](), asyncio.Event()
+    token = add_token(file, "one", connections=1)[0]
+    service = Service(Settings(tokens=file))
+    app = McpApp(service)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "GET":
+            await may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def start() -> Any:
+        return SimpleNamespace(_session_owners={}, asgi_app=answer)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    def ask(method: str) -> asyncio.Future[None]:
+        state = SimpleNamespace(state=SimpleNamespace(service=service, bodies=BodyMemory()))
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": "/mcp", "query_string": b"", "app": state}
+        scope["headers"] = [(b"x-api-key", token.encode()), (b"mcp-session-id", b"1")]
+        return asyncio.ensure_future(app(scope, None, send))
+
+    app._starting = asyncio.ensure_future(start())
+    try:
+        stream = ask("GET")
+        await asyncio.wait([stream], timeout=0.2)
+        await ask("GET")
+        await ask("DELETE")
+        assert statuses == [429, 200]
+        may_end.set()
+        await stream
+    finally:
+        await service.aclose()
+
+
 LONG = "x" * MAX_PLAIN_BYTES
 
 

@@ -172,7 +172,7 @@ class ClusterFront:
             if self.draining.is_set():
                 raise shutting_down()
             place = self._classify(request, route)
-            ends_something = route is not None and route.ends_something
+            ends_something = request.method == "DELETE" if route is None else route.ends_something
             with self._admission.count(find_token(request) or "", ends_something=ends_something):
                 await self._answer(request, place, send)
         except (HttpError, ClientDisconnected, SandboxError) as error:

@@ -205,7 +205,7 @@ class Front:
                 raise shutting_down()
             if self._connections.is_over_limit and RELAYED not in scope["state"]:
                 raise HttpError(503, "too many connections")
-            ends_something = route is not None and route.ends_something
+            ends_something = request.method == "DELETE" if route is None else route.ends_something
             with self._admission.count(find_token(request) or "", ends_something=ends_something):
                 await self._answer(request, route, send)
         except (HttpError, ClientDisconnected, SandboxError) as error:

@@ -112,7 +112,8 @@ class Dispatcher:
         tenant = None if self._service.settings.tokens is None else self._service.tenant(find_token(request))
         if tenant is None:
             return nullcontext()
-        return self._admission.request(tenant, ends_something=route is not None and route.ends_something)
+        ends_something = request.method == "DELETE" if route is None else route.ends_something  # None: `/mcp`
+        return self._admission.request(tenant, ends_something=ends_something)
 
     async def choose_for_socket(self, request: HTTPConnection) -> Peer | None:
         """The worker of a WebSocket; None: this one."""
