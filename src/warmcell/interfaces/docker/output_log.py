@@ -24,6 +24,8 @@ MAX_LOG_BYTES = 4 << 20
 _STREAM_NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
 #: The memory that a short entry takes besides its text.
 _OVERHEAD = 200
+#: The beginning of a line waits for its end up to this size, as in Docker.
+_MAX_PARTIAL = 16 << 10
 #: How long a program may take to read the last input of a client that disconnected.
 _LAST_INPUT_SECONDS = 5.0
 MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd.docker.raw-stream"
@@ -33,7 +35,7 @@ _MAX_EVENTS, _MAX_BYTES = 1000, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A line, or the beginning of one that is not complete."""
+    """A line, or a part of a long one."""
 
     time: float
     stream: str
@@ -78,6 +80,8 @@ class OutputLog(Changing):
         self._entries: deque[LogEntry] = deque()
         #: The number of entries that were dropped from the front.
         self._dropped = 0
+        #: By stream: the beginning of a line.
+        self._partial: dict[str, bytes] = {}
         self._is_open = False
 
     def open(self) -> None:
@@ -86,18 +90,27 @@ class OutputLog(Changing):
 
     def close(self) -> None:
         """Note that the container has ended: followers end."""
+        while self._partial:
+            self._append(*self._partial.popitem())
         self._is_open = False
         self._wake()
 
     def add(self, stream: str, data: bytes) -> None:
-        now = time.time()
-        for line in data.splitlines(keepends=True):
-            self._entries.append(LogEntry(now, stream, line))
-            self._bytes += len(line) + _OVERHEAD
+        *lines, rest = (self._partial.pop(stream, b"") + data).split(b"\n")
+        for line in lines:
+            self._append(stream, line + b"\n")
+        if len(rest) >= _MAX_PARTIAL:
+            self._append(stream, rest)
+        elif rest:
+            self._partial[stream] = rest
+        self._wake()
+
+    def _append(self, stream: str, line: bytes) -> None:
+        self._entries.append(LogEntry(time.time(), stream, line))
+        self._bytes += len(line) + _OVERHEAD
         while self._bytes > MAX_LOG_BYTES and len(self._entries) > 1:
             self._bytes -= len(self._entries.popleft().data) + _OVERHEAD
             self._dropped += 1
-        self._wake()
 
     async def read(self, query: LogQuery) -> AsyncIterator[tuple[str, bytes]]:
         """Yield stream and text of the entries that the query accepts; with `is_followed`, until the container ends."""

@@ -1,4 +1,4 @@
-"""Clients of `attach` and `exec` that go away."""
+"""Clients of `attach` and `exec` that go away; the lines of `logs`."""
 
 from __future__ import annotations
 
@@ -75,3 +75,21 @@ async def test_a_program_gets_the_last_input_of_a_client_that_is_gone(monkeypatc
     process.close_stdin = lambda: asyncio.sleep(0)  # type: ignore[attr-defined]
     await asyncio.wait_for(copying, PATIENCE)
     assert process.taken == b"input"
+
+
+async def test_a_line_that_arrives_in_pieces_is_one_line() -> None:
+    """It was several: `tail` returned half of it, and `timestamps` had a time in the middle."""
+    log = output_log.OutputLog()
+    log.open()
+    for stream, data in (("stdout", b"one\ntw"), ("stderr", b"er"), ("stdout", b"o\n50%\r100%\n"), ("stdout", b"end")):
+        log.add(stream, data)
+
+    async def read(tail: int) -> list[tuple[str, bytes]]:
+        return [piece async for piece in log.read(output_log.LogQuery(stdout=True, stderr=True, tail=tail))]
+
+    assert await read(-1) == [("stdout", b"one\n"), ("stdout", b"two\n"), ("stdout", b"50%\r100%\n")]
+    assert await read(2) == [("stdout", b"two\n"), ("stdout", b"50%\r100%\n")]
+    log.close()
+    assert sorted((await read(-1))[3:]) == [("stderr", b"er"), ("stdout", b"end")]
+    log.add("stdout", b"x" * output_log._MAX_PARTIAL)
+    assert (await read(1))[0][1].startswith(b"xx")
