@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 
 from warmcell import InvalidRequest, NodeLost
 from warmcell.backends.ray.placement import Needs, NodeInfo
+from warmcell.interfaces.serve.cluster.front import ClusterFront
 from warmcell.interfaces.serve.cluster.placement import Kind, Place, choose_home, classify, needs_of
 from warmcell.interfaces.serve.e2b.control import e2b_refusal
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.responses import error_response
-from warmcell.interfaces.serve.sandbox_registry import SandboxLost
+from warmcell.interfaces.serve.sandbox_registry import SandboxLost, SandboxNotFound
 from warmcell.interfaces.serve.settings import Settings, check_cluster_settings
 
 ROUTES = Placement(Settings())
@@ -107,6 +109,21 @@ def test_a_lost_sandbox_is_the_hosts_fault_and_does_not_come_back() -> None:
     error = SandboxLost("0123456789", "it left the cluster")
     assert (error_response(error).status_code, e2b_refusal(error).status_code) == (410, 404)
     assert (error.code, error.fault, error.retryable) == (NodeLost.code, "host", False)
+
+
+E2B_ROUTES = [("GET", "/health"), ("POST", "/process.Process/List"), ("POST", "/execute")]
+
+
+@pytest.mark.parametrize(("method", "path"), E2B_ROUTES)
+@pytest.mark.parametrize("error", [SandboxLost("0123456789", "it left"), SandboxNotFound("sandbox not found")])
+def test_e2b_clients_get_their_answer_for_a_missing_sandbox(method: str, path: str, error: Exception) -> None:
+    """`/health` answered 400 and the others 404 or 400, from which `is_running()` raises instead of returning False."""
+    scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+    front: Any = None
+    answer = ClusterFront._render(front, error, ROUTES.find_route(scope), Place(Kind.SANDBOX, "s1"))
+    found = json.loads(bytes(answer.body))
+    assert (answer.status_code, found["code"], found["sandboxId"]) == (502, 502, "s1")
+    assert found["message"].startswith("The sandbox was not found")
 
 
 @pytest.mark.parametrize("option", [{"workers": 2}, {"state": "d"}, {"audit": "f"}, {"usage": "f"}])

@@ -56,7 +56,7 @@ from warmcell.interfaces.serve.responses import (
     shutting_down,
 )
 from warmcell.interfaces.serve.routing import AuthRoute
-from warmcell.interfaces.serve.sandbox_registry import SandboxLost
+from warmcell.interfaces.serve.sandbox_registry import SandboxLost, SandboxNotFound
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import local_tenant, read_tenants
 from warmcell.interfaces.serve.settings import Settings
@@ -191,8 +191,10 @@ class ClusterFront:
         return classify(request.method, request.scope["path"], scope, pattern, parameters, asked)
 
     def _render(self, error: Exception, route: AuthRoute | None, place: Place) -> Response:
-        if isinstance(error, SandboxLost) and route is not None and route.has_own_secret:
-            return missing_sandbox(place.identity, error.message)
+        # Routes without a scope that name a sandbox are E2B's, whose SDKs recognise a missing one by this response.
+        is_of_e2b = place.kind is Kind.SANDBOX and route is not None and route.description["scope"] is None
+        if is_of_e2b and isinstance(error, SandboxLost | SandboxNotFound):
+            return missing_sandbox(place.identity, error.message if isinstance(error, SandboxLost) else "")
         return (error_response if route is None else route.render_error)(error)
 
     async def _answer(self, request: Request, place: Place, send: Any) -> None:
