@@ -137,6 +137,25 @@ def test_both_sides_changed(sandbox: Sandbox, directory: Path) -> None:
     assert "a.txt" not in kinds(sandbox)
 
 
+def test_a_merged_text_that_guests_do_not_get_is_merged_again(
+    sandbox: Sandbox, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next commit does not undo the host's part."""
+    sandbox.sh("sed -i s/one/ONE/ a.txt")
+    (directory / "a.txt").write_text("one\ntwo\nthree\nfour\nfive\nSIX\n")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("warmcell.workspace.files.put_file", fail)
+        assert sandbox.commit().merged == ("a.txt",)
+    assert sandbox.commit().merged == ("a.txt",)
+    assert (directory / "a.txt").read_text() == "ONE\ntwo\nthree\nfour\nfive\nSIX\n"
+    assert sandbox.read_text("a.txt") == "ONE\ntwo\nthree\nfour\nfive\nSIX\n"
+    assert kinds(sandbox) == {}
+
+
 def test_a_file_that_the_host_deleted_stays_deleted(sandbox: Sandbox, directory: Path) -> None:
     sandbox.sh("echo more >> a.txt")
     (directory / "a.txt").unlink()

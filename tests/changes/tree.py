@@ -32,8 +32,9 @@ def commit(place: Path) -> CommitReport:
     start_ns = (place / "layer").stat().st_ctime_ns + 10**12
     with Lower(lower) as looking:
         items = Detector(upper, looking, bases, start_ns, str(place)).detect()
+    committer = Committer(lower, upper, bases, start_ns, str(place / "layer"), upper.root)
     try:
-        return Committer(lower, upper, bases, start_ns, str(place / "layer")).commit(items, (), dry_run=False)
+        return committer.commit(items, (), dry_run=False)
     finally:
         upper.close()
         lower.close()

@@ -14,11 +14,11 @@ from warmcell.changes.content import sync_filesystem
 from warmcell.changes.detect import Detected, Lower, close, open_upper
 from warmcell.changes.model import CommitReport, Conflict
 from warmcell.changes.upper import UpperDirectory
-from warmcell.core.errors import PathTraversal
+from warmcell.core.errors import PathTraversal, SandboxError
 from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.errors import WorkspaceError
-from warmcell.workspace.files import write_all
+from warmcell.workspace.files import replace_file, write_all
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root, temporary_name
 from warmcell.workspace.walk import kind_of, walk
@@ -62,13 +62,15 @@ class _Outcome:
 
 
 class Committer:
-    """Commits a selection of the detected changes. `directory` is for its journal."""
+    """Commits a selection of the detected changes. `directory` is for its journal; texts that were merged with the
+    host's are written to `merged`, the guests' view, too.
+    """
 
-    def __init__(self, root: Root, upper: UpperDirectory, bases: Bases, start_ns: int, directory: str) -> None:
-        self._root, self._upper, self._bases = root, upper, bases
+    def __init__(
+        self, root: Root, upper: UpperDirectory, bases: Bases, start_ns: int, directory: str, merged: Root
+    ) -> None:
+        self._root, self._upper, self._bases, self._merged = root, upper, bases, merged
         self._start_ns, self._directory = start_ns, directory
-        #: Merged texts, which the guest's view does not have yet.
-        self.merged_texts: dict[Parts, bytes] = {}
 
     def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
         outcome, steps, allowed = _Outcome(), [], frozenset(allow_flagged)
@@ -226,9 +228,9 @@ class Committer:
             except Refused as refused:
                 outcome.conflicts.append(Conflict(step.item.change.path, str(refused)))
                 continue
-            self._update_base(step)
-            if step.data is not None:
-                self.merged_texts[step.item.parts] = step.data
+            # A guest's file without the host's part must not get the new base: the next commit would undo that part.
+            if step.data is None or self._show(step.item.parts, step.data):
+                self._update_base(step)
             outcome.note(step)
         self._record_directories(steps)
         apply.sync(self._root, staged_operations)
@@ -284,6 +286,15 @@ class Committer:
         if operation.expected is not None:
             state = self._root.lstat(operation.parts)
         os.fchown(target, state.st_uid, state.st_gid)
+
+    def _show(self, parts: Parts, data: bytes) -> bool:
+        """Write a merged text to the guests' view. False if the guest or a full disk prevents it."""
+        try:
+            with self._merged.parent(parts) as (dir_fd, _):
+                replace_file(self._merged, dir_fd, parts, data)
+        except (OSError, SandboxError):
+            return False
+        return True
 
     def _update_base(self, step: Step) -> None:
         """The committed file is the new base, so that later changes on the host are detected."""

@@ -34,7 +34,7 @@ from warmcell.lifetime.held_directories import (
 )
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
 from warmcell.workspace.diff import ChangeKind, FsChange
-from warmcell.workspace.files import put_file, replace_file
+from warmcell.workspace.files import put_file
 from warmcell.workspace.names import printable
 from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import OPEN_DIRECTORY, Root
@@ -163,15 +163,11 @@ class ChangeLayer:
         """`merged` is the guests' view; texts that were merged with the host's are written there too."""
         with self._lock:
             items = self._select(paths)
-            committer = Committer(self.lower, self.upper, self._bases, self._start_ns, self.place)
+            committer = Committer(self.lower, self.upper, self._bases, self._start_ns, self.place, merged)
             try:
-                report = committer.commit(items, allow_flagged, dry_run=dry_run)
+                return committer.commit(items, allow_flagged, dry_run=dry_run)
             except OSError as error:
                 raise host_failure(error, "commit the changes") from error
-            for parts, data in committer.merged_texts.items():
-                with merged.parent(parts) as (dir_fd, _):
-                    replace_file(merged, dir_fd, parts, data)
-            return report
 
     def discard(self, paths: Sequence[str] | None, merged: Root) -> None:
         with self._lock:
