@@ -12,8 +12,13 @@ import pytest
 from tests.changes.tree import read_tree
 from tests.helpers import is_root
 
+<<<<<<< ours
 from warmcell import AsyncSandbox, Limits, Sandbox
 from warmcell.errors import BackendUnavailable, InvalidRequest, LimitExceeded, SandboxError
+=======
+from warmcell import AsyncSandbox, FetchPolicy, Limits, Sandbox
+from warmcell.errors import BackendUnavailable, FetchFailed, InvalidRequest, SandboxError
+>>>>>>> theirs
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 
@@ -216,6 +221,13 @@ def test_a_branch_goes_its_own_way(sandbox: Sandbox, directory: Path) -> None:
         assert set(branch.commit().committed) == {"a.txt", "src/b.py", "other"}
     assert sorted(read_tree(directory)) == ["a.txt", "other", "src/c.py"]
     assert set(kinds(sandbox)) == {"third"}
+
+
+def test_a_branch_starts_with_the_current_network_rules(open_sandbox) -> None:
+    sandbox = open_sandbox(fetch_policy=FetchPolicy(("127.0.0.1:9",)))
+    sandbox.update_network([])
+    with sandbox.branch() as branch, pytest.raises(FetchFailed, match="not allowed at the moment"):
+        branch.fetch("http://127.0.0.1:9/")
 
 
 def test_kept_changes_go_on(sandbox: Sandbox, directory: Path, open_sandbox, state_home: Path) -> None:

@@ -168,6 +168,7 @@ class LocalSandbox:
         async with on_error(child.close):
             if self.context.packages is not None:
                 await child._use_packages(self.context.packages)
+            child.context.network.adopt(self.context.network)
             await child.start()
         return child
 
