@@ -19,7 +19,8 @@ from warmcell.changes.layer import ChangeLayer
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
 from warmcell.changes.upper import copy_upper
-from warmcell.core.errors import PathTraversal
+from warmcell.core.errors import BackendBusy, PathTraversal
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.workspace import files
 from warmcell.workspace.root import Root
 
@@ -159,3 +160,18 @@ def test_a_base_that_cannot_be_written_leaves_the_previous_one(place: Path, monk
         Bases(str(directory)).put(("file",), state, "", b"new")
     assert Bases(str(directory)).content(("file",)) == b"old"
     assert len(os.listdir(directory)) == 1
+
+
+def test_an_interrupted_commit_is_not_forgotten_for_lack_of_descriptors(place: Path, monkeypatch: Any) -> None:
+    lower, layer = place / "lower", str(place / "layer")
+    identity = (lower.stat().st_dev, lower.stat().st_ino)
+    apply.write_journal(layer, apply.Journal("applying", str(lower), identity, ()))
+
+    def fail(path: str) -> None:
+        raise host_failure(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "open the work directory")
+
+    with monkeypatch.context() as patch, pytest.raises(BackendBusy):
+        patch.setattr(apply, "Root", fail)
+        apply.recover(layer)
+    assert apply.read_journal(layer) is not None
+    assert apply.recover(layer) and apply.read_journal(layer) is None

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from warmcell.changes.content import exchange, rename_to_free_name, sync_filesystem
-from warmcell.core.errors import BackendUnavailable, PathTraversal, SandboxError
+from warmcell.core.errors import BackendUnavailable, InvalidRequest, PathTraversal, SandboxError
 from warmcell.core.light import closing_fd
 from warmcell.lifetime.own_modes import grant_owner, make_directory
 from warmcell.workspace.errors import WorkspaceError
@@ -174,7 +174,7 @@ def recover(directory: str) -> bool:
         return True
     try:
         root = Root(found.lower)
-    except SandboxError:
+    except InvalidRequest:
         return False
     with root:
         state = os.fstat(root.fd)
