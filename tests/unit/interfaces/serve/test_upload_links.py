@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from warmcell.interfaces.serve.e2b import templates
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.e2b import control, templates
 from warmcell.interfaces.serve.e2b.template_records import UPLOAD_SECONDS, Uploads
 from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS
 from warmcell.interfaces.serve.responses import HttpError
@@ -40,14 +41,23 @@ async def test_an_upload_link_ends_with_the_token_of_its_tenant(
         scope={},
     )
     monkeypatch.setattr(templates, "builds_of", lambda service: SimpleNamespace(uploads=uploads))
+    assert templates.uploader_of(request) is LOCAL_TENANT
     assert (await templates.upload(request, LOCAL_TENANT)).status_code == 200
     assert request.scope == {MORE_BODY_SECONDS: UPLOAD_SECONDS}, "the connection was closed after 75 s"
-    archive = Path(uploads.path_of(LOCAL_TENANT.id, DIGEST))
-    archive.unlink()
-    tenants.clear()
-    with pytest.raises(HttpError) as refused:
-        await templates.upload(request, LOCAL_TENANT)
-    assert refused.value.status == 403 and not archive.exists()
+    assert Path(uploads.path_of(LOCAL_TENANT.id, DIGEST)).read_bytes() == b"archive"
+    for left in (replace(LOCAL_TENANT, scopes=("run",)), None):
+        tenants.clear()
+        if left is not None:
+            tenants[left.id] = left
+        with pytest.raises(HttpError) as refused:
+            templates.uploader_of(request)
+        assert refused.value.status == 403
+
+
+def test_an_upload_counts_for_the_tenant_of_its_link() -> None:
+    """It counted for no tenant: any number could go on at a time, each for a quarter of an hour."""
+    (made,) = [route for route in control.routes() if route.path.startswith("/templates/uploads/")]
+    assert made.has_own_secret and made.description["scope"] is None
 
 
 async def test_archives_that_arrive_together_take_no_more_than_one_may(tmp_path: Path) -> None:

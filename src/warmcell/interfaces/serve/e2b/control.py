@@ -358,7 +358,8 @@ def routes() -> list[Any]:
         add("GET", path, templates.list_templates)
     add("POST", "/templates/tags", templates.assign_tags)
     add("DELETE", "/templates/tags", templates.remove_tags)
-    made.append(route("PUT", "/templates/uploads/{owner}/{hash}", templates.upload, None, e2b_refusal))
+    place, owner = "/templates/uploads/{owner}/{hash}", templates.uploader_of
+    made.append(route("PUT", place, templates.upload, None, e2b_refusal, owner))
     at, build = "/templates/{id:path}", "/builds/{build}"
     add("GET", f"{at}/tags", templates.tags_of)
     add("GET", f"{at}/files/{{hash}}", templates.upload_link)

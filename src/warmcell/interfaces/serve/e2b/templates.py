@@ -121,15 +121,23 @@ async def upload_link(request: Request, tenant: Tenant) -> Response:
     return json_response({"present": is_present, "url": str(request.base_url).rstrip("/") + path}, 201)
 
 
+def uploader_of(request: Request) -> Tenant:
+    """The tenant that a signed upload URL was made for. Raises `HttpError` 403 if it is invalid or its token is."""
+    service, asked = get_service(request), request.query_params
+    owner, digest = request.path_params["owner"], request.path_params["hash"]
+    names = ("expires", "most", "signature")
+    builds_of(service).uploads.check(owner, digest, *(asked.get(name, "") for name in names))
+    tenant = service.find_tenant_by_id(owner)
+    if tenant is None or "sandbox" not in tenant.scopes:
+        raise HttpError(403, "the upload URL is invalid or has expired")
+    return tenant
+
+
 async def upload(request: Request, tenant: Tenant) -> Response:
     """Receive an archive from a client that has the signed URL, which ends with its tenant's token."""
-    uploads, asked = builds_of(get_service(request)).uploads, request.query_params
-    owner, digest = request.path_params["owner"], request.path_params["hash"]
-    most = uploads.check(owner, digest, asked.get("expires", ""), asked.get("most", ""), asked.get("signature", ""))
-    if get_service(request).find_tenant_by_id(owner) is None:
-        raise HttpError(403, "the upload URL is invalid or has expired")
+    uploads, digest = builds_of(get_service(request)).uploads, request.path_params["hash"]
     request.scope[MORE_BODY_SECONDS] = UPLOAD_SECONDS
-    await uploads.receive(owner, digest, most, request.stream())
+    await uploads.receive(tenant.id, digest, int(request.query_params["most"]), request.stream())
     return Response(status_code=200)
 
 
