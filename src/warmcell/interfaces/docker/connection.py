@@ -83,6 +83,8 @@ class Connection:
         self._large_bodies, self._shares = large_bodies, shares
         #: The bytes counted in `large_bodies` for the request in progress.
         self._counted = 0
+        #: What arrived together with the request of a hijacked connection.
+        self._early = b""
         self._http = ChunkLimit(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
 
     async def serve(self) -> None:
@@ -153,7 +155,7 @@ class Connection:
             if event is not h11.NEED_DATA:
                 raise ClientGone
             if self._http.they_are_waiting_for_100_continue:
-                await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+                await self.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
             try:
                 async with asyncio.timeout(_IDLE_SECONDS):
                     self._http.receive_data(await self._reader.read(_CHUNK))
@@ -236,7 +238,7 @@ class Connection:
             headers += [] if has_no_length else [("content-length", str(len(response.body)))]
             await self._send_head(response.status, headers)
             body = b"" if is_bodyless or not response.body else self._http.send(h11.Data(data=response.body))
-            await self._write((body or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+            await self.write((body or b"") + (self._http.send(h11.EndOfMessage()) or b""))
             return
         headers.append(("transfer-encoding", "chunked"))
         async with aclosing(response.chunks) as chunks:  # type: ignore[type-var]
@@ -246,7 +248,7 @@ class Connection:
     async def _send_head(self, status: int, headers: list[tuple[str, str]]) -> None:
         if self._http.their_state is not h11.DONE:  # the rest of the body was not read
             headers.append(("connection", "close"))
-        await self._write(self._http.send(h11.Response(status_code=status, headers=[*headers, *_COMMON])))
+        await self.write(self._http.send(h11.Response(status_code=status, headers=[*headers, *_COMMON])))
 
     async def _send_stream(self, chunks: AsyncIterator[bytes], stall_seconds: float | None) -> None:
         """Send a stream. A disconnect ends it, even while there is nothing to send."""
@@ -254,7 +256,7 @@ class Connection:
         async def write(event: h11.Data | h11.EndOfMessage) -> None:
             try:
                 async with asyncio.timeout(stall_seconds):
-                    await self._write(self._http.send(event))
+                    await self.write(self._http.send(event))
             except TimeoutError:
                 self._writer.transport.abort()
                 raise ClientGone from None
@@ -287,9 +289,10 @@ class Connection:
         else:
             head = f"HTTP/1.1 200 OK\r\nContent-Type: {hijack.content_type}\r\n\r\n".encode()
         with on_error(hijack.on_disconnect):
-            await self._write(head)
+            await self.write(head)
             await self._wait_until_read()
-        await hijack.run(_Raw(self, self._http.trailing_data[0]))
+        self._early = self._http.trailing_data[0]
+        await hijack.run(self)
         with suppress(OSError):
             self._writer.write_eof()
 
@@ -309,38 +312,26 @@ class Connection:
             response = error_response(DockerError(error.error_status_hint, f"bad request: {error}"))
             with suppress(ConnectionError, h11.LocalProtocolError):
                 headers = [*response.headers.items(), ("content-length", str(len(response.body)))]
-                await self._write(self._http.send(h11.Response(status_code=response.status, headers=headers)))
-                await self._write(self._http.send(h11.Data(data=response.body)))
+                await self.write(self._http.send(h11.Response(status_code=response.status, headers=headers)))
+                await self.write(self._http.send(h11.Data(data=response.body)))
 
-    async def _write(self, data: bytes | None) -> None:
+    async def read(self) -> bytes:
+        """Read what the client of a hijacked connection sent; empty at its end."""
+        early, self._early = self._early, b""
+        if early:
+            return early
+        try:
+            return await self._reader.read(_CHUNK)
+        except ConnectionError:
+            return b""
+
+    async def write(self, data: bytes | None) -> None:
         if data:
             self._writer.write(data)
             await self._writer.drain()
 
 
 _COMMON = [("api-version", "1.47"), ("docker-experimental", "false"), ("ostype", "linux"), ("server", "warmcell")]
-
-
-class _Raw:
-    """A hijacked connection. `read` first returns what arrived together with the request."""
-
-    def __init__(self, connection: Connection, early: bytes) -> None:
-        self._connection, self._early = connection, early
-
-    async def read(self) -> bytes:
-        early, self._early = self._early, b""
-        if early:
-            return early
-        try:
-            return await self._connection._reader.read(_CHUNK)
-        except ConnectionError:
-            return b""
-
-    async def write(self, data: bytes) -> None:
-        await self._connection._write(data)
-
-    async def wait_for_hangup(self) -> None:
-        await self._connection.wait_for_hangup()
 
 
 def _request_of(head: h11.Request, stream: Connection) -> Request:

@@ -179,8 +179,8 @@ class RawStream(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
-    async def wait_for_hangup(self) -> None:
-        """Wait until the client has closed both directions."""
+    async def wait_for_hangup(self) -> bool:
+        """Wait until the client has closed both directions; return True."""
 
 
 @dataclass(slots=True)
