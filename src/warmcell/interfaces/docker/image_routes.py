@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from warmcell.core.errors import SandboxError
 from warmcell.images import Image
@@ -41,8 +41,6 @@ _UPLOAD_SECONDS = 3600.0
 _CHUNK = 1 << 20
 _LOCAL_REGISTRIES = ("localhost", "127.0.0.1", "[::1]")
 _FILTERS = ("reference", "dangling", "label", "before", "since")
-T = TypeVar("T")
-P = TypeVar("P")
 #: Messages that wait for a slow client; the oldest are dropped.
 _MAX_WAITING = 1000
 
@@ -133,19 +131,14 @@ class ImageRoutes(RouteGroup):
         reference = parse_reference(_join(name, tag))
         username, password = _credentials(request.headers.get("x-registry-auth", ""))
         plain = reference.registry.rpartition(":")[0] in _LOCAL_REGISTRIES or reference.registry in _LOCAL_REGISTRIES
-        progress, job = ProgressStream(_pull_message), await self._engine.image_work.start()
-
-        def report(step: ImageProgress) -> None:
-            job.check()
-            progress.report(step)
-
+        progress = PullProgress(await self._engine.image_work.start())
         pull = partial(
             self._engine.store.pull,
             _join(name, tag),
             username=username,
             password=password,
             plain_http=plain,
-            on_progress=report,
+            on_progress=progress.report,
             check=progress.check,
         )
 
@@ -154,7 +147,7 @@ class ImageRoutes(RouteGroup):
             status = {"status": f"Digest: {image.digest}"}
             return [status, {"status": f"Status: Downloaded newer image for {image.name}"}]
 
-        return await progress.respond(pull, describe, job)
+        return await progress.respond(pull, describe)
 
     async def _import(self, request: Request, source: str) -> Response:
         if source != "-":
@@ -310,11 +303,11 @@ def _pull_message(step: ImageProgress) -> dict[str, Any]:
     return {"status": status, "id": name, "progressDetail": {"current": step.done, "total": step.total}}
 
 
-class ProgressStream(Generic[P]):
-    """Progress of one job. A failure before the first message has an error status; a later one is in the stream."""
+class PullProgress:
+    """Progress of one pull. A failure before the first message has an error status; a later one is in the stream."""
 
-    def __init__(self, render: Callable[[P], dict[str, Any]]) -> None:
-        self._render = render
+    def __init__(self, job: ImageJob) -> None:
+        self._job = job
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -325,18 +318,17 @@ class ProgressStream(Generic[P]):
         if self._is_abandoned:
             raise ClientLeft
 
-    def report(self, progress: P) -> None:
-        """Queue a message; called in the working thread. Raises as `check` does."""
+    def report(self, step: ImageProgress) -> None:
+        """Queue a message; called in the working thread. Raises as `check` and `ImageJob.check` do."""
+        self._job.check()
         self.check()
-        self._waiting.append(self._render(progress))
+        self._waiting.append(_pull_message(step))
         self._loop.call_soon_threadsafe(self._changed.set)
 
-    async def respond(
-        self, work: Callable[[], T], describe: Callable[[T], list[dict[str, Any]]], job: ImageJob
-    ) -> Response:
-        """Start the work and respond. `describe` makes the messages at its end, which ends the job."""
-        working = asyncio.ensure_future(in_thread(work, on_cancel=self._stop))
-        working.add_done_callback(job.end)
+    async def respond(self, pull: Callable[[], Image], describe: Callable[[Image], list[dict[str, Any]]]) -> Response:
+        """Start the pull and respond. `describe` makes the messages at its end, which ends the job."""
+        working = asyncio.ensure_future(in_thread(pull, on_cancel=self._stop))
+        working.add_done_callback(self._job.end)
         working.add_done_callback(lambda _: self._changed.set())
         try:
             await self._changed.wait()
@@ -355,7 +347,7 @@ class ProgressStream(Generic[P]):
         self._is_abandoned = True
 
     async def _messages(
-        self, working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]
+        self, working: asyncio.Future[Image], describe: Callable[[Image], list[dict[str, Any]]]
     ) -> AsyncIterator[bytes]:
         """Yield an empty message, then what was reported, then the end."""
         try:
@@ -368,20 +360,15 @@ class ProgressStream(Generic[P]):
                     yield json_line(self._waiting.popleft())
                 if not is_over and not working.done():
                     await self._changed.wait()
-            for message in _last_messages(working, describe):
+            try:
+                last = describe(working.result())
+            except SandboxError as error:
+                last = [{"errorDetail": {"message": str(error)}, "error": str(error)}]
+            for message in last:
                 yield json_line(message)
         finally:
             await self._abandon(working)
 
-    async def _abandon(self, working: asyncio.Future[T]) -> None:
+    async def _abandon(self, working: asyncio.Future[Image]) -> None:
         self._stop()
         await cancel_and_wait(working)
-
-
-def _last_messages(working: asyncio.Future[T], describe: Callable[[T], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    error = working.exception()
-    if error is None:
-        return describe(working.result())
-    if not isinstance(error, SandboxError):
-        raise error
-    return [{"errorDetail": {"message": str(error)}, "error": str(error)}]
