@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from warmcell.core.errors import SandboxError
@@ -63,7 +63,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print("\n".join(table_lines(head, *rows)))
 
 
-def table_lines(*rows: Sequence[str]) -> list[str]:
-    """The rows in aligned columns."""
+def table_lines(*rows: Sequence[str], numbers: Container[int] = ()) -> list[str]:
+    """The rows in aligned columns; those whose index is in `numbers` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    forms = [f"{{:{'>' if index in numbers else '<'}{width}}}" for index, width in enumerate(widths)]
+    return ["  ".join(forms).format(*row).rstrip() for row in rows]

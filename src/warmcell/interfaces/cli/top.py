@@ -21,6 +21,7 @@ from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
 from warmcell.interfaces.cli.messages import are_terminals
 from warmcell.interfaces.cli.render import print_json
+from warmcell.interfaces.cli.store_actions import table_lines
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -110,17 +111,8 @@ def table(rows: list[Row]) -> list[str]:
         return ["nothing is running"]
     names = list(rows[0])
     cells = [[_cell(name, row[name]) for name in names] for row in rows]
-    widths = [max(len(text) for text in (name, *(line[i] for line in cells))) for i, name in enumerate(names)]
-    shown = [[name.upper() for name in names], *cells]
-    return [_summary(rows), *(_align(names, widths, line) for line in shown)]
-
-
-def _align(names: list[str], widths: list[int], texts: list[str]) -> str:
-    parts = (
-        text.rjust(width) if name in _NUMBERS else text.ljust(width)
-        for name, width, text in zip(names, widths, texts, strict=True)
-    )
-    return "  ".join(parts).rstrip()
+    numbers = [names.index(name) for name in _NUMBERS if name in names]
+    return [_summary(rows), *table_lines([name.upper() for name in names], *cells, numbers=numbers)]
 
 
 def _summary(rows: list[Row]) -> str:
@@ -136,10 +128,7 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.0f} %"
     if name == "memory":
         return f"{value / (1 << 20):.1f} MB"
-    return _age(value) if name == "seconds" else _clip(str(value))
-
-
-def _clip(text: str) -> str:
+    text = _age(value) if name == "seconds" else str(value)
     return text if len(text) <= MAX_WIDTH else f"{text[: MAX_WIDTH - 1]}…"
 
 
