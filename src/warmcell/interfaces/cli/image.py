@@ -30,7 +30,6 @@ _BAR = 24
 
 
 def image(arguments: argparse.Namespace) -> int:
-    """Carry out one action on the store."""
     return run_action("image", _ACTIONS, _open_store, arguments)
 
 

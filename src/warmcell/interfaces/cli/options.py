@@ -33,7 +33,6 @@ def whole_number(option: str, text: str | None, largest: int, smallest: int = 1)
 
 
 def port(text: str) -> int:
-    """Parse `--port`."""
     if not _is_number(text, 5) or int(text) > 65535:
         raise UsageError(f"--port: {text[:40]!r} is not a port", "a number up to 65535; 0 takes a free one")
     return int(text)

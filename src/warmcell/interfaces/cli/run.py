@@ -117,7 +117,6 @@ def open_audit(file: str | None) -> AbstractContextManager[object]:
 
 
 def _about(source: Source, backend: str) -> dict[str, str]:
-    """The language and the version of its toolchain."""
     from warmcell.languages.config import ProcessConfig
     from warmcell.languages.registry import language_version
 

@@ -24,7 +24,6 @@ _STOP_SECONDS = 10.0
 
 
 def workspace(arguments: argparse.Namespace) -> int:
-    """Carry out one action on the store."""
     return run_action("workspace", _ACTIONS, _open_store, arguments)
 
 

@@ -293,7 +293,6 @@ class HttpSandbox:
         return self._sibling(await self._endpoint.request("POST", "fork", json=body, seconds=120))
 
     def _sibling(self, created: Mapping[str, Any]) -> HttpSandbox:
-        """Another sandbox of the same server."""
         return HttpSandbox(self._endpoint.connection, self.capabilities, created)
 
     async def close(self) -> None:

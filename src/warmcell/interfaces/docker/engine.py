@@ -41,8 +41,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DockerSettings:
-    """The operator's settings for the socket."""
-
     socket: str
     #: The most that a container may have: limits, host directories to bind, and network.
     ceiling: SandboxPolicy = field(default_factory=SandboxPolicy)
@@ -313,8 +311,6 @@ class Engine:
 
 
 class RouteGroup:
-    """The handlers of one part of the API."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

@@ -59,15 +59,11 @@ SandboxFactory = Callable[[Any], ClientSandbox]
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client's sandbox and its tools."""
-
     place: ClientSandbox
     tools: Toolset
 
 
 class Clients:
-    """All clients of one server."""
-
     def __init__(self, make: SandboxFactory, languages: Sequence[str] | None, is_stateful: bool) -> None:
         self._make = make
         self._is_stateful = is_stateful

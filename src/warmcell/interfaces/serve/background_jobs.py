@@ -88,7 +88,6 @@ class EventLog:
         self._notify()
 
     def drop(self) -> None:
-        """Drop all events so far."""
         self._events.clear()
         self.size = 0
 

@@ -71,7 +71,6 @@ class RunCode(BaseModel):
 
 
 async def run_code(request: Request, tenant: Tenant) -> Response:
-    """Runs a program as SandboxFusion does."""
     service = get_service(request)
     body = await read_model(request, RunCode)
     steps = await while_connected(request, _steps(service, tenant, body))

@@ -46,12 +46,10 @@ _COMMON_HEADERS = {
 
 
 async def page(request: Request, tenant: Tenant) -> Response:
-    """The page."""
     return _send_file(request, "index.html")
 
 
 async def asset(request: Request, tenant: Tenant) -> Response:
-    """A part of the page."""
     return _send_file(request, str(request.path_params["name"]))
 
 

@@ -76,14 +76,12 @@ class Execute(BaseModel):
 
 
 async def runtimes(request: Request, tenant: Tenant) -> Response:
-    """The languages of this host and their versions."""
     versions = await _versions(get_service(request))
     aliases = {name: list(find_language(name).aliases) for name in versions}
     return json_response([{"language": n, "version": v, "aliases": aliases[n]} for n, v in versions.items()])
 
 
 async def execute(request: Request, tenant: Tenant) -> Response:
-    """Runs a program as Piston does."""
     service = get_service(request)
     body = await read_model(request, Execute)
     row = lookup_language(body.language)

@@ -43,7 +43,6 @@ class TenantQuota:
         return self._used[tenant_id]
 
     def total(self) -> int:
-        """The number over all tenants."""
         return self._used.total()
 
 

@@ -57,7 +57,6 @@ class ClusterQuota(TenantQuota):
         return super().count(tenant_id) + self.elsewhere[tenant_id]
 
     def by_tenant(self) -> Counter[str]:
-        """The sandboxes of this node, by tenant."""
         return +self._used
 
 

@@ -98,8 +98,6 @@ def starts_of(service: Service) -> Starts:
 
 @dataclass(slots=True)
 class Command:
-    """A process that a client started."""
-
     config: dict[str, Any]
     tag: str | None
     process: AsyncProcess

@@ -148,8 +148,6 @@ class Context:
 
 
 class Contexts:
-    """The contexts of one sandbox."""
-
     def __init__(self, box: Box) -> None:
         self._box = box
         self._all: dict[str, Context] = {}

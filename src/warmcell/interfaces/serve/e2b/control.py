@@ -55,7 +55,6 @@ _GRAIN = 1.0
 
 
 def e2b_refusal(error: Exception) -> Response:
-    """Render an error as E2B's control plane does."""
     if isinstance(error, HttpError | SandboxError):
         described = _describe(error)
         headers = error.headers if isinstance(error, HttpError) else None
