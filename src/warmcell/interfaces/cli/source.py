@@ -27,10 +27,6 @@ class Source:
     inline: str | None = None
     path: str | None = None
 
-    @property
-    def is_from_stdin(self) -> bool:
-        return self.inline is None and self.path is None
-
 
 def choose(target: str, source: str | None, inline: str | None, naming: str | None = None) -> Source:
     """Interpret the arguments. A single word that is not a built-in language may be a file.
@@ -104,7 +100,8 @@ def _decode_code(data: bytes, source: Source, name: str) -> str | bytes:
 
 def guest_stdin(source: Source) -> int:
     """The guest's stdin: ours, unless it is a terminal or had the program (-1)."""
-    if source.is_from_stdin or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+    had_program = source.inline is None and source.path is None
+    if had_program or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return -1
     return sys.stdin.fileno()
 

@@ -294,7 +294,8 @@ class RequestsById:
 
     async def call(self, app: Any, scope: Any, body: bytes, receive: Receive, send: Any) -> None:
         """Pass on a message. A request whose id another one of its session has is refused with 400."""
-        session, identity = Headers(scope=scope).get("mcp-session-id"), await _id_of(body)
+        session = Headers(scope=scope).get("mcp-session-id")
+        identity = _find_id(body) if len(body) <= MAX_PLAIN_BYTES else await in_thread(lambda: _find_id(body))
         if session is None or identity is None:
             await app(scope, replay(body, receive), send)
             return
@@ -320,12 +321,8 @@ class RequestsById:
             release()
 
 
-async def _id_of(body: bytes) -> str | None:
-    """The id of a request, in which the SDK does not tell 1 from "1"; None for other messages."""
-    return _find_id(body) if len(body) <= MAX_PLAIN_BYTES else await in_thread(lambda: _find_id(body))
-
-
 def _find_id(body: bytes) -> str | None:
+    """The id of a request, in which the SDK does not tell 1 from "1"; None for other messages."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):  # for the SDK to refuse

@@ -154,7 +154,7 @@ class TemplateBuilds:
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(MAX_BUILDS)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        service.on_close.append(self._close)
+        service.on_close.append(lambda: cancel_and_wait(*(task for _, task in self._tasks.values())))
         service.on_revoked.append(self._keep_only)
 
     def records(self, tenant: Tenant) -> TemplateRecords:
@@ -332,9 +332,6 @@ class TemplateBuilds:
         for owner, task in list(self._tasks.values()):
             if owner not in tenants:
                 await cancel_and_wait(task)
-
-    async def _close(self) -> None:
-        await cancel_and_wait(*(task for _, task in self._tasks.values()))
 
 
 def image_name(tenant: Tenant, build: str) -> str:

@@ -46,6 +46,7 @@ class ActivityRoute:
 
     def __init__(self) -> None:
         self._activity = Activity()
+        self.close = self._activity.close
 
     async def __call__(self, request: Request, tenant: Tenant) -> Response:
         """Waiting and running runs, and sandboxes, of all tenants."""
@@ -79,9 +80,6 @@ class ActivityRoute:
             route("DELETE", "/v1/activity/runs/{run}", self.end_run, "operate", **NO_CONTENT),
             route("DELETE", "/v1/activity/sandboxes/{sandbox}", self.end_sandbox, "operate", **NO_CONTENT),
         ]
-
-    def close(self) -> None:
-        self._activity.close()
 
 
 def merge_activity(bodies: Iterable[bytes]) -> dict[str, list[Any]]:
@@ -119,6 +117,7 @@ class HistoryRoute:
 
     def __init__(self) -> None:
         self._history = History()
+        self.close = self._history.close
         self._began = time.time()
         self._streams = TenantQuota()
 
@@ -144,9 +143,6 @@ class HistoryRoute:
 
     def routes(self) -> list[Any]:
         return [route("GET", HISTORY, self, "metrics", answers=("History", "text/event-stream"))]
-
-    def close(self) -> None:
-        self._history.close()
 
 
 def open_stream(streams: TenantQuota, owner: str, read: ReadHistory, ending: asyncio.Event) -> Response:
