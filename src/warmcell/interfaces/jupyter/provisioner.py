@@ -64,7 +64,7 @@ class CagedKernel:
             **settings,
         )
         self._guest_ports = dict(zip(CHANNELS, random.sample(_GUEST_PORTS, len(CHANNELS)), strict=True))
-        self._process: AsyncProcess | None = None
+        self.process: AsyncProcess | None = None
         #: Ports on the host, by their names in connection files.
         self.ports: dict[str, int] = {}
 
@@ -82,9 +82,9 @@ class CagedKernel:
         content = json.dumps({**info, **self._guest_ports, "ip": "127.0.0.1", "transport": "tcp"}, default=_decode_key)
         command = [self._program.path, *(word.replace(connection_file, inside) for word in argv[1:])]
         await self._check_module(command)
-        self._process = await self._sandbox.spawn(["sh", "-c", _START, inside, *command], env=env)
-        await self._process.write(content)
-        await self._process.close_stdin()
+        self.process = await self._sandbox.spawn(["sh", "-c", _START, inside, *command], env=env)
+        await self.process.write(content)
+        await self.process.close_stdin()
 
     async def _check_module(self, command: Sequence[str]) -> None:
         """Report a missing module of `python -m module`; the kernel would exit without an explanation."""
@@ -97,15 +97,6 @@ class CagedKernel:
                 hint=f"{self._program.path} -m pip install ipykernel; or 'warmcell jupyter install --python' another",
             )
 
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.is_running
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code; None if it is running or ended with its cage."""
-        return self._process.info.exit_code if self._process is not None else None
-
     async def wait(self) -> None:
         """Wait for the kernel to end, for any reason."""
         with suppress(SandboxError):
@@ -113,18 +104,9 @@ class CagedKernel:
 
     async def result(self) -> ExecResult:
         """Wait for the kernel and return its result. Raises if a limit ended it."""
-        if self._process is None:
+        if self.process is None:
             raise InvalidRequest("no kernel was started", field="kernel")
-        return await self._process.wait()
-
-    async def signal(self, number: int) -> None:
-        if self._process is not None:
-            await self._process.signal(number)
-
-    async def kill(self) -> None:
-        """Kill the kernel and everything that it started."""
-        if self._process is not None:
-            await self._process.kill()
+        return await self.process.wait()
 
     async def close(self) -> None:
         """Destroy the cage, its ports and its private files. Idempotent."""
@@ -222,13 +204,18 @@ class WarmcellProvisioner(LocalProvisioner):
         self._has_process, self._is_reported = True, False
         return self.connection_info
 
+    @property
+    def _kernel_process(self) -> AsyncProcess | None:
+        return None if self._kernel is None else self._kernel.process
+
     async def poll(self) -> int | None:
-        if self._kernel is None or not self._has_process:
+        process = self._kernel_process
+        if process is None or not self._has_process:
             return 0
-        if self._kernel.is_running:
+        if process.is_running:
             return None
         await self._log_exit()
-        code = self._kernel.exit_code
+        code = process.info.exit_code  # None: it ended with its cage
         return _KILLED if code is None else code
 
     async def wait(self) -> int | None:
@@ -240,23 +227,23 @@ class WarmcellProvisioner(LocalProvisioner):
         return code
 
     async def send_signal(self, signum: int) -> None:
-        if self._kernel is not None:
-            await portal.call_async(self._kernel.signal, signum)
+        if self._kernel_process is not None:
+            await portal.call_async(self._kernel_process.signal, signum)
 
     async def terminate(self, restart: bool = False) -> None:
         await self.send_signal(15)
 
     async def kill(self, restart: bool = False) -> None:
-        if self._kernel is not None:
+        if self._kernel_process is not None:
             self._is_reported = True  # a requested kill needs no explanation
-            await portal.call_async(self._kernel.kill)
+            await portal.call_async(self._kernel_process.kill)
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         self._is_reported = True
 
     async def cleanup(self, restart: bool = False) -> None:
-        if restart and self._kernel is not None:
-            await portal.call_async(self._kernel.kill)  # kills its background processes too
+        if restart and self._kernel_process is not None:
+            await portal.call_async(self._kernel_process.kill)  # kills its background processes too
         elif not restart:
             await self._close()
 
