@@ -62,7 +62,7 @@ async def run_many(
                 on_progress(done, total)
             yield outcome
     finally:
-        await workers.end()
+        await cancel_and_wait(*workers.tasks)
 
 
 class _Workers:
@@ -73,7 +73,7 @@ class _Workers:
         self._source = _enumerate(requests)
         self._source_lock = asyncio.Lock()
         self._done: asyncio.Queue[Outcome | BaseException | None] = asyncio.Queue(concurrency)
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(concurrency)]
+        self.tasks = [asyncio.create_task(self._work()) for _ in range(concurrency)]
         self._busy = concurrency
 
     async def next(self) -> Outcome | None:
@@ -86,10 +86,6 @@ class _Workers:
             if item is not None:
                 raise item
         return None
-
-    async def end(self) -> None:
-        """Cancels the tasks and waits until they have really ended. A cancellation of the caller is raised then."""
-        await cancel_and_wait(*self._tasks)
 
     async def _work(self) -> None:
         problem: BaseException | None = None

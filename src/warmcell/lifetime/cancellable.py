@@ -23,13 +23,10 @@ class SharedClose:
     async def run(self) -> None:
         """Cancelling the caller does not cancel the close."""
         if self._closing is None or _has_failed(self._closing):
-            self._closing = asyncio.ensure_future(self._run())
+            self._closing = asyncio.ensure_future(self._close())
             self._closing.add_done_callback(_has_failed)  # retrieves the exception if all callers were cancelled
         await asyncio.wait([self._closing])
         self._closing.result()
-
-    async def _run(self) -> None:
-        await self._close()
 
 
 def _has_failed(task: asyncio.Future[Any]) -> bool:

@@ -124,11 +124,8 @@ class WorkerThreads:
             if self._idle:
                 self._idle -= 1
             else:
-                self._add()
+                start_daemon(self._serve)
             self._work.put(work)
-
-    def _add(self) -> None:
-        start_daemon(self._serve)
 
     def _serve(self) -> None:
         while True:

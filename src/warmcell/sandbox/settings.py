@@ -77,7 +77,8 @@ class SandboxSettings:
         check_weaker(self.allow_weaker, self.enforcer)
         policy = with_gpus(with_limits(self.policy, self.limits), self.gpus)
         for name in ("live", "forkable", "track_changes"):
-            _check_flag(name, getattr(self, name))
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequest(f"must be true or false, not {type(value).__name__}", field=name)
         _check_changes(self)
         if self.live and self.backend_name == "wasm":  # before a guest is made, which has directories and workers
             raise no_live_cage(self.backend_name)
@@ -135,8 +136,3 @@ def _check_changes(settings: SandboxSettings) -> None:
         raise InvalidRequest("needs a directory of the host", field="changes", hint="pass work_dir=DIRECTORY")
     if settings.backend_name != "process":
         raise InvalidRequest("works only with the process backend", field="changes", hint="leave one of the two out")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"must be true or false, not {type(value).__name__}", field=name)

@@ -91,10 +91,6 @@ def _read(stream: IO[bytes], size: int, limits: ArchiveLimits) -> Archive:
     return Archive(read_tar(spool, total, limits), spool)
 
 
-def _bzip2_decompressor() -> Any:
-    return load_decompressor("bz2").BZ2Decompressor()
-
-
 def _xz_decompressor() -> Any:
     """Limits memory: an xz header may require gigabytes."""
     lzma = load_decompressor("lzma")
@@ -103,7 +99,7 @@ def _xz_decompressor() -> Any:
 
 _DECOMPRESSORS: dict[bytes, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
     b"\x1f\x8b": lambda chunks: gunzip(chunks, is_strict=True),
-    b"BZ": lambda chunks: expand(chunks, _bzip2_decompressor, b"BZ", is_strict=False),
+    b"BZ": lambda chunks: expand(chunks, lambda: load_decompressor("bz2").BZ2Decompressor(), b"BZ", is_strict=False),
     b"\xfd7": lambda chunks: expand(chunks, _xz_decompressor, b"\xfd", is_strict=False),
 }
 

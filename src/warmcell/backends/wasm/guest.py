@@ -114,7 +114,9 @@ class WasmGuest:
 
     async def code(self, code: str | bytes, language: Language | str, call: SandboxCall) -> ExecResult:
         if language is Language.WASM:
-            return await _follow(call, lambda listener: self._module(code, call, listener))
+            return await _follow(
+                call, lambda listener: self._runs.run(lambda run: self._run_module(code, call, run, listener))
+            )
         if language not in _COMMAND_LINES or not isinstance(code, str):
             raise InvalidRequest(
                 f"the wasm sandbox does not run {language}", field="language", hint="use Sandbox(backend='process')"
@@ -143,9 +145,6 @@ class WasmGuest:
         self._runs.close()
         self._supervisor.close()
         self._temporary.close()
-
-    async def _module(self, code: str | bytes, call: SandboxCall, listener: Listener | None) -> ExecResult:
-        return await self._runs.run(lambda run: self._run_module(code, call, run, listener))
 
     def _run(
         self, argv: Sequence[str], call: SandboxCall, fetch: Fetch | None, run: Run, listener: Listener | None

@@ -299,17 +299,16 @@ def parse_entry(text: str) -> tuple[HostPattern, int | None]:
     """A pattern with an optional port, as in `allowed_domains`."""
     if not isinstance(text, str):
         raise PolicyViolation(f"a domain is text, not {type(text).__name__}")
-    found = _BRACKETED_PORT.fullmatch(text) if text.startswith("[") else _single_colon(text)
+    if text.startswith("["):
+        found = _BRACKETED_PORT.fullmatch(text)
+    else:
+        found = _PORT.fullmatch(text) if text.count(":") == 1 else None
     if found is None:
         return parse_pattern(text), None
     port = int(found.group(2))
     if not 1 <= port <= 65535:
         raise PolicyViolation(f"{text!r} has a port outside 1 to 65535")
     return parse_pattern(found.group(1)), port
-
-
-def _single_colon(text: str) -> re.Match[str] | None:
-    return _PORT.fullmatch(text) if text.count(":") == 1 else None
 
 
 def parse_injection(text: str) -> tuple[HostPattern, bool]:

@@ -200,7 +200,8 @@ def _from_headers(headers: dict[str, str]) -> FilePatch:
     if f"{moved} from" in headers or f"{moved} to" in headers:
         patch.old = parse_file_name(_unquote(headers.get(f"{moved} from", "")))
         patch.new = parse_file_name(_unquote(headers.get(f"{moved} to", "")))
-        _check_agrees(headers, patch)
+        if "---" in headers and _names(headers["---"], headers["+++"]) != (patch.old, patch.new):
+            raise PatchRejected("the rename or copy does not match the '---' and '+++' lines")
     elif "---" in headers:
         patch.old, patch.new = _names(headers["---"], headers["+++"])
     else:
@@ -217,11 +218,6 @@ def _name_by_git_line(patch: FilePatch, headers: dict[str, str]) -> None:
         if old == new and any("mode" in word for word in headers):
             patch.old = None if "new file mode" in headers else old
             patch.new = None if "deleted file mode" in headers else new
-
-
-def _check_agrees(headers: dict[str, str], patch: FilePatch) -> None:
-    if "---" in headers and _names(headers["---"], headers["+++"]) != (patch.old, patch.new):
-        raise PatchRejected("the rename or copy does not match the '---' and '+++' lines")
 
 
 def _check_complete(patch: FilePatch, headers: dict[str, str]) -> None:
