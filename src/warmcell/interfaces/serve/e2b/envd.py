@@ -8,7 +8,7 @@ import logging
 import time
 import zlib
 from base64 import b64decode
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -56,7 +56,7 @@ READ_AHEAD = 1 << 20
 #: The shortest timeout of a sandbox that a request has resumed, as in E2B.
 RESUMED_SECONDS = 300.0
 #: None: an empty message.
-Unary = Callable[[Box, dict[str, Any]], Awaitable[Mapping[str, Any] | Response | None]]
+Unary = Callable[[Box, dict[str, Any]], Coroutine[Any, Any, Mapping[str, Any] | Response | None]]
 
 
 class NoSandbox(Exception):
@@ -281,7 +281,7 @@ def unary(call: Unary) -> Any:
     async def handler(request: Request, tenant: Tenant) -> Response:
         box = await _box_for_user(request)
         message = parse_message(await read_body(request))
-        answer = await while_connected(request, call(box, message))  # type: ignore[arg-type]
+        answer = await while_connected(request, call(box, message))
         return answer if isinstance(answer, Response) else json_response(answer or {})
 
     return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
