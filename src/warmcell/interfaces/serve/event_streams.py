@@ -7,7 +7,7 @@ import json
 from base64 import b64encode
 from codecs import getincrementaldecoder
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -18,7 +18,14 @@ from starlette.responses import Response
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
 from warmcell.interfaces.serve.requests import OWNER, while_connected
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_to_dict, shutting_down
+from warmcell.interfaces.serve.responses import (
+    ClientDisconnected,
+    HttpError,
+    error_to_dict,
+    has_long_text,
+    json_chunks,
+    shutting_down,
+)
 from warmcell.lifetime.threads import cancel_and_wait
 
 #: A comment is sent after so many seconds without an event.
@@ -124,6 +131,14 @@ def format_event(name: str, data: object, identity: str | None = None) -> str:
     return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=True, default=str)}\n\n"
 
 
+def event_chunks(name: str, data: object) -> Iterator[str]:
+    """`format_event`; an event with long texts is encoded in several chunks, one for each turn."""
+    if has_long_text(data):
+        yield from json_chunks(data, f"event: {name}\ndata: ", "\n\n")
+    else:
+        yield format_event(name, data)
+
+
 async def _with_error(events: AsyncIterator[str]) -> AsyncIterator[str]:
     """The status has been sent already, so an error becomes the last event."""
     try:
@@ -160,7 +175,8 @@ async def stream_events(work: Callable[[Emit], Awaitable[object]]) -> AsyncItera
     """Yield the events that `work` emits, and last `result` with its return value. Closing the iterator cancels it."""
     async with aclosing(with_keepalives(_run_and_queue(work))) as items:  # type: ignore[type-var]
         async for item in items:
-            yield KEEPALIVE if item is None else format_event(*item)
+            for chunk in (KEEPALIVE,) if item is None else event_chunks(*item):
+                yield chunk
 
 
 async def _run_and_queue(work: Callable[[Emit], Awaitable[object]]) -> AsyncIterator[tuple[str, object]]:

@@ -23,7 +23,13 @@ from warmcell.core.errors import (
 from warmcell.core.types import MIB, ExecRequest, Limits
 from warmcell.interfaces.serve.build_and_run import Step, Steps, run_request
 from warmcell.interfaces.serve.requests import read_model, while_connected
-from warmcell.interfaces.serve.responses import HttpError, error_response, json_response, public_message
+from warmcell.interfaces.serve.responses import (
+    HttpError,
+    error_response,
+    json_response,
+    outcome_response,
+    public_message,
+)
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.server_limits import check_timeout
 from warmcell.interfaces.serve.service import Service, get_service
@@ -74,7 +80,7 @@ async def run_code(request: Request, tenant: Tenant) -> Response:
     service = get_service(request)
     body = await read_model(request, RunCode)
     steps = await while_connected(request, _steps(service, tenant, body))
-    return json_response(_render(steps))
+    return outcome_response(_render(steps))
 
 
 async def _steps(service: Service, tenant: Tenant, body: RunCode) -> Steps:
@@ -154,7 +160,7 @@ async def run_jupyter(request: Request, tenant: Tenant) -> Response:
     if "total_timeout" not in body.model_fields_set:
         body.total_timeout = min(body.total_timeout, service.settings.max_timeout)
     check_timeout(body.total_timeout, service.settings.max_timeout, "total_timeout")
-    return json_response(await while_connected(request, _notebook(service, tenant, body)))
+    return outcome_response(await while_connected(request, _notebook(service, tenant, body)))
 
 
 async def _notebook(service: Service, tenant: Tenant, body: RunJupyter) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB, ExecRequest
 from warmcell.interfaces.serve.build_and_run import Step, run_request
 from warmcell.interfaces.serve.requests import read_model, while_connected
-from warmcell.interfaces.serve.responses import HttpError, error_response, json_response, public_message, status_of
+from warmcell.interfaces.serve.responses import (
+    HttpError,
+    error_response,
+    json_response,
+    outcome_response,
+    public_message,
+    status_of,
+)
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -93,7 +100,7 @@ async def execute(request: Request, tenant: Tenant) -> Response:
     response: dict[str, Any] = {"language": row.name, "version": version}
     if steps.compile is not None:
         response["compile"] = _step(steps.compile)
-    return json_response(response | {"run": _step(steps.run or Step("ended", steps.compile.result))})  # type: ignore[union-attr]
+    return outcome_response(response | {"run": _step(steps.run or Step("ended", steps.compile.result))})  # type: ignore[union-attr]
 
 
 async def _versions(service: Service) -> dict[str, str]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from warmcell.interfaces.serve.e2b.interpreter import _encode_lines, _run
-from warmcell.interfaces.serve.responses import json_pieces
+from warmcell.interfaces.serve.event_streams import event_chunks, format_event
+from warmcell.interfaces.serve.responses import json_pieces, outcome_response
 from warmcell.sessions.cell_results import CellResult
 
 LONG = 2_000_000
@@ -26,9 +27,10 @@ LONG = 2_000_000
         {},
         {"a": {"b": "é" * LONG, "c": {}}, "d": [1, {"e": None}]},
         [1.5, True],
+        [{"a": "x" * LONG}, 1, {}, []],
         None,
     ],
-    ids=["empty", "short", "long", "no fields", "nested", "list", "none"],
+    ids=["empty", "short", "long", "no fields", "nested", "list", "objects", "none"],
 )
 def test_pieces_are_the_same_json(value: object) -> None:
     assert "".join(json_pieces(value)) == json.dumps(value)
@@ -53,6 +55,33 @@ async def test_others_get_their_turn_while_a_large_display_is_sent() -> None:
     counting.cancel()
     assert [json.loads(line)["type"] for line in "".join(pieces).splitlines()] == ["result", "end_of_execution"]
     assert max(map(len, pieces)) < 200_000 and turns > 50
+
+
+@pytest.mark.attack("S3-17")
+@pytest.mark.parametrize("text", ["\x01" * LONG, "short"])
+async def test_others_get_their_turn_while_a_large_output_is_sent(text: str) -> None:
+    turns, sent = 0, list[dict[str, Any]]()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    outcome = {"status": "success", "stdout": text, "cases": [{"stdout": text}]}
+    counting = asyncio.ensure_future(count_turns())
+    await outcome_response(outcome)({"type": "http"}, None, send)  # type: ignore[arg-type]
+    counting.cancel()
+    body = b"".join(message["body"] for message in sent[1:])
+    assert json.loads(body) == outcome
+    assert int(dict(sent[0]["headers"])[b"content-length"]) == len(body)
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    assert turns > 50 or text == "short"
+    chunks = list(event_chunks("result", outcome))
+    assert "".join(chunks) == format_event("result", outcome) and max(map(len, chunks)) < 200_000
 
 
 @pytest.mark.attack("S3-17")

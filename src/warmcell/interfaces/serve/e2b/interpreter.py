@@ -20,9 +20,10 @@ from warmcell.interfaces.serve.e2b.envd import box_for, owner_of, with_refusals
 from warmcell.interfaces.serve.event_streams import MAX_QUEUED
 from warmcell.interfaces.serve.requests import parse_model, read_body
 from warmcell.interfaces.serve.responses import (
+    LONG_CHUNK,
     HttpError,
     error_response,
-    json_pieces,
+    json_chunks,
     json_response,
     public_message,
     status_of,
@@ -33,8 +34,6 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.sessions.cell_results import CellResult, DisplayData
 
 KEEPALIVE_SECONDS = 5.0
-#: Characters of a message that are sent before other requests get a turn.
-_MOST_AT_ONCE = 1 << 16
 _FIELDS = {
     "text/plain": "text",
     "text/html": "html",
@@ -84,14 +83,10 @@ async def _encode_lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterato
     """Encode messages in pieces. A display can take 100 MB as JSON: other requests get a turn between pieces."""
     async with aclosing(messages) as items:  # type: ignore[type-var]
         async for message in items:
-            waiting = ""
-            for piece in json_pieces(message):
-                waiting += piece
-                if len(waiting) > _MOST_AT_ONCE:
-                    yield waiting
-                    waiting = ""
+            for chunk in json_chunks(message, tail="\n"):
+                yield chunk
+                if len(chunk) > LONG_CHUNK:
                     await asyncio.sleep(0)
-            yield waiting + "\n"
 
 
 class CellStream(StreamingResponse):

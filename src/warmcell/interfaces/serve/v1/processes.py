@@ -22,7 +22,13 @@ from warmcell.interfaces.serve.event_streams import (
     with_keepalives,
 )
 from warmcell.interfaces.serve.requests import read_body, read_model, while_connected
-from warmcell.interfaces.serve.responses import ENDED_EARLY, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.responses import (
+    ENDED_EARLY,
+    as_conflict,
+    json_response,
+    outcome_response,
+    outcome_to_dict,
+)
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, write_to_process
 from warmcell.interfaces.serve.service import Service, get_entry, get_service
@@ -141,7 +147,7 @@ async def wait(request: Request, tenant: Tenant) -> Response:
     """The result, once the program has ended; `{"status": "running"}` after `timeout` seconds."""
     process = await get_process(request, tenant)
     seconds = number_in_query(request, "timeout", WAIT_SECONDS, MAX_WAIT_SECONDS)
-    return json_response(await while_connected(request, wait_for_process(process, seconds)))
+    return outcome_response(await while_connected(request, wait_for_process(process, seconds)))
 
 
 async def wait_for_process(process: AsyncProcess, seconds: float | None) -> dict[str, Any]:
@@ -178,7 +184,8 @@ async def _output(service: Service, process: AsyncProcess, start: Mapping[str, i
             position, item = piece
             positions[item.stream] = position
             yield format_event(item.stream, texts.to_dict(item), f"{positions['stdout']}-{positions['stderr']}")
-    yield format_event("result", await wait_for_process(process, None))
+    for chunk in event_chunks("result", await wait_for_process(process, None)):
+        yield chunk
 
 
 async def get_process(request: Any, tenant: Tenant) -> AsyncProcess:

@@ -22,13 +22,20 @@ from warmcell.interfaces.serve.event_streams import (
     Emit,
     EventStream,
     OutputDecoder,
+    event_chunks,
     format_event,
     wants_events,
     with_keepalives,
 )
 from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
-from warmcell.interfaces.serve.responses import ENDED_EARLY, error_to_dict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.responses import (
+    ENDED_EARLY,
+    error_to_dict,
+    json_response,
+    outcome_response,
+    outcome_to_dict,
+)
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.service import RunPlace, Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
@@ -58,7 +65,8 @@ async def run(request: Request, tenant: Tenant) -> Response:
     place = await service.find_place(tenant, body.gpus, body.image, body.user)
     if wants_events(request):
         return EventStream(_events(service, tenant, limited, place))
-    return json_response(outcome_to_dict(await while_connected(request, _outcome(service, tenant, limited, place))))
+    outcome = await while_connected(request, _outcome(service, tenant, limited, place))
+    return outcome_response(outcome_to_dict(outcome))
 
 
 async def _outcome(service: Service, tenant: Tenant, run_request: ExecRequest, place: RunPlace) -> Any:
@@ -81,9 +89,11 @@ async def _events(service: Service, tenant: Tenant, run_request: ExecRequest, pl
                 elif isinstance(item, OutputEvent):
                     yield format_event(item.stream, texts.to_dict(item))
                 elif isinstance(item, ResultEvent):
-                    yield format_event("result", outcome_to_dict(item.result))
+                    for chunk in event_chunks("result", outcome_to_dict(item.result)):
+                        yield chunk
     except ENDED_EARLY as error:
-        yield format_event("result", outcome_to_dict(error))
+        for chunk in event_chunks("result", outcome_to_dict(error)):
+            yield chunk
 
 
 async def judge(request: Request, tenant: Tenant) -> Response:
@@ -116,7 +126,7 @@ async def judge(request: Request, tenant: Tenant) -> Response:
 
     verdicts = await while_connected(request, run_cases())
     failed = next((verdict for verdict in verdicts if not verdict.ok), None)
-    return json_response(
+    return outcome_response(
         {
             "status": "accepted" if failed is None else failed.status,
             "accepted": sum(verdict.ok for verdict in verdicts),

@@ -15,7 +15,14 @@ from warmcell.core.light import on_error
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.serve.event_streams import EventStream, stream_events, wants_events
 from warmcell.interfaces.serve.requests import read_model, while_connected
-from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.responses import (
+    ENDED_EARLY,
+    HttpError,
+    as_conflict,
+    json_response,
+    outcome_response,
+    outcome_to_dict,
+)
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry
 from warmcell.interfaces.serve.saved_sandboxes import RestoredSandbox, SavedSandbox, install_packages, keep_new_sandbox
@@ -173,7 +180,7 @@ async def _respond(
                 return outcome_to_dict(error)
 
     if not wants_events(request):
-        return json_response(await while_connected(request, outcome()))
+        return outcome_response(await while_connected(request, outcome()))
     return EventStream(
         stream_events(
             lambda emit: outcome(

@@ -16,7 +16,14 @@ from warmcell.interfaces.serve.background_jobs import FROM, KeptByTenant, positi
 from warmcell.interfaces.serve.event_streams import Emit, EventStream, stream_events, wants_events
 from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
-from warmcell.interfaces.serve.responses import ENDED_EARLY, HttpError, as_conflict, json_response, outcome_to_dict
+from warmcell.interfaces.serve.responses import (
+    ENDED_EARLY,
+    HttpError,
+    as_conflict,
+    json_response,
+    outcome_response,
+    outcome_to_dict,
+)
 from warmcell.interfaces.serve.routing import NO_CONTENT, route
 from warmcell.interfaces.serve.saved_sessions import reason_of_loss, restore_sessions
 from warmcell.interfaces.serve.server_limits import check_timeout
@@ -78,7 +85,7 @@ async def run(request: Request, tenant: Tenant) -> Response:
     cell = partial(run_cell, get_service(request), tenant, found, body)
     if wants_events(request) or body.answers_input:
         return EventStream(stream_events(lambda emit: cell(cell_callbacks(found, emit, body.answers_input))))
-    return json_response(await while_connected(request, cell({})))
+    return outcome_response(await while_connected(request, cell({})))
 
 
 async def read_cell(request: Request) -> CellBody:
