@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.helpers import fork_child, reap
@@ -228,6 +230,18 @@ def test_a_snapshot_restores_what_was(root: Root) -> None:
     store.close()
     store.close()
     assert not os.path.exists(where)
+
+
+def test_a_restore_does_not_stop_when_it_takes_long(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has removed the files by then. Taking the snapshot may have been faster."""
+    fill(Path(root.path))
+    store, seconds = SnapshotStore(), itertools.count(0, 100)
+    taken, before = store.take(root), diff.record(root)
+    with monkeypatch.context() as patched:
+        patched.setattr("warmcell.workspace.walk.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        store.restore(taken, root)
+    assert diff.changes_since(before, root) == []
+    store.close()
 
 
 @pytest.mark.attack("WS-14")

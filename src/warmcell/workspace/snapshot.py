@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 from warmcell.core.errors import SnapshotNotFound
 from warmcell.core.light import on_error
@@ -20,6 +21,8 @@ from warmcell.workspace.walk import TreeLimits
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _NO_LIMIT_MB = 1 << 40
+#: A snapshot was taken within limits. Restoring it may take longer, or find fewer holes.
+_NO_LIMITS = TreeLimits(entries=1 << 62, total_bytes=1 << 62, path_bytes=1 << 62, seconds=inf)
 
 
 class SnapshotId(str):
@@ -72,10 +75,10 @@ class SnapshotStore:
             copied = copy_tree(source, target, limits=limits)
         return SnapshotId(parts[0], copied.skipped)
 
-    def restore(self, snapshot: str, target: Root, limits: TreeLimits | None = None) -> None:
+    def restore(self, snapshot: str, target: Root) -> None:
         """Replace the content of the target by the snapshot."""
         with self._open(self._parts(snapshot)) as source, replace_content(target) as emptied:
-            copy_tree(source, emptied, limits=limits)
+            copy_tree(source, emptied, limits=_NO_LIMITS)
 
     def copy(self, snapshot: str, target: Root) -> None:
         """Copy the snapshot into an empty target, within its limit."""
