@@ -124,13 +124,16 @@ def test_a_walk_of_a_tree_too_deep_for_paths_ends_typed(root: Root) -> None:
 def test_a_copy_has_files_modes_and_links_and_names_what_it_left_out(root: Root, tmp_path: Path) -> None:
     fill(Path(root.path))
     os.mkfifo(Path(root.path) / "sub/pipe")
+    for name, mode in (("sub", 0o770), ("sub/deep", 0o500)):
+        (Path(root.path) / name).chmod(mode)
     (tmp_path / "copy").mkdir()
     target = Root(tmp_path / "copy")
     copied = copy_tree(root, target)
     target.close()
     assert copied == (3, 5, ("sub/pipe",))
     assert (tmp_path / "copy/sub/b.txt").read_bytes() == b"bb"
-    assert (tmp_path / "copy/sub/deep/run.sh").stat().st_mode & 0o777 == 0o755
+    modes = [(tmp_path / "copy" / name).stat().st_mode & 0o777 for name in ("sub", "sub/deep", "sub/deep/run.sh")]
+    assert modes == [0o770, 0o700, 0o755]
     assert os.readlink(tmp_path / "copy/link") == "/nowhere"
 
 

@@ -8,9 +8,10 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
-from warmcell.core.light import closing_fd
+from warmcell.core.errors import PathTraversal
+from warmcell.core.light import closing_fd, suppress
 from warmcell.core.types import MIB
-from warmcell.workspace.errors import LimitExceeded
+from warmcell.workspace.errors import LimitExceeded, WorkspaceError
 from warmcell.workspace.files import write_all
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import Root, space_for, text_of, translate_os_errors
@@ -38,12 +39,16 @@ def copy_tree(
 ) -> CopyReport:
     """Copy everything in `source` into `target`, which should be empty, and charge it to the target's quota.
 
-    Files for whose name `is_shared` is true become hard links where the two are on one file system.
+    Files for whose name `is_shared` is true become hard links where the two are on one file system. Directories keep
+    their modes, except that their owner can always use them.
     """
     limits = limits or TreeLimits()
     files, total, skipped = 0, 0, []
+    modes: dict[Parts, int] = {}
     with Descent(target, create=True) as descent:
         for found in walk(source, (), limits):
+            if found.kind == "directory":
+                modes[found.parts] = stat.S_IMODE(found.state.st_mode) & 0o777 | 0o700
             with translate_os_errors(found.parts):
                 if found.kind == "file" and is_shared(found.name) and _link_file(found, descent):
                     size: int | None = 0
@@ -53,6 +58,9 @@ def copy_tree(
                 skipped.append(text_of(found.parts))
             else:
                 files, total = files + (found.kind == "file"), total + size
+        for parts in reversed(modes):
+            with suppress(WorkspaceError, PathTraversal), translate_os_errors(parts):  # a guest may have removed it
+                os.fchmod(descent.enter(parts), modes[parts])
     return CopyReport(files, total, tuple(skipped))
 
 
