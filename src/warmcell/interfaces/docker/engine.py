@@ -288,11 +288,11 @@ class Engine:
     def _check_bind(self, mount: Mount) -> str:
         """Resolve the links of the source, which must be inside a directory that the operator allowed."""
         real = os.path.realpath(mount.source)
-        allowed = [path for path in self.settings.ceiling.allowed_paths if is_within(real, os.path.realpath(path.path))]
-        if not allowed:
+        paths = [(os.path.realpath(path.path), path.mode) for path in self.settings.ceiling.allowed_paths]
+        if not any(is_within(real, place) for place, _ in paths):
             reason = "the operator did not allow this directory; see --docker-binds"
             raise DockerError(403, f"invalid mount source {mount.source[:200]!r}: {reason}")
-        if mount.is_writable and all(path.mode is not AccessMode.READ_WRITE for path in allowed):
+        if mount.is_writable and not may_write(real, paths):
             raise DockerError(403, f"invalid mount source {mount.source[:200]!r}: it may only be bound read-only (:ro)")
         if not os.path.exists(real):
             raise DockerError(400, f"invalid mount source {mount.source[:200]!r}: it does not exist")
@@ -313,6 +313,13 @@ class Engine:
 class RouteGroup:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+
+def may_write(real: str, paths: Sequence[tuple[str, AccessMode]]) -> bool:
+    """Whether the nearest of the allowed paths is writable, and all of them inside `real` are."""
+    around = [(len(place), mode is AccessMode.READ_WRITE) for place, mode in paths if is_within(real, place)]
+    inside = [mode for place, mode in paths if place != real and is_within(place, real)]
+    return max(around, default=(0, False))[1] and AccessMode.READ_ONLY not in inside
 
 
 def name_volumes(spec: ContainerSpec) -> tuple[ContainerSpec, list[str]]:
