@@ -88,7 +88,7 @@ def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
     return [Instruction(JGE, 0, 1, first), Instruction(JA, 0, 0, len(below)), *below, *above]
 
 
-_EPERM, _EINVAL, _ENOSYS, _EOPNOTSUPP = 1, 22, 38, 95
+_EPERM, _ENOMEM, _EINVAL, _ENOSYS, _EOPNOTSUPP = 1, 12, 22, 38, 95
 
 #: Leases and delegations block others that open a file; F_NOTIFY reports them.
 _WATCHING_OTHERS = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
@@ -103,6 +103,9 @@ _SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_REUSEPORT_CBPF, _SO_REUSEPORT_EBPF, _SO_Z
 #: effect, as on a host with a small net.core.wmem_max, so every queue is limited by net.core.wmem_default.
 _SO_SNDBUF, _SO_SNDBUFFORCE = 7, 32
 _SHM_LOCK = 11
+
+#: Huge pages of the host's pool are taken when they are reserved, and control groups do not count them as memory.
+_MAP_HUGETLB, _SHM_HUGETLB, _MFD_HUGETLB = 0x40000, 0o4000, 4
 
 _MAP_SHARED_ANONYMOUS = 0x21
 #: Smaller mappings of shared anonymous memory are not reported; the watcher counts each as this large.
@@ -120,6 +123,9 @@ def rules_for_all(is_watched: bool) -> Dict[str, List[Instruction]]:
         "fcntl": _fcntl_rule(_WATCHING_OTHERS + (_LOCKING_OPEN_FILES if is_watched else ())),
         "setsockopt": _setsockopt_rule(),
         "shmctl": [load(argument(1)), *returns_if_equal((_SHM_LOCK,), errno(_EPERM)), ret(ALLOW)],
+        "mmap": _mmap_rule(is_watched),
+        "shmget": [load(argument(2)), *returns_if_any_bit(_SHM_HUGETLB, errno(_ENOMEM)), ret(ALLOW)],
+        "memfd_create": [load(argument(1)), *returns_if_any_bit(_MFD_HUGETLB, errno(_EINVAL)), ret(ALLOW)],
     }
 
 
@@ -133,7 +139,6 @@ def rules_for_inodes(is_caged: bool) -> Dict[str, List[Instruction]]:
 def rules_without_cgroup() -> Dict[str, List[Instruction]]:
     """Where the watcher counts memory: refuse or report memory that it cannot see."""
     return {
-        "mmap": _mmap_rule(),
         **{name: [ret(errno(_EINVAL))] for name in _PINNING},
         **{name: [ret(errno(_ENOSYS))] for name in _LANDLOCK},
     }
@@ -157,11 +162,16 @@ def _setsockopt_rule() -> List[Instruction]:
     return [load(argument(1)), Instruction(JEQ, 0, len(of_sockets), _SOL_SOCKET), *of_sockets, ret(ALLOW)]
 
 
-def _mmap_rule() -> List[Instruction]:
-    """Report large shared anonymous mappings, which exist as long as any page is mapped anywhere."""
+def _mmap_rule(is_watched: bool) -> List[Instruction]:
+    """No huge pages. For the watcher, report large shared anonymous mappings: they exist as long as any page is mapped
+    anywhere.
+    """
     length = argument(1)
+    flags = [load(argument(3)), *returns_if_any_bit(_MAP_HUGETLB, errno(_ENOMEM))]
+    if not is_watched:
+        return [*flags, ret(ALLOW)]
     return [
-        load(argument(3)),
+        *flags,
         Instruction(AND, 0, 0, _MAP_SHARED_ANONYMOUS),
         Instruction(JEQ, 1, 0, _MAP_SHARED_ANONYMOUS),
         ret(ALLOW),
