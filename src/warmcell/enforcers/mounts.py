@@ -98,6 +98,8 @@ def _resolve(allowed: AllowedPath, links: Sequence[tuple[str, str]]) -> Mount:
     with explain_failure(allowed.path):
         source = os.path.realpath(allowed.path, strict=True)
         mode = os.stat(source).st_mode
+    if source != found.real:  # a running guest may have put a link there since
+        raise PolicyViolation(f"{allowed.path!r} was replaced while it was resolved", hint="try again")
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise PolicyViolation(f"{allowed.path!r} is neither a file nor a directory", hint="allow its directory instead")
     if source == "/":

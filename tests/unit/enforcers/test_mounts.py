@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmcell.core.errors import PolicyViolation
+from warmcell.enforcers.host_paths import HostPath, follow
 from warmcell.enforcers.layout import Mount, resolver_mounts, system_layout
 from warmcell.enforcers.mounts import check_target, resolve_mounts
 from warmcell.policy.model import AccessMode, AllowedPath
@@ -35,6 +36,25 @@ def test_links_are_followed_for_the_source_only(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     [mount] = resolve(AllowedPath(str(tmp_path / "link"), AccessMode.READ_WRITE, "/data"))
     assert mount == Mount(str(tmp_path / "real"), "/data", writable=True)
+
+
+@pytest.mark.attack("S2-23")
+def test_a_path_that_is_replaced_while_it_is_resolved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest that runs in the directory around it may put a link there after links were looked for."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "out").mkdir()
+
+    def follow_and_lose(path: str) -> HostPath:
+        found = follow(path)
+        (tmp_path / "out").rmdir()
+        (tmp_path / "out").symlink_to("secrets")
+        return found
+
+    monkeypatch.setattr("warmcell.enforcers.mounts.follow", follow_and_lose)
+    with pytest.raises(PolicyViolation, match="was replaced"):
+        resolve(AllowedPath(str(tmp_path / "out")))
 
 
 def test_missing_dangling_and_circular_paths_are_refused(tmp_path: Path) -> None:
