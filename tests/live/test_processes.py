@@ -52,6 +52,8 @@ def test_it_goes_on_while_others_are_called(sandbox: Sandbox) -> None:
     assert process.wait(30).exit_code == 1  # EOFError
     with pytest.raises(errors.InvalidRequest, match="no longer reads"):
         process.write("late")
+    with pytest.raises(errors.InvalidRequest, match="lone surrogate"):
+        process.write("\ud83d")
 
 
 def test_work_directory_environment_and_shared_places(sandbox: Sandbox) -> None:

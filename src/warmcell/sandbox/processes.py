@@ -58,7 +58,11 @@ class AsyncProcess:
         """Writes to its stdin; returns when the program's pipe has taken all of it."""
         if not isinstance(data, str | bytes):
             raise InvalidRequest(f"must be text or bytes, not {type(data).__name__}", field="data")
-        await self._driver.write(data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data)
+        try:
+            encoded = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        except UnicodeEncodeError:
+            raise InvalidRequest("must be valid Unicode (it holds a lone surrogate)", field="data") from None
+        await self._driver.write(encoded)
 
     async def close_stdin(self) -> None:
         """The program reads end of file after what was written."""
