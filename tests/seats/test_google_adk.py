@@ -21,6 +21,11 @@ def test_google_adk() -> None:
     result = executor.execute_code(None, given)
     assert (result.stdout, result.stderr, result.exit_code) == ("a,b\n", "", 0)
     assert [(file.name, file.content) for file in result.output_files] == [("out.txt", b"made")]
+    # A link, and a file that its owner may not read, ended the agent's run with an exception.
+    code = "import os; os.symlink('out.txt', 'a'); open('out.txt', 'w').write('made'); open('b', 'w'); os.chmod('b', 0)"
+    result = executor.execute_code(None, CodeExecutionInput(code=code))
+    assert result.exit_code == 0 and ("out.txt", b"made") in [(file.name, file.content) for file in result.output_files]
+    assert "a" not in [file.name for file in result.output_files]
     failed = executor.execute_code(None, CodeExecutionInput(code="1/0"))
     assert "ZeroDivisionError" in failed.stderr
     assert failed.exit_code == 1

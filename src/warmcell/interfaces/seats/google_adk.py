@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from warmcell.core.errors import ExecutionTimeout
+from warmcell.core.errors import ExecutionTimeout, SandboxError
 from warmcell.core.types import ExecResult
 from warmcell.interfaces.seats import framework
 from warmcell.interfaces.seats.cage_commands import A_DAY, TIMED_OUT, WORK, CageCommands
@@ -44,18 +46,28 @@ class WarmcellCodeExecutor(BaseCodeExecutor):
             answer = sandbox.tools(stateful=False).call(
                 "run_code", {"code": code_execution_input.code, "language": "python", "timeout_secs": timeout}
             )
-            made = [change.path for change in sandbox.diff() if change.kind != "deleted" and change.path not in before]
-            files = [
-                File(name=path, content=sandbox.read_file(path), mime_type="application/octet-stream")
-                for path in made[:_MOST_FILES]
-                if not path.startswith(".tool-output") and sandbox.stat(path).is_file
-            ]
+            files = _read_new_files(sandbox, before)
         return CodeExecutionResult(
             stdout=answer.get("stdout", ""),
             stderr=answer["stderr"] if answer.get("exit_code", 1) else "",
             output_files=files,
             exit_code=answer.get("exit_code"),
         )
+
+
+def _read_new_files(sandbox: Sandbox, before: Collection[str]) -> list[File]:
+    """The files that the code has left. Those that cannot be read, such as too large ones, are left out."""
+    files: list[File] = []
+    with suppress(SandboxError):  # there are too many to list
+        for change in sandbox.diff():
+            is_new = change.kind != "deleted" and change.path not in before
+            if is_new and change.entry == "file" and not change.path.startswith(".tool-output"):
+                with suppress(SandboxError):
+                    content = sandbox.read_file(change.path)
+                    files.append(File(name=change.path, content=content, mime_type="application/octet-stream"))
+            if len(files) == _MOST_FILES:
+                break
+    return files
 
 
 class WarmcellEnvironment(BaseEnvironment):
