@@ -33,6 +33,15 @@ async def test_autogen() -> None:
         assert "NameError" in (await executor.execute_code_blocks(blocks[:1], token)).output
 
 
+async def test_a_run_may_take_as_long_as_the_executor_says() -> None:
+    """It was ended after 300 s."""
+    from warmcell.interfaces.seats.autogen import WarmcellCodeExecutor
+
+    async with WarmcellCodeExecutor(timeout=600) as executor:
+        await executor.start()
+        assert executor._tools["run_code"].parameters["properties"]["timeout_secs"]["default"] == 600
+
+
 async def test_no_sandbox_is_lost_by_starts_at_once_or_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from warmcell.interfaces.seats import autogen
 
@@ -41,7 +50,7 @@ async def test_no_sandbox_is_lost_by_starts_at_once_or_a_cancelled_one(monkeypat
     class Sandbox:
         def __init__(self, **_: object) -> None:
             sandboxes.add(self)
-            self._async = SimpleNamespace(tools=list)
+            self._async = SimpleNamespace(tools=lambda **_: [])
 
         def destroy(self) -> None:
             sandboxes.discard(self)

@@ -31,6 +31,16 @@ def test_google_adk() -> None:
     assert failed.exit_code == 1
 
 
+def test_google_adk_runs_may_be_long() -> None:
+    """Every run was refused: the timeout was out of the tool's range."""
+    from google.adk.code_executors.code_execution_utils import CodeExecutionInput
+
+    from warmcell.interfaces.seats.google_adk import WarmcellCodeExecutor
+
+    result = WarmcellCodeExecutor(timeout_seconds=600).execute_code(None, CodeExecutionInput(code="print(1)"))
+    assert (result.stdout, result.exit_code) == ("1\n", 0)
+
+
 async def test_google_adk_environment() -> None:
     """An agent of theirs, with their tools over our environment, and a scripted model."""
     from google.adk.agents import LlmAgent

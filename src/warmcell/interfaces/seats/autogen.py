@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from warmcell.interfaces.seats import framework
@@ -32,7 +33,7 @@ class WarmcellCodeExecutor(CodeExecutor):
         if self._sandbox is not None:  # another call was faster
             await in_thread(made.destroy)
             return
-        self._sandbox, self._tools = made, made._async.tools()
+        self._sandbox, self._tools = made, made._async.tools(max_timeout=math.ceil(self._timeout))
 
     async def stop(self) -> None:
         sandbox, self._sandbox = self._sandbox, None

@@ -43,7 +43,7 @@ class WarmcellCodeExecutor(BaseCodeExecutor):
                 sandbox.write_file(file.name, content)
             before = {change.path for change in sandbox.diff()}
             timeout = self.timeout_seconds or _DEFAULT_TIMEOUT
-            answer = sandbox.tools(stateful=False).call(
+            answer = sandbox.tools(stateful=False, max_timeout=timeout).call(
                 "run_code", {"code": code_execution_input.code, "language": "python", "timeout_secs": timeout}
             )
             files = _read_new_files(sandbox, before)
