@@ -79,6 +79,9 @@ def test_files(box: Box) -> None:
     assert (entry["type"], entry["path"], entry["owner"]) == ("FILE_TYPE_DIRECTORY", "/home/user/dir", "user")
     names = [item["name"] for item in box.call("filesystem.Filesystem/ListDir", path=".", depth=2).json()["entries"]]
     assert names == ["dir", "a.bin"]
+    missing, file = (box.call("filesystem.Filesystem/ListDir", path=path) for path in ("none", "dir/a.bin"))
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert (file.status_code, file.json()["code"]) == (400, "invalid_argument")
     assert box.call("filesystem.Filesystem/MakeDir", path="dir").status_code == 409
     assert box.call("filesystem.Filesystem/Move", source="dir", destination="new").status_code == 200
     assert box.call("filesystem.Filesystem/Remove", path="new").status_code == 200

@@ -110,7 +110,7 @@ def op_list(asked):
 def list_tree(path, most_depth):
     """The sorted paths, not many more than `MOST_ENTRIES`."""
     root, found = resolve(path), []
-    if not os.path.isdir(root):
+    if not stat.S_ISDIR(os.stat(root).st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory")
     root = os.path.realpath(root)
     for directory, names, files in os.walk(root):
