@@ -88,6 +88,17 @@ def test_files(box: Box) -> None:
     assert box.call("filesystem.Filesystem/Stat", path="new").json()["code"] == "not_found"
 
 
+def test_a_file_takes_the_new_name_or_stays(box: Box) -> None:
+    """It was moved into a directory of that name, and the answer described the directory."""
+    assert box.run("mkdir named; echo x > moved; echo y > other; echo z > /tmp/away")[0] == 0
+    for source in ("moved", "/tmp/away"):  # which is on another file system
+        refused = box.call("filesystem.Filesystem/Move", source=source, destination="named")
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_argument")
+    assert box.call("filesystem.Filesystem/Move", source="moved", destination="other").status_code == 200
+    assert box.call("filesystem.Filesystem/Move", source="/tmp/away", destination="new/name").status_code == 200
+    assert box.run("cat other new/name; ls named; rm -r named other new") == (0, "x\nz\n", "")
+
+
 def test_a_directory_is_watched(box: Box) -> None:
     box.call("filesystem.Filesystem/MakeDir", path="seen")
     watcher = box.call("filesystem.Filesystem/CreateWatcher", path="seen").json()

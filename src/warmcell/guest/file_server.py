@@ -137,7 +137,12 @@ def op_move(asked):
     source, target = resolve(asked["source"]), resolve(asked["destination"])
     os.lstat(source)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    shutil.move(source, target)
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV or os.path.isdir(target):  # `shutil.move` would move it into the directory
+            raise
+        shutil.move(source, target)
     return {"entry": entry(target)}
 
 
