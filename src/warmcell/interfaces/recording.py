@@ -69,15 +69,9 @@ class Recorder:
         """Does nothing: the other backend belongs to the caller."""
 
 
-def make_recording(
-    request: ExecRequest,
-    outcome: ExecResult | SandboxError,
-    *,
-    backend: str = "process",
-    enforcer: str | None = "auto",
-    policy: SandboxPolicy | None = None,
-) -> Recording:
-    return Recording(request, to_plain(outcome), backend, enforcer, policy, current_versions(backend, request))
+def make_recording(request: ExecRequest, outcome: ExecResult | SandboxError, backend: str, **about: Any) -> Recording:
+    """`about`: other fields of the recording."""
+    return Recording(request, to_plain(outcome), backend, versions=current_versions(backend, request), **about)
 
 
 def current_versions(backend: str, request: ExecRequest) -> dict[str, str]:

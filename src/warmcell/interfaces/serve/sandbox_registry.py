@@ -127,9 +127,6 @@ class SandboxEntry:
         with on_error(lambda: setattr(self, "deadline", before)):
             self.on_change()
 
-    async def destroy(self) -> None:
-        await asyncio.shield(self.start_destroy())
-
     def start_destroy(self) -> asyncio.Task[None]:
         """Idempotent: it may be ended by its client, its expiry and a reload at once, and goes on without them."""
         if self._ending is None:

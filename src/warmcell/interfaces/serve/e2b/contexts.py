@@ -62,10 +62,6 @@ class Context:
         """The fields that the next server restores."""
         return {**self.plain(), "count": self._count}
 
-    def continue_with(self, session: AsyncSession, own: dict[str, Any]) -> None:
-        """Take over a context of the previous server, with its id and its variables."""
-        self.id, self._count, self.session = str(own["id"]), int(own["count"]), session
-
     async def start(self) -> AsyncSession:
         """Start the session, or return the one that was started. Raises `SessionNotFound` after `close`."""
         async with self._starting:
@@ -166,7 +162,7 @@ class Contexts:
         """Add a context of the previous server."""
         language = str(own["language"])
         made = Context(self._box, language, str(own["cwd"]))
-        made.continue_with(session, own)
+        made.id, made._count, made.session = str(own["id"]), int(own["count"]), session
         if own["is_default"]:
             self._all.pop(self._default(language).id, None)
             self._defaults[_own_name(language)] = made.id

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from warmcell.core.errors import BuildFailed, InvalidRequest, SandboxError
-from warmcell.core.records import replace
+from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB
 from warmcell.images import Image, ImageStore
 from warmcell.images.build.builder import Builder, BuildOptions
@@ -165,43 +165,38 @@ class TemplateFailed(Exception):
         self.step, self.message = step, message
 
 
+@dataclass(frozen=True, slots=True)
 class TemplateBuild:
     """One build of one tenant. Blocking."""
 
-    def __init__(
-        self,
-        store: ImageStore,
-        uploads: Uploads,
-        tenant: str,
-        asked: StartBuild,
-        policy: SandboxPolicy,
-        most_mb: int,
-        cancellation: Cancellation,
-        log: Log,
-    ) -> None:
-        self._store, self._uploads, self._tenant, self._asked = store, uploads, tenant, asked
-        self._policy, self._most_mb = policy, most_mb
-        self._cancellation, self._log = cancellation, log
+    store: ImageStore
+    uploads: Uploads
+    tenant: str
+    asked: StartBuild
+    policy: SandboxPolicy
+    most_mb: int
+    cancellation: Cancellation
+    log: Log
 
     def run(self, base: Image, name: str, *, is_template: bool) -> Image:
         """Build the image under this name. `is_template`: the base has E2B's account. Raises `TemplateFailed`."""
-        with self._store.adding() as parts:
+        with self.store.adding() as parts:
             builder = Builder(parts, self._options(BASE))
             state = builder.start(base.digest)
-            self._log(f"FROM {self._asked.fromTemplate if is_template else base.name}", "info", BASE)
+            self.log(f"FROM {self.asked.fromTemplate if is_template else base.name}", "info", BASE)
             if not is_template:
                 state = self._apply(builder, provision(ImageFiles(base.layer_paths)), state, BASE)
-            for number, step in enumerate(self._asked.steps, 1):
+            for number, step in enumerate(self.asked.steps, 1):
                 state = self._apply_step(parts, step, state, str(number))
-            return self._store.add_image(builder.finish(state), name)
+            return self.store.add_image(builder.finish(state), name)
 
     def _options(self, number: str, *, is_forced: bool = False) -> BuildOptions:
         return BuildOptions(
-            policy=self._policy,
-            uses_cache=not (self._asked.force or is_forced),
+            policy=self.policy,
+            uses_cache=not (self.asked.force or is_forced),
             on_progress=lambda progress: self._report(progress, number),
             ignore_lines=(),
-            on_start=self._cancellation.watch,
+            on_start=self.cancellation.watch,
             step_seconds=STEP_SECONDS,
         )
 
@@ -213,7 +208,7 @@ class TemplateBuild:
             steps = translate(step, files, state.user or "root", (shell, *(("-l",) if "bash" in shell else ()), "-c"))
         except StepFailed as error:
             raise TemplateFailed(number, str(error)) from None
-        self._log(f"{step.type.upper()} {' '.join(step.args)}"[:2000], "info", number)
+        self.log(f"{step.type.upper()} {' '.join(step.args)}"[:2000], "info", number)
         options = self._options(number, is_forced=bool(step.force))
         if step.type.upper() != "COPY":
             return self._apply(Builder(parts, options), steps, state, number, step)
@@ -223,7 +218,7 @@ class TemplateBuild:
 
     def _unpack(self, step: TemplateStep, context: str, number: str) -> None:
         try:
-            unpack(self._uploads.path_of(self._tenant, step.filesHash or ""), context, self._most_mb)
+            unpack(self.uploads.path_of(self.tenant, step.filesHash or ""), context, self.most_mb)
         except HttpError as error:  # the hash is malformed
             raise TemplateFailed(number, error.message) from None
         except FileNotFoundError:
@@ -235,18 +230,18 @@ class TemplateBuild:
         self, builder: Builder, steps: list[Step], state: BuildState, number: str, asked: TemplateStep | None = None
     ) -> BuildState:
         for step in steps:
-            self._cancellation.check()
+            self.cancellation.check()
             try:
                 state = builder.apply(step, state)
             except SandboxError as error:
-                self._cancellation.check()
+                self.cancellation.check()
                 raise TemplateFailed(number, _describe(error, asked)) from None
         return state
 
     def _report(self, progress: BuildProgress, number: str) -> None:
         if progress.state == "output":
             for line in progress.data.decode("utf-8", "replace").splitlines():
-                self._log(line[:2000], "info", number)
+                self.log(line[:2000], "info", number)
 
 
 def _describe(error: SandboxError, asked: TemplateStep | None) -> str:
