@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import IO, Any
 
 from warmcell.core.errors import ImageInvalid
+from warmcell.core.light import Closing
 from warmcell.core.types import MIB
 from warmcell.images.limits import MAX_JSON_BYTES
 from warmcell.images.references import is_digest
@@ -56,14 +56,9 @@ class BlobStore:
                     raise ImageInvalid(f"{digest or 'a blob'} is longer than the {size} bytes that its manifest states")
             return writer.commit(digest, size), writer.size
 
-    @contextmanager
-    def writer(self) -> Iterator[BlobWriter]:
+    def writer(self) -> BlobWriter:
         make_directories(self.path)
-        writer = BlobWriter(self.path)
-        try:
-            yield writer
-        finally:
-            writer.discard()
+        return BlobWriter(self.path)
 
     def put_json(self, document: Any) -> tuple[str, int]:
         return self.put([encode_json(document)])
@@ -73,8 +68,8 @@ class BlobStore:
             return decode_json(stream.read(MAX_JSON_BYTES + 1), digest)
 
 
-class BlobWriter:
-    """A blob being written; `discard` removes it unless `commit` was called."""
+class BlobWriter(Closing):
+    """A blob being written; `discard`, or the end of a `with` block, removes it unless `commit` was called."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -116,6 +111,8 @@ class BlobWriter:
         finally:
             if path is not None:
                 os.unlink(path)
+
+    close = discard
 
 
 def hex_of(digest: str) -> str:

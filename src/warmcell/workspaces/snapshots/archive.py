@@ -96,15 +96,12 @@ class SnapshotArchive:
         document: Mapping[str, Any],
         limits: TreeLimits,
     ) -> SnapshotRecord:
-        writer = PackWriter(self._objects, self._staging)
-        try:
+        with PackWriter(self._objects, self._staging) as writer:
             scan = None if source is None else index.read_scan(database, source)
             add = self._chunk_adder(database, writer)
             reader = DirectoryReader(add, scan and self.open_document(scan), keeps_scan=source is not None)
             taken = reader.read(root, limits)
             writer.finish()
-        finally:
-            writer.abandon()
         stored = sum(place.length for pack in writer.packs for place in pack.chunks)
         record: dict[str, Any] = {"version": _VERSION, "nonce": secrets.token_hex(16), "created": time.time()}
         record |= {"files": taken.files, "bytes": taken.total_bytes, "stored": stored, "skipped": taken.skipped}
@@ -310,8 +307,8 @@ def compact_packs(
         rows = database.execute("select name, digest, length from chunks join packs on pack = number")
         for name, digest, length in rows:
             packs[name].append((bytes(digest).hex(), length))
-    removed, freed, writer = [], 0, PackWriter(objects, staging)
-    try:
+    removed, freed = [], 0
+    with PackWriter(objects, staging) as writer:
         for name, chunks in packs.items():
             kept = [(digest, length) for digest, length in chunks if digest in needed]
             size, kept_size = sum(length for _, length in chunks), sum(length for _, length in kept)
@@ -323,8 +320,6 @@ def compact_packs(
             removed.append(name)
             freed += size - kept_size
         writer.finish()
-    finally:
-        writer.abandon()
     with catalogue.connect() as database:
         add_packs(database, writer.packs, is_preferred=True)
         remove_packs(database, removed)

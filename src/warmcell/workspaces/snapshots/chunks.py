@@ -18,6 +18,7 @@ import zlib
 from typing import Any, NamedTuple
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SnapshotInvalid
+from warmcell.core.light import Closing
 from warmcell.workspace.files import write_all
 from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging
 
@@ -149,8 +150,8 @@ class Pack(NamedTuple):
     chunks: list[ChunkPlace]
 
 
-class PackWriter:
-    """Writes chunks to packs. `finish` adds the open pack to the store; `abandon` removes it."""
+class PackWriter(Closing):
+    """Writes chunks to packs. `finish` adds the open pack to the store; `close` removes it."""
 
     def __init__(self, objects: Objects, staging: Staging) -> None:
         self._objects, self._staging = objects, staging
@@ -186,7 +187,7 @@ class PackWriter:
         self.packs.append(Pack(name, self._places))
         self._places, self._size = [], 0
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
