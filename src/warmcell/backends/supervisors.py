@@ -80,13 +80,10 @@ class Supervisors:
 
         `meanwhile` carries out a share of the runs until all supervisors are ready.
         """
-        return self._runner(pickle.dumps(program), meanwhile)
+        return self.runner(meanwhile, pickle.dumps(program))
 
-    def runner(self, meanwhile: Execute) -> Execute:
+    def runner(self, meanwhile: Execute | None, program: bytes | None = None) -> Execute:
         """`execute`, but `meanwhile` carries out a share of the runs until all supervisors are ready."""
-        return self._runner(None, meanwhile)
-
-    def _runner(self, program: bytes | None, meanwhile: Execute | None) -> Execute:
         here = 0
 
         async def execute(request: ExecRequest) -> ExecResult:

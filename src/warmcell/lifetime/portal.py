@@ -116,25 +116,16 @@ class Portal:
 
     async def call_async(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call` from another event loop, which it does not block. If it is cancelled, the coroutine ends first."""
-        return await self._call_async(None, function, *args, **kwargs)
+        return await self.make_async(None, function, *args, **kwargs)
 
     async def make_async(
-        self,
-        discard: Discard[T],
-        function: Callable[P, Coroutine[Any, Any, T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """`make` from another event loop."""
-        return await self._call_async(discard, function, *args, **kwargs)
-
-    async def _call_async(
         self,
         discard: Discard[T] | None,
         function: Callable[P, Coroutine[Any, Any, T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
+        """`make` from another event loop."""
         host_program.check()
         loop = self._get_loop()
         if loop is asyncio.get_running_loop():
