@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import InvalidRequest
@@ -13,6 +12,7 @@ from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.output_channel import OutputChannel
+from warmcell.lifetime.threads import wait_until_done
 from warmcell.runner.listening import Listener
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ async def stream(execute: ExecuteWithListener) -> AsyncIterator[StreamEvent]:
             yield OutputEvent(*piece)
         yield ResultEvent(run.result())
     finally:
-        await _end(run)
+        run.cancel()
+        await wait_until_done(run)
         channel.close()
 
 
@@ -55,13 +56,3 @@ def read_descriptor(request: ExecRequest, stdin: int) -> ExecRequest:
         return request
     with os.fdopen(os.dup(stdin), "rb") as source:
         return replace(request, stdin=source.read())
-
-
-async def _end(run: asyncio.Task[ExecResult]) -> None:
-    """Waits until the run has ended, however often we are cancelled meanwhile."""
-    run.cancel()
-    while not run.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([run])
-    if not run.cancelled():
-        run.exception()  # retrieved, so that asyncio does not log an unretrieved exception

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +14,7 @@ from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.lifetime import host_program
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.lifetime.ownership import own
+from warmcell.lifetime.threads import wait_until_done
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -137,13 +137,7 @@ class Portal:
         except asyncio.CancelledError:
             cancel()
             ended = self._begin(loop, lambda: _end(outcome, discard))[0]
-            both: list[asyncio.Future[Any]] = [done, asyncio.wrap_future(ended)]
-            while pending := [future for future in both if not future.done()]:
-                with suppress(asyncio.CancelledError):  # however often we are cancelled meanwhile
-                    await asyncio.wait(pending)
-            for future in both:
-                if not future.cancelled():
-                    future.exception()  # retrieved, so that asyncio does not log it
+            await wait_until_done(done, asyncio.wrap_future(ended))
             raise
 
     def start(self, function: Callable[[], Coroutine[Any, Any, T]]) -> tuple[Future[T], Callable[[], object]]:

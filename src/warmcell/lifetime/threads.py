@@ -41,10 +41,7 @@ async def in_thread(
     except asyncio.CancelledError:
         if on_cancel is not None:
             on_cancel()
-        while not outcome.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([outcome])
-        # Retrieved, so that asyncio does not log an unretrieved exception.
+        await wait_until_done(outcome)
         if outcome.exception() is None and discard is not None:
             with suppress(Exception):  # what cannot be discarded must not turn the cancellation into an error
                 await in_thread(lambda: discard(outcome.result()))
@@ -53,21 +50,27 @@ async def in_thread(
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancels the tasks and waits for their end. A cancellation of the caller is raised only then."""
-    import asyncio
-
     for task in tasks:
         task.cancel()
+    interrupted = await wait_until_done(*tasks)
+    if interrupted is not None:
+        raise interrupted
+
+
+async def wait_until_done(*futures: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Waits for the end of all, however often the caller is cancelled meanwhile. Returns its last cancellation."""
+    import asyncio
+
     interrupted: asyncio.CancelledError | None = None
-    while pending := [task for task in tasks if not task.done()]:
+    while pending := [future for future in futures if not future.done()]:
         try:
             await asyncio.wait(pending)
         except asyncio.CancelledError as error:
             interrupted = error
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved, or asyncio logs that it never was
-    if interrupted is not None:
-        raise interrupted
+    for future in futures:
+        if not future.cancelled():
+            future.exception()  # mark it as retrieved, or asyncio logs that it never was
+    return interrupted
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from warmcell.backends.ray.direct_connection import Carrier, NodeSocket
 from warmcell.backends.ray.node_service import SANDBOXES, TAKE_SECONDS
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, NodeLost, SandboxError
-from warmcell.lifetime.threads import cancel_and_wait
+from warmcell.lifetime.threads import cancel_and_wait, wait_until_done
 
 if TYPE_CHECKING:
     from warmcell.backends.ray.placement import NodeFacts, NodeInfo
@@ -118,9 +119,7 @@ class NodeLink:
         except asyncio.CancelledError:
             if not call.answer.done():
                 self._send(number, "cancel")
-                await _finish(call.answer)
-            elif not call.answer.cancelled():
-                call.answer.exception()  # retrieved, so that asyncio does not log it
+            await wait_until_done(call.answer)  # the link ends if the node does not answer, and every answer with it
             raise
         except NodeLost as error:
             error.has_output = call.has_output
@@ -153,7 +152,7 @@ class NodeLink:
             self.lost = error
         for call in self._calls.values():
             if not call.answer.done():
-                call.answer.set_exception(_copy(error))
+                call.answer.set_exception(copy(error))  # one for each call: their tracebacks differ
         for task in (*self._loops, *self._tasks):
             task.cancel()
         for one, listening in self._sockets.values():
@@ -253,20 +252,3 @@ def _dump(kind: str, *values: Any) -> bytes:
         return pickle.dumps((kind, *values))
     except Exception as error:
         raise InvalidRequest(f"cannot be sent to a node of the cluster: {error}", field=kind) from None
-
-
-async def _finish(answer: asyncio.Future[Any]) -> None:
-    """Waits for the end of a request, however often we are cancelled meanwhile. The link ends if the node does not
-    answer, and every answer with it.
-    """
-    while not answer.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([answer])
-    if not answer.cancelled():
-        answer.exception()
-
-
-def _copy(error: SandboxError) -> SandboxError:
-    """One for each call: their tracebacks differ."""
-    made: SandboxError = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
-    return made
