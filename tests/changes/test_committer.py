@@ -19,7 +19,7 @@ from warmcell.changes.layer import ChangeLayer
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
 from warmcell.changes.upper import copy_upper
-from warmcell.core.errors import BackendBusy, PathTraversal
+from warmcell.core.errors import BackendBusy, PathTraversal, SandboxError
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.workspace import files
 from warmcell.workspace.root import Root
@@ -155,7 +155,7 @@ def test_a_base_that_cannot_be_written_leaves_the_previous_one(place: Path, monk
         os.write(fd, data[:-1])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="space"):
+    with monkeypatch.context() as patched, pytest.raises(SandboxError, match="space"):
         patched.setattr(files, "write_all", fail)
         Bases(str(directory)).put(("file",), state, "", b"new")
     assert Bases(str(directory)).content(("file",)) == b"old"

@@ -305,6 +305,17 @@ def test_closing_completes_a_commit_that_failed(
     assert list(state_home.iterdir()) == []
 
 
+def test_a_change_whose_base_cannot_be_recorded_is_not_left_out(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk."""
+    sandbox.write_file("a.txt", "new\n")
+    with monkeypatch.context() as patch, pytest.raises(SandboxError, match="record the host's version"):
+        patch.setattr("warmcell.changes.base.OPEN_DIRECTORY", os.O_WRONLY)
+        sandbox.changes()
+    assert kinds(sandbox) == {"a.txt": "modified"}
+
+
 def test_at_another_path_and_with_the_asynchronous_form(directory: Path) -> None:
     import asyncio
 

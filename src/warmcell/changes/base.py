@@ -15,6 +15,7 @@ from hashlib import blake2b
 from warmcell.changes import content
 from warmcell.changes.text import MOST_TEXT_BYTES
 from warmcell.core.light import closing_fd
+from warmcell.lifetime.descriptors import host_failure
 from warmcell.workspace.files import put_file
 from warmcell.workspace.names import Parts
 from warmcell.workspace.root import OPEN_DIRECTORY
@@ -65,8 +66,11 @@ class Bases:
         found = base_of(state, digest)
         base = found if mode is None else replace(found, mode=mode)
         line = json.dumps(asdict(base)).encode() + b"\n"
-        with closing_fd(os.open(self._directory, OPEN_DIRECTORY)) as directory:
-            put_file(directory, os.path.basename(self._path(parts)), line + (data or b""), 0o600)
+        try:
+            with closing_fd(os.open(self._directory, OPEN_DIRECTORY)) as directory:
+                put_file(directory, os.path.basename(self._path(parts)), line + (data or b""), 0o600)
+        except OSError as error:  # typed: callers take an `OSError` for that of a file that a guest has removed
+            raise host_failure(error, "record the host's version of a file") from error
         self._known[parts] = base
 
     def record(self, parts: Parts, fd: int, mode: int | None = None) -> None:
@@ -79,19 +83,20 @@ class Bases:
             self.put(parts, after, digest, data, mode)
 
     def content(self, parts: Parts) -> bytes | None:
-        """None if there is no base, or the file was too large to store."""
+        """None if there is no base, or the file was too large to store or was not written completely."""
         base = self.get(parts)
         if base is None or base.size > MOST_TEXT_BYTES:
             return None
         with open(self._path(parts), "rb") as file:
             file.readline()
-            return file.read()
+            data = file.read()
+        return data if len(data) == base.size else None
 
     def _load(self, parts: Parts) -> Base | None:
         try:
             with open(self._path(parts), "rb") as file:
                 return Base(**json.loads(file.readline()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # ValueError: the disk was full, or the program was killed
             return None
 
     def _path(self, parts: Parts) -> str:
