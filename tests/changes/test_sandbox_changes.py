@@ -330,6 +330,18 @@ def test_at_another_path_and_with_the_asynchronous_form(directory: Path) -> None
     assert (directory / "x").read_text() == "x\n"
 
 
+def test_what_the_disk_or_a_guest_prevents_is_a_typed_error(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox.sh("echo new > a.txt")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for step, call in (("restore.Restorer.restore", sandbox.discard), ("detect.Detector.detect", sandbox.changes)):
+        with monkeypatch.context() as patch, pytest.raises(SandboxError):
+            patch.setattr(f"warmcell.changes.{step}", fail)
+            call()
+
+
 def test_nothing_is_listed_before_the_first_command(open_sandbox, directory: Path, monkeypatch) -> None:
     """The start does not depend on the size of the directory."""
     if is_root():

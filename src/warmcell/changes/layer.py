@@ -37,7 +37,7 @@ from warmcell.workspace.diff import ChangeKind, FsChange
 from warmcell.workspace.files import put_file
 from warmcell.workspace.names import printable
 from warmcell.workspace.remove import remove_directory
-from warmcell.workspace.root import OPEN_DIRECTORY, Root
+from warmcell.workspace.root import OPEN_DIRECTORY, Root, translate_os_errors
 
 _PREFIX = "layer-"
 #: Bases are recorded after runs, taking at most 1/20 of the time.
@@ -170,7 +170,7 @@ class ChangeLayer:
                 raise host_failure(error, "commit the changes") from error
 
     def discard(self, paths: Sequence[str] | None, merged: Root) -> None:
-        with self._lock:
+        with self._lock, translate_os_errors(()):
             Restorer(merged, self.lower).restore(self._select(paths))
 
     def note_bases(self) -> None:
@@ -203,7 +203,7 @@ class ChangeLayer:
             grant_owner(file.fileno())
 
     def _detect(self) -> list[Detected]:
-        with Lower(self.lower) as lower:
+        with Lower(self.lower) as lower, translate_os_errors(()):
             return Detector(self.upper, lower, self._bases, self._start_ns, self.lower.path).detect()
 
     def _may_have_changes(self) -> bool:
