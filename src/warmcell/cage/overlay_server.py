@@ -14,7 +14,7 @@ from .failure import CageError, send_failure, step
 from .fast_imports import socket
 from .guest.root import enter_new_tmpfs
 from .linux import mounts
-from .linux.descriptors import OwnedDescriptors
+from .linux.descriptors import OwnedDescriptors, closing_fd
 from .linux.mounts import MS_NODEV, MS_NOSUID
 from .linux.namespaces import HomeNamespace
 from .linux.syscalls import call
@@ -161,8 +161,7 @@ def _answer(control: socket.socket, server: OverlayServer, order: Dict[str, Any]
         send_failure(control, CageError("serve overlay", error.errno or 0, str(error.filename or error.strerror)))
         return
     try:
-        send_packet(control, {"tree": number}, [tree])
+        with closing_fd(tree):
+            send_packet(control, {"tree": number}, [tree])
     except OSError as error:  # such as too many descriptors in flight: other overlays must stay
         send_failure(control, CageError("send overlay", error.errno or 0, str(number)))
-    finally:
-        os.close(tree)

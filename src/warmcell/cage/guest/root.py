@@ -14,6 +14,7 @@ import stat
 from ..failure import step
 from ..linux import mounts
 from ..linux.call_list import CallList, Value
+from ..linux.descriptors import closing_fd
 from ..linux.mounts import AT_FDCWD, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
 from ..plan import LaunchPlan, is_below, is_shared
 
@@ -93,11 +94,8 @@ def _make_place(target: str, is_directory: bool) -> None:
 
 def _write_file(path: str, content: str) -> None:
     _make_parents(path)
-    descriptor = os.open(_inside(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-    try:
+    with closing_fd(os.open(_inside(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)) as descriptor:
         os.write(descriptor, content.encode())
-    finally:
-        os.close(descriptor)
 
 
 # ---- the guest's copy ----

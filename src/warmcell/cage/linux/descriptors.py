@@ -24,6 +24,21 @@ def close_all(descriptors: Iterable[int]) -> None:
             pass
 
 
+class closing_fd:  # noqa: N801  # as `contextlib.closing`
+    """Closes a descriptor at the end of the block. Not on the path of each run: `try` and `finally` are faster."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
 class OwnedDescriptors:
     """Descriptors that are closed when the block ends, except those passed to `give`.
 

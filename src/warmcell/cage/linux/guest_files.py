@@ -12,6 +12,7 @@ import os
 import stat
 
 from . import fast_ctypes
+from .descriptors import closing_fd
 from .syscalls import call
 
 TYPE_CHECKING = False
@@ -29,20 +30,14 @@ def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
     base = os.readlink(b"/proc/%d/cwd" % thread)
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
     how = (fast_ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    root = os.open(b"/proc/%d/root" % thread, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(b"/proc/%d/root" % thread, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         return call("openat2", root, os.path.join(base, path), how, 24)
-    finally:
-        os.close(root)
 
 
 def copy_of(thread: int, descriptor: int) -> int:
     """Duplicate a guest's descriptor."""
-    pidfd = call("pidfd_open", _process_of(thread), 0)
-    try:
+    with closing_fd(call("pidfd_open", _process_of(thread), 0)) as pidfd:
         return call("pidfd_getfd", pidfd, descriptor, 0)
-    finally:
-        os.close(pidfd)
 
 
 def _process_of(thread: int) -> int:
@@ -53,24 +48,17 @@ def _process_of(thread: int) -> int:
 def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int) -> int:
     """Call inotify_add_watch() for the guest, with its rights. Returns the result, or a negative errno."""
     try:
-        notifier = copy_of(thread, descriptor)
-        try:
-            with _AsUser(host_id):
-                return _add_watch(thread, notifier, path, mask)
-        finally:
-            os.close(notifier)
+        with closing_fd(copy_of(thread, descriptor)) as notifier, _AsUser(host_id):
+            return _add_watch(thread, notifier, path, mask)
     except OSError as error:
         return -(error.errno or _EACCES)
 
 
 def _add_watch(thread: int, notifier: int, path: bytes, mask: int) -> int:
-    target = open_inside(thread, path, follows=not mask & _IN_DONT_FOLLOW)
-    try:
+    with closing_fd(open_inside(thread, path, follows=not mask & _IN_DONT_FOLLOW)) as target:
         if not is_on_writable_mount(target):
             return -_EACCES
         return call("inotify_add_watch", notifier, b"/proc/self/fd/%d" % target, mask & ~_IN_DONT_FOLLOW)
-    finally:
-        os.close(target)
 
 
 def is_on_writable_mount(file: int) -> bool:
@@ -97,11 +85,8 @@ def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int
     if operation & _LOCK_UN:
         return 0
     try:
-        file = copy_of(thread, descriptor)
-        try:
+        with closing_fd(copy_of(thread, descriptor)) as file:
             return 0 if is_own(file) else _EOPNOTSUPP
-        finally:
-            os.close(file)
     except OSError as error:  # also of its file system: raised, it would end the manager and all other guests
         return error.errno or _EACCES
 

@@ -13,6 +13,7 @@ import struct
 from ..fast_imports import lru_cache
 from ..records import NamedTuple
 from . import fast_ctypes
+from .descriptors import closing_fd
 from .syscall_numbers import MACHINE
 
 TYPE_CHECKING = False
@@ -36,13 +37,10 @@ _PAGE = 4096
 def read_code(name: str, machine: str = MACHINE) -> bytes:
     """The code of that name; empty if there is none for the architecture. Cached: the file may be replaced."""
     try:
-        descriptor = os.open(f"{_DIRECTORY}/{name}-{machine}.bin", os.O_RDONLY | os.O_CLOEXEC)
+        with closing_fd(os.open(f"{_DIRECTORY}/{name}-{machine}.bin", os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+            return os.read(descriptor, _PAGE)
     except (FileNotFoundError, NotADirectoryError):  # the second in a zip archive
         return b""
-    try:
-        return os.read(descriptor, _PAGE)
-    finally:
-        os.close(descriptor)
 
 
 class Segment(NamedTuple):

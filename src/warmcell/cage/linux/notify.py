@@ -9,6 +9,7 @@ import struct
 
 from ..fast_imports import signal, socket
 from . import guest_files
+from .descriptors import closing_fd
 from .guest_files import copy_of, open_inside
 from .syscalls import NUMBERS, call
 
@@ -108,20 +109,15 @@ class Listener:
 
     def _give_memory_file(self, identity: int, flags: int) -> bool:
         """Give the guest an unlinked file on the scratch tmpfs instead of a memfd, so that its size is counted."""
-        try:
-            file = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700, dir_fd=self._scratch)
-        except OSError:
-            return False
         cloexec = os.O_CLOEXEC if flags & _MFD_CLOEXEC else 0
         try:
-            fcntl.ioctl(
-                self.descriptor, _ADD_DESCRIPTOR, struct.pack("=QIIII", identity, _ADD_AND_REPLY, file, 0, cloexec)
-            )
-            return True
+            new = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700, dir_fd=self._scratch)
+            with closing_fd(new) as file:
+                request = struct.pack("=QIIII", identity, _ADD_AND_REPLY, file, 0, cloexec)
+                fcntl.ioctl(self.descriptor, _ADD_DESCRIPTOR, request)
+                return True
         except OSError:
             return False
-        finally:
-            os.close(file)
 
     def _is_waiting(self, identity: int) -> bool:
         try:
@@ -170,15 +166,10 @@ class Listener:
 
 def _read_memory(pid: int, address: int, length: int) -> bytes:
     try:
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.pread(memory, length, address)
+        with closing_fd(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)) as memory:
+            return os.pread(memory, length, address)
     except (OSError, OverflowError):
         return b""
-    finally:
-        os.close(memory)
 
 
 def has_guest_as_parent(pid: int, keepers: Sequence[int]) -> bool:
@@ -238,15 +229,12 @@ def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> in
     try:
         if path is None:
             return _connect_to(thread, descriptor, address)
-        target = open_inside(thread, path)
-        try:
+        with closing_fd(open_inside(thread, path)) as target:
             status = os.fstat(target)
             if status.st_dev != own_device or not stat.S_ISSOCK(status.st_mode):
                 return _EPERM
             name = struct.pack("=H", socket.AF_UNIX) + b"/proc/self/fd/%d\0" % target
             return _connect_to(thread, descriptor, name)
-        finally:
-            os.close(target)
     except OSError as error:
         return error.errno or _EPERM
 

@@ -12,6 +12,7 @@ import struct
 from ..fast_imports import signal
 from . import fds
 from .call_list import CallList, Value
+from .descriptors import closing_fd
 from .native_code import EXECUTE, LOAD_ADDRESS, READ, Segment, elf_headers, headers_size, read_code
 from .syscalls import MACHINE
 
@@ -28,14 +29,11 @@ def program(machine: str = MACHINE) -> bytes:
 
 def make(directory: str) -> int:
     """A descriptor of the program, as an unnamed file on our tmpfs: some hosts do not execute memfds."""
-    writable = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700)
-    try:
+    with closing_fd(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700)) as writable:
         os.write(writable, program())
         os.fchmod(writable, 0o111)
         # A file that is open for writing cannot be executed.
         return os.open(f"/proc/self/fd/{writable}", os.O_PATH | os.O_CLOEXEC)
-    finally:
-        os.close(writable)
 
 
 def become(calls: CallList, file: Value, lifeline: Value, awake: Value) -> None:

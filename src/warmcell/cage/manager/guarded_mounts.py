@@ -10,6 +10,7 @@ import os
 import struct
 
 from ..failure import step
+from ..linux.descriptors import closing_fd
 from ..linux.mounts import open_without_links
 from ..linux.syscalls import call
 from ..plan import is_below
@@ -68,12 +69,9 @@ class GuardedMounts:
         return watched
 
     def _add(self, directory: str) -> int:
-        opened = open_without_links(directory, os.O_DIRECTORY)
-        try:
-            mask = _MOVED_FROM | _MOVED_TO | _DELETE | _ONLY_DIRECTORIES
+        mask = _MOVED_FROM | _MOVED_TO | _DELETE | _ONLY_DIRECTORIES
+        with closing_fd(open_without_links(directory, os.O_DIRECTORY)) as opened:
             return call("inotify_add_watch", self.descriptor, b"/proc/self/fd/%d" % opened, mask)
-        finally:
-            os.close(opened)
 
     def forget(self, watched: Watched) -> None:
         for number, name in watched:
