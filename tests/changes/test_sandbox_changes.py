@@ -12,13 +12,8 @@ import pytest
 from tests.changes.tree import read_tree
 from tests.helpers import is_root
 
-<<<<<<< ours
-from warmcell import AsyncSandbox, Limits, Sandbox
-from warmcell.errors import BackendUnavailable, InvalidRequest, LimitExceeded, SandboxError
-=======
 from warmcell import AsyncSandbox, FetchPolicy, Limits, Sandbox
-from warmcell.errors import BackendUnavailable, FetchFailed, InvalidRequest, SandboxError
->>>>>>> theirs
+from warmcell.errors import BackendUnavailable, FetchFailed, InvalidRequest, LimitExceeded, SandboxError
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 

@@ -309,13 +309,16 @@ async def test_the_async_twin(tmp_path: Path) -> None:
 
 async def test_a_recursive_watch_may_be_made_in_a_thread(tmp_path: Path) -> None:
     """A large tree would take the loop's time. New directories are watched before events are read."""
-    async with AsyncSandbox(tmp_path, guest_factory=Factory()) as sandbox, asyncio.timeout(20):
-        async with await asyncio.to_thread(sandbox.watch, recursive=True) as events:
-            (tmp_path / "sub" / "deep").mkdir(parents=True)
-            while len(events._driver._watch._directories) < 3:
-                await asyncio.sleep(0.01)
-            (tmp_path / "last").touch()
-            assert [event.path async for event in _until(events, LAST)] == ["sub", "sub/deep"]
+    async with (
+        asyncio.timeout(20),
+        AsyncSandbox(tmp_path, guest_factory=Factory()) as sandbox,
+        await asyncio.to_thread(sandbox.watch, recursive=True) as events,
+    ):
+        (tmp_path / "sub" / "deep").mkdir(parents=True)
+        while len(events._driver._watch._directories) < 3:
+            await asyncio.sleep(0.01)
+        (tmp_path / "last").touch()
+        assert [event.path async for event in _until(events, LAST)] == ["sub", "sub/deep"]
 
 
 async def _until(events: AsyncWatch, last: FileEvent) -> AsyncIterator[FileEvent]:

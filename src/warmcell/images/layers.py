@@ -129,7 +129,7 @@ class LayerStore:
         """The bytes of the uncompressed layer. `ImageInvalid` if its record is missing or damaged."""
         size = self._read(diff_id, _RECORD).get("size")
         if not isinstance(size, int):
-            raise _damaged(diff_id)
+            raise _invalid_record(diff_id)
         return size
 
     def owners(self, diff_id: str) -> dict[str, tuple[int, int, int]]:
@@ -186,13 +186,13 @@ class LayerStore:
             hint = "import or pull the image again"
             raise ImageInvalid(f"layer {diff_id} is missing from the store", hint=hint) from None
         except ValueError:
-            raise _damaged(diff_id) from None
+            raise _invalid_record(diff_id) from None
         if not isinstance(document, dict):
-            raise _damaged(diff_id)
+            raise _invalid_record(diff_id)
         return document
 
 
-def _damaged(diff_id: str) -> ImageInvalid:
+def _invalid_record(diff_id: str) -> ImageInvalid:
     hint = "remove the images that have it, run `warmcell image prune`, and import or pull them again"
     return ImageInvalid(f"layer {diff_id} of the store is damaged", hint=hint)
 

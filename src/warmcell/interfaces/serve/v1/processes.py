@@ -18,6 +18,7 @@ from warmcell.interfaces.serve.event_streams import (
     KEEPALIVE,
     EventStream,
     OutputDecoder,
+    event_chunks,
     format_event,
     with_keepalives,
 )
