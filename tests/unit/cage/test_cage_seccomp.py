@@ -391,6 +391,12 @@ def test_uncountable_memory_is_refused_or_notified(machine: str) -> None:
         assert counted.verdict("mmap", 0, length, 3, shared) == _ALLOW
     huge = seccomp.errno(12)
     for filter_ in (counted, watched):
-        assert filter_.verdict("mmap", 0, 1 << 21, 3, 0x40022) == filter_.verdict("mmap", 0, 1 << 21, 3, 0x54040021) == huge
-        assert filter_.verdict("shmget", 0, 1 << 21, 0o4600) == huge and filter_.verdict("shmget", 0, 1, 0o1600) == _ALLOW
+        assert (
+            filter_.verdict("mmap", 0, 1 << 21, 3, 0x40022)
+            == filter_.verdict("mmap", 0, 1 << 21, 3, 0x54040021)
+            == huge
+        )
+        assert (
+            filter_.verdict("shmget", 0, 1 << 21, 0o4600) == huge and filter_.verdict("shmget", 0, 1, 0o1600) == _ALLOW
+        )
     assert counted.verdict("memfd_create", 0, 5) == EINVAL and counted.verdict("memfd_create", 0, 1) == _ALLOW
