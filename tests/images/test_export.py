@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import require
 from tests.images.image_files import CONFIG, LAYER, Layout, directory, entry, hardlink, layer, symlink
 
 from warmcell.errors import ImageNotFound, InvalidRequest
-from warmcell.images import Image, ImageStore
+from warmcell.images import Image, ImageStore, export
 
 SETTINGS = {"Env": ["A=b"], "Cmd": ["/bin/sh"], "WorkingDir": "/srv"}
 
@@ -76,6 +77,22 @@ def test_manifests_of_docker_become_those_of_oci(store: ImageStore, tmp_path: Pa
     [described] = json.loads((tmp_path / "out/index.json").read_text())["manifests"]
     manifest = json.loads((tmp_path / "out/blobs/sha256" / described["digest"].partition(":")[2]).read_text())
     assert (manifest["config"]["mediaType"], manifest["layers"][0]["mediaType"]) == (CONFIG, LAYER + "+gzip")
+
+
+def test_an_archive_has_its_name_when_it_is_complete(
+    store: ImageStore, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is killed must not leave one that looks complete."""
+    out, seen, add = tmp_path / "out.tar", list[bool](), export._Tar.add
+
+    def look(target: Any, *arguments: Any) -> None:
+        seen.append(out.exists())
+        add(target, *arguments)
+
+    monkeypatch.setattr(export._Tar, "add", look)
+    store.export("team/app:1", out, format="docker")
+    assert seen and not any(seen)
+    assert [path.name for path in tmp_path.glob("out.tar*")] == ["out.tar"]
 
 
 def test_what_cannot_be_exported(store: ImageStore, image: Image, tmp_path: Path) -> None:

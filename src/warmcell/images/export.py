@@ -11,6 +11,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from warmcell.core.errors import InvalidRequest
@@ -173,16 +174,14 @@ def _open_directory(path: str) -> Iterator[Target]:
 
 @contextmanager
 def _open_tar(path: str) -> Iterator[Target]:
-    try:
-        file = open(path, "xb")  # noqa: SIM115  # closed below
-    except FileExistsError:
-        raise _path_exists(path) from None
-    with (
-        on_error(lambda: os.unlink(path)),
-        file,
-        tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive,
-    ):
-        yield _Tar(archive)
+    """A new archive, which has its name when it is complete."""
+    if os.path.lexists(path):
+        raise _path_exists(path)
+    draft = f"{path}.{os.urandom(6).hex()}.new"
+    with on_error(lambda: Path(draft).unlink(missing_ok=True)):
+        with open(draft, "xb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            yield _Tar(archive)
+        os.rename(draft, path)
 
 
 def _path_exists(path: str) -> InvalidRequest:
