@@ -47,6 +47,10 @@ def test_a_guest_that_stops_it_does_not_stop_the_manager(monkeypatch: pytest.Mon
     monkeypatch.setattr(guest_child, "_pid_home", _Home())
     monkeypatch.setattr(call_list, "can_spawn", lambda: True)
     monkeypatch.setattr(call_list, "spawn", spawn)
+    monkeypatch.setattr(guest_child, "_no_next_pid_until", 0.0)
     assert guest_child.next_pid(-1) == 0
     rescues[0].cancel()
     assert not is_late.is_set()
+    for _ in range(3):  # nor does it at the end of each of its next runs
+        assert guest_child.next_pid(-1) == 0
+    assert len(rescues) == 1

@@ -35,9 +35,10 @@ _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
 #: How often the same denial is sent within one interval.
 _MOST_DENIALS_SENT = 4
-#: How long to wait for a process that finds the next pid.
-_NEXT_PID_MS = 200
+#: How long to wait for a process that finds the next pid, and how long none is started after one did not exit.
+_NEXT_PID_MS, _NEXT_PID_PAUSE_SECONDS = 200, 20.0
 _pid_home: Optional[namespaces.HomeNamespace] = None
+_no_next_pid_until = 0.0
 
 
 class ExitReport(NamedTuple):
@@ -75,10 +76,11 @@ def exit_report_of(pid: int) -> Optional[ExitReport]:
 def next_pid(process: int) -> int:
     """The pid that the next process in that process's namespace gets; 0 if it cannot be determined.
 
-    The kernel shows it only inside the namespace, so this starts a process there that calls getpid().
+    The kernel shows it only inside the namespace, so this starts a process there that calls getpid(). A guest may stop
+    it, and could let all others wait if it did so at the end of each of its runs.
     """
-    global _pid_home
-    if not call_list.can_spawn():
+    global _pid_home, _no_next_pid_until
+    if not call_list.can_spawn() or time.monotonic() < _no_next_pid_until:
         return 0
     _pid_home = _pid_home or namespaces.HomeNamespace("pid")
     calls = CallList()
@@ -97,8 +99,9 @@ def next_pid(process: int) -> int:
         _pid_home.return_home()
     poll = select.poll()
     poll.register(child.pidfd, select.POLLIN)
-    poll.poll(_NEXT_PID_MS)
-    kill(child.pid)  # the guest may have stopped it: without root they have the same user
+    if not poll.poll(_NEXT_PID_MS):  # the guest has stopped it: without root they have the same user
+        _no_next_pid_until = time.monotonic() + _NEXT_PID_PAUSE_SECONDS
+    kill(child.pid)
     os.waitpid(child.pid, 0)
     os.close(child.pidfd)
     return prepared.result(number)
