@@ -8,13 +8,15 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.helpers import fork_child
+from tests.helpers import fork_child, in_a_fork
 
 from warmcell.cage.cell import CellShape
+from warmcell.cage.linux import mounts
 from warmcell.cage.manager.cell_maker import without_sources
 from warmcell.cage.manager.guest_child import ExitReport, exit_report_of
 from warmcell.cage.manager.loop import Manager
@@ -324,3 +326,24 @@ def test_a_zygote_does_not_learn_what_the_root_has() -> None:
         lesson, _ = receive_packet(theirs)
     told = [(bind["target"], bind["source"]) for bind in lesson["plan"]["binds"]]
     assert told == [("/data", ""), ("/work", ""), ("/data/inside", "")]
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.attack("RX-16")
+@pytest.mark.parametrize("is_large", [True, False])
+def test_many_files_of_a_guest_are_freed_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    """While the manager freed them, all other cells would wait."""
+    for name in ("_MANY_FILES", "_MANY_BYTES"):
+        monkeypatch.setattr(mounts, name, -1 if is_large else 1 << 62)
+    monkeypatch.setattr(mounts, "_CLOSES_WITHIN", 0.0)
+
+    def close() -> list[int]:
+        place = os.open(tmp_path, os.O_PATH)
+        mounts.close_file_system(place)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(place)
+        return [os.wait()[1]] if is_large else []
+
+    assert in_a_fork(close) == ([0] if is_large else [])

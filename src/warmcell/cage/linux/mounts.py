@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import posixpath
 import struct
+import time
 
 from ..failure import CageError, step
 from ..plan import Bind
-from . import fast_ctypes
+from . import fast_ctypes, fds
 from .call_list import CallList, Value
 from .syscalls import call
 
@@ -99,6 +100,30 @@ def is_full(place: Union[str, int]) -> bool:
     """Whether the file system has no free block or no free inode."""
     status = os.statvfs(place)
     return status.f_bfree == 0 or status.f_ffree == 0
+
+
+#: Freeing as many files or bytes of a tmpfs takes longer than a fork.
+_MANY_FILES, _MANY_BYTES = 10_000, 64 << 20
+_CLOSES_WITHIN = 0.05
+
+
+def close_file_system(place: int) -> None:
+    """Close a descriptor that may be the last one of a tmpfs, in another process if freeing its files takes long."""
+    status = os.fstatvfs(place)
+    files, blocks = status.f_files - status.f_ffree, status.f_blocks - status.f_bfree
+    pid = -1
+    if files > _MANY_FILES or blocks * status.f_frsize > _MANY_BYTES:
+        try:
+            pid = os.fork()
+        except OSError:  # no more processes: it takes long
+            pass
+    if pid == 0:
+        try:
+            fds.close_all_but(place)
+            time.sleep(_CLOSES_WITHIN)  # the other process has closed it by then
+        finally:
+            os._exit(0)
+    os.close(place)
 
 
 def open_without_links(path: str, flags: int = 0) -> int:

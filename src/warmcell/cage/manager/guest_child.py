@@ -18,7 +18,7 @@ from ..fast_imports import partial, socket
 from ..linux import call_list, fast_ctypes, namespaces, notify
 from ..linux.call_list import CallList
 from ..linux.descriptors import close_all
-from ..linux.mounts import is_full
+from ..linux.mounts import close_file_system, is_full
 from ..linux.notify import Listener
 from ..linux.processes import Leftovers, below_init, kill, last_pid
 from ..linux.syscalls import NUMBERS
@@ -370,9 +370,11 @@ class GuestChild:
         return found
 
     def close(self) -> None:
-        """Close all descriptors; the processes continue."""
+        """Close all descriptors; the processes continue. A guest with a million files must not hold up the others."""
         while self.on_close:
             self.on_close.pop()()
+        if CODE_DIRECTORY in self._given:
+            close_file_system(self._given.pop(CODE_DIRECTORY))
         for channel in (self._handoff, self._status):
             channel.close()
         close_all([self._init.pidfd, self._begun, *self._identity[1:], *self._given.values()])
