@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -70,6 +71,31 @@ def test_descriptors_go_along_and_are_the_callers_to_close(talk: tuple[AgentChan
     assert os.read(reader, 10) == b"here"
     for descriptor in (reader, *received):
         os.close(descriptor)
+
+
+class ShortOfDescriptors:
+    """A socket whose user has too many descriptors in flight, for a moment."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control, self._failures = control, 3
+
+    def sendmsg(self, *message: Any) -> int:
+        if self._failures:
+            self._failures -= 1
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return self._control.sendmsg(*message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control, name)
+
+
+def test_a_moment_with_too_many_descriptors_in_flight_ends_nothing(talk: tuple[AgentChannel, socket.socket]) -> None:
+    conversation, agent = talk
+    conversation._control = ShortOfDescriptors(conversation._control)  # type: ignore[assignment]
+    answer = conversation.ask("op")
+    (asked,) = Decoder().feed(agent.recv(1000))
+    agent.sendall(encode({"id": asked["id"], "yes": 1}))
+    assert answer.result(30)["yes"] == 1
 
 
 def test_who_asks_when_it_is_over_is_told(talk: tuple[AgentChannel, socket.socket]) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 
 from warmcell.core.records import dataclass
 from warmcell.guest.live.frames import Decoder, FrameError, encode
-from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.descriptors import Descriptors, is_shortage
 from warmcell.sessions.loop import READ, WRITE, Loop
 
 Message = dict[str, Any]
 #: Messages of an agent are short; long ones would take time and memory from other sandboxes.
 _MOST_RECEIVED = 16 * 1024
+#: When to send again what the kernel refused for a moment, such as more descriptors in flight than the user may have.
+_SHORTAGE_SECONDS = 0.01
 
 
 class ChannelClosed(Exception):
@@ -52,7 +54,7 @@ class AgentChannel:
         self._numbers = count(1)
         self._waiting: dict[int, tuple[Future[Message], Callable[[Message], None] | None]] = {}
         self._outgoing: list[_Outgoing] = []
-        self._is_over = False
+        self._is_over = self._is_paused = False
         # Guards outgoing messages and pending answers. Reentrant: a garbage collection may send a request, too.
         self._lock = threading.RLock()
         #: The registered poll events.
@@ -103,13 +105,13 @@ class AgentChannel:
             return True
 
     def _watch(self) -> None:
-        events = READ | (WRITE if self._outgoing else 0)
+        events = READ | (WRITE if self._outgoing and not self._is_paused else 0)
         if events != self._events:
             self._events = events
             self._loop.watch(self._control.fileno(), events, self._on_ready)
 
     def _on_ready(self) -> None:
-        if self._outgoing:
+        if self._outgoing and not self._is_paused:
             self._flush()
         if not self._is_over:
             self._watch()  # another thread may have sent what was pending
@@ -124,10 +126,18 @@ class AgentChannel:
                     self._send_some()
         except BlockingIOError:
             pass
-        except OSError:
-            self.end("")
-            return
+        except OSError as error:
+            if not is_shortage(error):
+                self.end("")
+                return
+            if not self._is_paused:
+                self._is_paused = True
+                self._loop.call_later(_SHORTAGE_SECONDS, self._resume)
         self._watch()
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        self._flush()
 
     def _send_some(self) -> None:
         first = self._outgoing[0]
