@@ -97,7 +97,7 @@ async def ajudge(
             request = _normalise(program, cases)
             built = await _build(backend or shared_backend(), request)
             if isinstance(built, Verdict):
-                return [built] * len(cases)
+                return _repeat(built, cases, stop_early, on_verdict)
             supervisors = supervisors_for(backend or shared_backend(), processes, cases)
             if supervisors is not None:
                 execute = (await cleanup.enter_async_context(supervisors)).execute
@@ -233,7 +233,7 @@ async def _judge_interactively(
     request = _normalise(program if isinstance(program, ExecRequest) else program.request, cases)
     built = await _build(backend, request)
     if isinstance(built, Verdict):
-        return [built] * len(cases)
+        return _repeat(built, cases, stop_early, on_verdict)
     interaction, request_for = Interaction(backend, interactor), limit(request)
     verdicts: list[Verdict | None] = [None] * len(cases)
     places = asyncio.Semaphore(concurrency or 1)
@@ -278,6 +278,15 @@ async def _build(backend: SandboxBackend, request: ExecRequest) -> Program | Ver
     except SandboxError as error:
         verdict = failure_verdict(error)
         return verdict if verdict.status == "host_error" else replace(verdict, status="build_error")
+
+
+def _repeat(verdict: Verdict, cases: Sequence[Case], stop_early: bool, on_verdict: OnVerdict | None) -> list[Verdict]:
+    """The verdicts on a program that cannot be built."""
+    verdicts = [verdict] * (min(1, len(cases)) if stop_early else len(cases))
+    for index in range(len(verdicts)):
+        if on_verdict is not None:
+            on_verdict(index, verdict)
+    return verdicts
 
 
 def _unbuilt(backend: SandboxBackend | None) -> Execute:

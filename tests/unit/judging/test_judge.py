@@ -87,8 +87,11 @@ def test_what_says_nothing_and_will_not_pass_is_raised(error: Exception) -> None
 def test_a_program_that_does_not_build_fails_every_case_without_a_run() -> None:
     said = ExecResult(stderr="main.c:1: error", exit_code=1)
     backend = FakeBackend().when(BuildFailed(said))
-    verdicts = judge(REQUEST, [Case("", "x")] * 3, backend=backend)
+    told: dict[int, Verdict] = {}
+    verdicts = judge(REQUEST, [Case("", "x")] * 3, backend=backend, on_verdict=told.__setitem__)
     assert [(verdict.status, verdict.result) for verdict in verdicts] == [("build_error", said)] * 3
+    assert told == dict(enumerate(verdicts))
+    assert len(judge(REQUEST, [Case("", "x")] * 3, backend=backend, stop_early=True)) == 1
     assert backend.requests == []
 
 
