@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from warmcell.backends.built import Program
-from warmcell.backends.many import Execute, attempt, count_processors, run_many
+from warmcell.backends.many import Execute, attempt, check_concurrency, count_processors, run_many
 from warmcell.backends.shared import shared_backend
 from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
@@ -82,6 +82,7 @@ async def ajudge(
     cases = [_check_case(case) for case in cases]
     if clock not in ("wall", "cpu"):
         raise InvalidRequest(f"unknown clock {clock!r}", field="clock", hint="'wall' or 'cpu'")
+    check_concurrency(concurrency)
     limit = partial(_request_maker, clock=clock, max_elapsed=max_elapsed)
     async with AsyncExitStack() as cleanup:
         if interactor is not None:

@@ -261,7 +261,13 @@ def test_a_backend_that_cannot_build_will_do() -> None:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"checker": "fuzzy"}, "checker"), ({"clock": "sun"}, "clock"), ({"concurrency": -1}, "concurrency")],
+    [
+        ({"checker": "fuzzy"}, "checker"),
+        ({"clock": "sun"}, "clock"),
+        ({"concurrency": -1}, "concurrency"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": -1, "interactor": REQUEST}, "concurrency"),
+    ],
 )
 def test_what_is_wrong_is_named(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
