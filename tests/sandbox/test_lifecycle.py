@@ -305,6 +305,21 @@ def test_close_is_destroy(factory: Factory) -> None:
         sandbox.sh("true")
 
 
+async def test_a_context_that_cannot_be_entered_leaves_nothing(
+    factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PathTraversal("x")
+
+    monkeypatch.setattr("warmcell.workspace.workspace.Workspace.begin", fail)
+    sandbox = AsyncSandbox(guest_factory=factory)
+    with pytest.raises(PathTraversal):
+        async with sandbox:
+            pass
+    assert factory.guest.closed == 1
+    assert not os.path.exists(sandbox.work_dir)
+
+
 async def test_aclose_is_destroy(factory: Factory) -> None:
     sandbox = AsyncSandbox(guest_factory=factory)
     await sandbox.aclose()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from warmcell.backends.output_callbacks import Follow, OnText, Texts, following
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.core.types import (
     BackendCapabilities,
     Connection,
@@ -23,6 +24,7 @@ from warmcell.core.types import (
     check_text,
     check_timeout,
 )
+from warmcell.lifetime.threads import running_loop
 from warmcell.sandbox.interface import ProcessInfo, PtySize, RunOptions, SandboxDriver
 from warmcell.sandbox.ports import AsyncExposedPort, check_port
 from warmcell.sandbox.processes import AsyncProcess
@@ -349,7 +351,9 @@ class AsyncSandboxBase:
         await self.destroy()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        running_loop()  # under others than asyncio, neither of the two works
+        async with on_error(self.destroy):  # `__aexit__` is not called then
+            await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
