@@ -223,6 +223,14 @@ def test_an_answer_breaks_off_where_the_sandbox_is_killed(server: Server) -> Non
         assert [line for line in lines if "keepalive" not in line] == []
 
 
+def test_a_directory_is_not_made_over_a_file(box: Box) -> None:
+    """It was answered as if the directory existed: `make_dir` returned False, as after a first call."""
+    assert box.run("echo x > plain")[0] == 0
+    refused = box.call("filesystem.Filesystem/MakeDir", path="plain")
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_argument")
+    assert box.run("rm plain")[0] == 0
+
+
 def test_metrics_are_of_the_time_that_was_asked_for(box: Box) -> None:
     box.run("head -c 100000 /dev/zero > zeros")
     now = int(time.time())

@@ -129,6 +129,8 @@ def op_mkdir(asked):
     path = resolve(asked["path"])
     if os.path.isdir(path):
         raise FileExistsError(errno.EEXIST, "already exists")
+    if os.path.exists(path):
+        raise NotADirectoryError(errno.ENOTDIR, "already exists and is not a directory")
     os.makedirs(path)
     return {"entry": entry(path)}
 
