@@ -100,6 +100,9 @@ def test_tokens_scopes_and_reload(start_server: Start, tmp_path: Path) -> None:
         assert post(headers={"authorization": f"Bearer {looker}"}).status_code == 403
         for kind in ({"authorization": f"Bearer {one}"}, {"x-api-key": one}):
             assert post(headers=kind).json()["stdout"] == "1\n"
+        # E2B's SDKs send E2B_ACCESS_TOKEN, if it is set, beside the key.
+        assert post(headers={"authorization": "Bearer sk_e2b_other", "x-api-key": one}).status_code == 200
+        assert post(headers={"authorization": f"Bearer {one}", "x-api-key": "wrong"}).status_code == 401
         assert post(auth=("", one)).status_code == 200  # as in http://:TOKEN@host/
         assert server.client.get("/healthz").status_code == 200
         revoke = [sys.executable, "-m", "warmcell", "token", "revoke", "one", "--tokens", str(file)]

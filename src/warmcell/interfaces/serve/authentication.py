@@ -44,16 +44,16 @@ def token_required(is_given: bool = False) -> HttpError:
 
 
 def find_token(request: HTTPConnection) -> str | None:
-    """Look in `Authorization: Bearer`, in `X-API-KEY`, and in the password of a URL (Basic authentication).
+    """Look in `X-API-KEY`, in `Authorization: Bearer`, and in the password of a URL (Basic authentication).
 
-    Browsers cannot set headers on a WebSocket, so a subprotocol may carry the token there.
+    E2B's SDKs send their key in the first one, and may send a token of E2B's own in the second one. Browsers cannot set
+    headers on a WebSocket, so a subprotocol may carry the token there.
     """
+    if key := request.headers.get("x-api-key"):
+        return key
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
-    key = request.headers.get("x-api-key")
-    if key is not None:
-        return key
     if kind.lower() == "basic":
         return (_decode(value) or "").partition(":")[2] or None
     for name in request.scope.get("subprotocols", ()):
