@@ -215,6 +215,9 @@ def test_a_file_can_be_read_from_any_line(sandbox: Sandbox) -> None:
     sandbox.write_file("long", "\n".join(map(str, range(1, 150_001))))
     answer = sandbox.tools()["read_file"](path="long", first_line=149_999)
     assert (answer["content"], answer["total_lines"]) == ("149999\n150000", 150_000)
+    sandbox.write_file("page", "a\fb\u2028c\r\nd\n")
+    answer = sandbox.tools()["read_file"](path="page", first_line=2)
+    assert (answer["content"], answer["total_lines"]) == ("d\n", 2)
 
 
 @pytest.mark.parametrize(

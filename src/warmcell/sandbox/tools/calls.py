@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -235,7 +236,8 @@ class Calls:
         answer: dict[str, Any] = {"status": "success", "path": args["path"], "size": len(raw)}
         if b"\0" in raw[:8192]:
             return answer | {"is_binary": True, "content": ""}
-        lines = raw.decode("utf-8", "replace").splitlines(keepends=True)
+        # Not `splitlines`: other tools and patches do not count form feeds and U+2028 as ends of lines.
+        lines = io.StringIO(raw.decode("utf-8", "replace"), newline="\n").readlines()
         first = args["first_line"] - 1
         chosen = lines[first : first + args["max_lines"]]
         content, was_cut = cap("".join(chosen), self._max_text)
