@@ -79,7 +79,7 @@ async def ajudge(
     if not hasattr(program, "request"):
         check_kind("request", program, ExecRequest, "ExecRequest(language, code, timeout)")
     check = checker_for(checker)
-    cases = [_check_case(case) for case in cases]
+    cases = [check_kind("cases", case, Case) for case in cases]
     if clock not in ("wall", "cpu"):
         raise InvalidRequest(f"unknown clock {clock!r}", field="clock", hint="'wall' or 'cpu'")
     check_concurrency(concurrency)
@@ -302,9 +302,3 @@ def _runs_of(run: Callable[..., Awaitable[ExecResult]]) -> Execute:
         return await run(request.stdin, request.args, request.timeout, limits=request.limits)
 
     return execute
-
-
-def _check_case(case: object) -> Case:
-    if not isinstance(case, Case):
-        raise InvalidRequest(f"must be Case, not {type(case).__name__}", field="cases")
-    return case

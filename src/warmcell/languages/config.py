@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
-from warmcell.core.request_checks import check_whole
+from warmcell.core.request_checks import check_kind, check_whole
 from warmcell.core.types import EffectiveLimits, Limits, check_text, check_timeout
 
 _FEWEST_AT_ONCE = 16
@@ -54,8 +54,7 @@ class ProcessConfig:
             check_whole("max_concurrency", self.max_concurrency, 1, 1 << 16)
         for name in ("queue_timeout", "build_timeout"):
             object.__setattr__(self, name, check_timeout(getattr(self, name), name))
-        if not isinstance(self.build_limits, Limits):
-            raise InvalidRequest(f"must be Limits, not {type(self.build_limits).__name__}", field="build_limits")
+        check_kind("build_limits", self.build_limits, Limits)
 
     @property
     def limits_of_builds(self) -> EffectiveLimits:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from warmcell.core.errors import InvalidRequest, PathTraversal, PolicyViolation
 from warmcell.core.records import dataclass
+from warmcell.core.request_checks import check_kind
 from warmcell.core.types import check_text
 from warmcell.enforcers.host_paths import follow
 from warmcell.policy.places import WORK_DIR, check_place, is_within
@@ -89,10 +90,7 @@ _MOVE = "use work_path='/work', or choose a subdirectory"
 
 def check_mounts(mounts: Sequence[MountPoint]) -> tuple[MountPoint, ...]:
     """Refuse mounts inside other mounts."""
-    checked = tuple(mounts)
-    for mount in checked:
-        if not isinstance(mount, MountPoint):
-            raise InvalidRequest(f"must be MountPoint, not {type(mount).__name__}", field="mounts")
+    checked = tuple(check_kind("mounts", mount, MountPoint) for mount in mounts)
     targets = sorted(split_guest_absolute(mount.guest_path) for mount in checked)
     for outer, inner in pairwise(targets):
         if inner[: len(outer)] == outer:

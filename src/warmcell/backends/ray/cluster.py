@@ -217,15 +217,13 @@ class Cluster:
                     f"node {node.address} has warmcell {facts.version}, and this program {own_version()}",
                     hint="install the same version on every node",
                 )
-        except (SandboxError, ConnectionError, TimeoutError) as error:
+        except BaseException as error:
+            if transport is not None:
+                transport.kill()
+            if not isinstance(error, SandboxError | ConnectionError | TimeoutError):
+                raise
             self._unfit[node.id] = (_start_error(node, error), time.monotonic() + _AGAIN_SECONDS)
-            if transport is not None:
-                transport.kill()
             return
-        except BaseException:
-            if transport is not None:
-                transport.kill()
-            raise
         self.links[node.id] = NodeLink(node, facts, transport, self._forget)
         self._dispatch()
 

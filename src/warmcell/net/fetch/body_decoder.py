@@ -26,11 +26,11 @@ ZSTD_MAX_WINDOW = 8 * 1024 * 1024
 
 
 class Layer(Protocol):
-    """One coding. `feed` yields pieces; `finish` raises `ValueError` if the stream is incomplete."""
+    """One coding. `feed` yields pieces; `is_complete` says whether the stream may end here."""
 
     def feed(self, data: bytes) -> Iterator[bytes]: ...
 
-    def finish(self) -> None: ...
+    def is_complete(self) -> bool: ...
 
 
 class ZlibLayer:
@@ -71,9 +71,8 @@ class ZlibLayer:
             return 16 + zlib.MAX_WBITS
         return zlib.MAX_WBITS if first & 0x0F == 8 else -zlib.MAX_WBITS
 
-    def finish(self) -> None:
-        if self._inner is not None and not self._inner.eof:
-            raise ValueError("the compressed data ends early")
+    def is_complete(self) -> bool:
+        return self._inner is None or bool(self._inner.eof)
 
 
 class BrotliLayer:
@@ -92,9 +91,8 @@ class BrotliLayer:
                 return
             data = b""
 
-    def finish(self) -> None:
-        if not self._inner.is_finished():
-            raise ValueError("the compressed data ends early")
+    def is_complete(self) -> bool:
+        return bool(self._inner.is_finished())
 
 
 class ZstdLayer:
@@ -117,9 +115,8 @@ class ZstdLayer:
                 if piece:
                     yield piece
 
-    def finish(self) -> None:
-        if not self._inner.eof:
-            raise ValueError("the compressed data ends early")
+    def is_complete(self) -> bool:
+        return bool(self._inner.eof)
 
 
 @cache
@@ -185,10 +182,6 @@ class BodyDecoder:
 
     def finish(self) -> None:
         """Raise `FetchFailed` if a layer is incomplete: a truncated body must not look complete."""
-        if not self._counts[0]:
-            return
-        try:
-            for layer in self._layers:
-                layer.finish()
-        except ValueError as error:
-            raise FetchFailed(f"the response body cannot be decoded: {error}", reason="connect") from None
+        if self._counts[0] and not all(layer.is_complete() for layer in self._layers):
+            message = "the response body cannot be decoded: the compressed data ends early"
+            raise FetchFailed(message, reason="connect")

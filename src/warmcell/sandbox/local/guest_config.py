@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from warmcell.core.errors import InvalidRequest
+from warmcell.core.request_checks import check_kind
 from warmcell.core.types import Limits
 from warmcell.policy.gpu import check_gpus
 from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
@@ -152,7 +152,5 @@ def with_limits(policy: SandboxPolicy | None, limits: object) -> SandboxPolicy |
     """The policy with these limits added; the smaller of two applies."""
     if limits is None:
         return policy
-    if not isinstance(limits, Limits):
-        raise InvalidRequest(f"must be Limits, not {type(limits).__name__}", field="limits")
-    policy = policy or DEFAULT_POLICY
-    return replace(policy, limits=limits.cap_with(policy.limits or Limits()))
+    added, policy = check_kind("limits", limits, Limits), policy or DEFAULT_POLICY
+    return replace(policy, limits=added.cap_with(policy.limits or Limits()))
