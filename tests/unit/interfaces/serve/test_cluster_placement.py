@@ -11,7 +11,7 @@ import pytest
 from warmcell import InvalidRequest, NodeLost
 from warmcell.backends.ray.placement import Needs, NodeInfo
 from warmcell.interfaces.serve.cluster.front import ClusterFront
-from warmcell.interfaces.serve.cluster.placement import Kind, Place, choose_home, classify, needs_of
+from warmcell.interfaces.serve.cluster.placement import Kind, Place, asked_of, choose_home, classify, needs_of
 from warmcell.interfaces.serve.e2b.control import e2b_refusal
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.responses import error_response
@@ -54,6 +54,18 @@ def place(method: str, path: str, asked: dict[str, str]) -> Place:
         return classify(method, path, "", "", {}, asked)
     parameters = route.matches(scope)[1]["path_params"]
     return classify(method, path, route.description["scope"], route.path, parameters, asked)
+
+
+def test_ids_and_signatures_count_where_a_node_reads_them() -> None:
+    """`/mcp?mcp-session-id=x` began a session that the front did not take for a new one, nor count."""
+    for method, path, name, in_header in (
+        ("POST", "/mcp", "mcp-session-id", True),
+        ("POST", "/process.Process/Start", "e2b-sandbox-id", True),
+        ("GET", "/files", "signature", False),
+    ):
+        neither = place(method, path, {})
+        found = [place(method, path, asked_of(*pair)) for pair in (({name: "x"}, {}), ({}, {name: "x"}))]
+        assert (found[0] != neither, found[1] != neither) == (in_header, not in_header), path
 
 
 @pytest.mark.parametrize(("method", "path", "asked", "expected"), PLACES, ids=lambda value: str(value)[:40])
