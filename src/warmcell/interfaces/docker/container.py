@@ -223,6 +223,7 @@ class Container(Changing):
         try:
             async for event in process.output():
                 self.log.add(event.stream, event.data)
+                await asyncio.sleep(0)  # there may be many more pieces, each of which takes milliseconds
             self.exit_code = process.result().exit_code
         except MemoryExceeded as error:
             self.exit_code, self.is_oom_killed, self.error = _KILLED, True, str(error)

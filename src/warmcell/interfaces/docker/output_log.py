@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmcell.core.errors import SandboxError
 from warmcell.core.output_events import OutputEvent
@@ -26,6 +26,8 @@ _STREAM_NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
 _OVERHEAD = 200
 #: The beginning of a line waits for its end up to this size, as in Docker.
 _MAX_PARTIAL = 16 << 10
+#: How many lines are read before other requests get a turn.
+_LINES_PER_TURN = 100
 #: How long a program may take to read the last input of a client that disconnected.
 _LAST_INPUT_SECONDS = 5.0
 MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd.docker.raw-stream"
@@ -33,8 +35,7 @@ MULTIPLEXED, RAW = "application/vnd.docker.multiplexed-stream", "application/vnd
 _MAX_EVENTS, _MAX_BYTES = 1000, 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """A line, or a part of a long one."""
 
     time: float
@@ -97,7 +98,7 @@ class OutputLog(Changing):
 
     def add(self, stream: str, data: bytes) -> None:
         *lines, rest = (self._partial.pop(stream, b"") + data).split(b"\n")
-        for line in lines:
+        for line in lines[-MAX_LOG_BYTES // _OVERHEAD :]:  # more are not kept
             self._append(stream, line + b"\n")
         if len(rest) >= _MAX_PARTIAL:
             self._append(stream, rest)
@@ -116,7 +117,9 @@ class OutputLog(Changing):
         """Yield stream and text of the entries that the query accepts; with `is_followed`, until the container ends."""
         kept = [entry for entry in self._entries if query.accepts(entry)]
         position = self._dropped + len(self._entries)
-        for entry in kept if query.tail < 0 else kept[len(kept) - min(query.tail, len(kept)) :]:
+        for number, entry in enumerate(kept if query.tail < 0 else kept[len(kept) - min(query.tail, len(kept)) :], 1):
+            if number % _LINES_PER_TURN == 0:
+                await asyncio.sleep(0)
             yield entry.stream, query.render(entry)
         while query.is_followed:
             changed, is_open = self._changed, self._is_open
@@ -125,6 +128,8 @@ class OutputLog(Changing):
                 position = max(position, self._dropped)
                 entry = self._entries[position - self._dropped]
                 position += 1
+                if position % _LINES_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 if query.accepts(entry):
                     yield entry.stream, query.render(entry)
             if not is_open:
