@@ -16,6 +16,7 @@ from typing import IO, Any
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.events import Event, listen
 from warmcell.core.light import Closing
+from warmcell.workspace.untrusted_files import load_object
 
 MIB = 1 << 20
 #: Events about progress, which are not audited.
@@ -135,11 +136,8 @@ def read_audit(file: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+    record = load_object(line)
+    if record is None or not isinstance(record.get("event"), str):
         return None
     return record if isinstance(record.get("time", 0), int | float) else None
 

@@ -45,6 +45,15 @@ def parse_json(data: str | bytes) -> Any:
     raise ValueError("nested too deeply")
 
 
+def load_object(data: str | bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _children(value: Any) -> list[Any]:
     """The containers in a container."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -19,6 +19,7 @@ from warmcell.sandbox.local.operations import Operations
 from warmcell.sandbox.local.process import LocalProcess, RingFactory, make_ring, start_program
 from warmcell.sessions.processes import ProcessTable
 from warmcell.sessions.streams import Ring
+from warmcell.workspace.untrusted_files import load_object
 
 if TYPE_CHECKING:
     from warmcell.backends.process.backend import ProcessBackend
@@ -150,7 +151,7 @@ class ContainerCage:
                     output += event.data if event.stream == "stdout" and len(output) < 2 * _SMALL_RING else b""
         except TimeoutError:
             raise DockerError(500, f"the container did not answer within {_REQUEST_SECONDS:g} s") from None
-        answer = _parse(bytes(output))
+        answer = load_object(bytes(output)) or {}
         if "errno" in answer:
             raise DockerError(_STATUS.get(str(answer["errno"]), 500), _message_of(bytes(output)))
         if process.info.exit_code != 0:  # killed, as are all processes when the main program has ended
@@ -177,13 +178,6 @@ class ContainerCage:
                 self._table.clear()
 
 
-def _parse(output: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(output)
-    except (ValueError, RecursionError):
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
 def _message_of(output: bytes) -> str:
-    return str(_parse(output).get("message") or "the container's helper was killed, as at the container's end")[:500]
+    said = (load_object(output) or {}).get("message")
+    return str(said or "the container's helper was killed, as at the container's end")[:500]

@@ -18,6 +18,7 @@ from warmcell.core.lines import one_line
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.lifetime.threads import cancel_and_wait, in_thread
+from warmcell.workspace.untrusted_files import load_object
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -323,9 +324,6 @@ class RequestsById:
 
 def _find_id(body: bytes) -> str | None:
     """The id of a request, in which the SDK does not tell 1 from "1"; None for other messages."""
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):  # for the SDK to refuse
-        return None
-    identity = message.get("id") if isinstance(message, dict) and "method" in message else None
+    message = load_object(body)  # None: for the SDK to refuse
+    identity = message.get("id") if message is not None and "method" in message else None
     return str(identity) if isinstance(identity, int | str) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +12,7 @@ from warmcell.core.errors import SandboxError
 from warmcell.interfaces.serve.requests import has_many_values
 from warmcell.interfaces.serve.v1.runs import BACKGROUND_RUNS
 from warmcell.languages.registry import canonical
+from warmcell.workspace.untrusted_files import load_object
 
 C = TypeVar("C", bound=Candidate)
 #: The id of a sandbox ends with the first digits of its node's id.
@@ -99,16 +99,14 @@ def classify(
 
 def needs_of(body: bytes, *, is_sandbox: bool = False) -> Needs:
     """What a run or a sandbox needs of its node. Errors in the body are ignored here; the node reports them."""
-    try:
-        asked: Any = None if has_many_values(body) else json.loads(body)
-        has_gpus = asked.get("gpus") is not None
-    except (ValueError, RecursionError, AttributeError):
+    asked = None if has_many_values(body) else load_object(body)
+    if asked is None:
         return Needs("", is_sandbox=is_sandbox)
     try:
         language = str(canonical(asked.get("language", "")))
     except SandboxError:
         language = ""
-    return Needs(language, has_gpus=has_gpus, is_sandbox=is_sandbox)
+    return Needs(language, has_gpus=asked.get("gpus") is not None, is_sandbox=is_sandbox)
 
 
 def choose_home(candidates: Iterable[C], token: str) -> C | None:

@@ -19,6 +19,7 @@ from warmcell.interfaces.serve.e2b.connect import RpcError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
 from warmcell.policy.places import USER_HOME
 from warmcell.sandbox.processes import AsyncProcess
+from warmcell.workspace.untrusted_files import load_object
 
 CHUNK = 192 * 1024
 MAX_LINE = 2 << 20
@@ -117,11 +118,8 @@ class FileService:
 
     def _accept(self, line: bytes) -> bool:
         """Whether this was the answer to a pending request."""
-        try:
-            answer = json.loads(line) if len(line) <= MAX_LINE else None
-        except (ValueError, RecursionError):
-            return False
-        if not isinstance(answer, dict):
+        answer = load_object(line) if len(line) <= MAX_LINE else None
+        if answer is None:
             return False
         identity = answer.pop("id", None)
         pending = self._pending.pop(identity, None) if isinstance(identity, int) else None

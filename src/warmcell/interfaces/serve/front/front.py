@@ -67,6 +67,7 @@ from warmcell.interfaces.serve.tokens import hash_token
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.policy.model import SandboxPolicy
+from warmcell.workspace.untrusted_files import load_object
 
 _log = logging.getLogger("warmcell.serve")
 #: Pause after an error that the next `accept` would have too, such as too many open files.
@@ -303,11 +304,8 @@ class Spread:
             return self._home(request), request.receive
         body, has_more = await read_ahead(request.receive, min(self._settings.max_body, MAX_CREATION_BYTES))
         receive = replay(body, request.receive, has_more=has_more)
-        try:
-            asked = None if has_more or has_many_values(body) else json.loads(body)
-        except (ValueError, RecursionError):
-            asked = None
-        if not isinstance(asked, dict):  # which every worker refuses
+        asked = None if has_more or has_many_values(body) else load_object(body)
+        if asked is None:  # which every worker refuses
             return self._least_used(), receive
         return await self._choose(request, asked.get("templateID"), bool(asked.get("volumeMounts"))), receive
 
