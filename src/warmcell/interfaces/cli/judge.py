@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TextIO
 
 from warmcell.backends.progress import ProgressBar
@@ -39,13 +40,10 @@ def judge(arguments: Namespace) -> int:
     except InvalidRequest as error:
         raise UsageError(error.message.removeprefix("cases: "), error.hint) from None
     out = _open_output(arguments.out)
-    backend = _make_backend(source.language.backend, arguments)
-    try:
+    with closing(_make_backend(source.language.backend, arguments)) as backend:
         chosen = {"clock": arguments.clock, "concurrency": jobs, "stop_early": arguments.stop_early}
         judged = _judge(request, cases, backend=backend, checker=checker, interactor=interactor, **chosen)
         version = backend.capabilities().versions.get(source.language.name, "") if arguments.json else ""
-    finally:
-        backend.close()
     verdicts = list(zip(cases, judged, strict=False))  # shorter if it stopped early
     _print_or_write(arguments, out, cases, judged, _to_plain(source, version, verdicts, len(cases)))
     return _status(judged)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warmcell.core.errors import EnforcerFailed, InvalidRequest, SandboxError
-from warmcell.core.light import on_error
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.threads import in_thread
@@ -93,18 +92,14 @@ class ContainerCage:
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
         """Carry out a request in the cage; return the answer, which the guest can forge."""
-        process = await self._start_request(op, fields)
-        try:
+        async with self._start_request(op, fields) as process:
             await process.close_stdin()
             return await self._answer(process)
-        finally:
-            process.kill_soon()
 
     async def read_archive(self, path: str, name: str) -> AsyncIterator[bytes]:
         """Yield the file or directory as a tar."""
-        process = await self._start_request("get", {"path": path, "name": name})
         errors = bytearray()
-        try:
+        async with self._start_request("get", {"path": path, "name": name}) as process:
             await process.close_stdin()
             with process.follow() as follower:
                 is_last = False
@@ -119,13 +114,10 @@ class ContainerCage:
                             errors += event.data
             if process.info.exit_code != 0:
                 raise EnforcerFailed("native", f"reading {path!r} failed: {_message_of(bytes(errors))}")
-        finally:
-            process.kill_soon()
 
     async def write_archive(self, path: str, chunks: AsyncIterator[bytes], *, keeps_kinds: bool) -> None:
         """Unpack a tar below a directory. What was unpacked before an error stays, as in Docker."""
-        process = await self._start_request("put", {"path": path, "keeps_kinds": keeps_kinds})
-        try:
+        async with self._start_request("put", {"path": path, "keeps_kinds": keeps_kinds}) as process:
             async for chunk in chunks:
                 try:
                     async with asyncio.timeout(_STALL_SECONDS):
@@ -134,14 +126,16 @@ class ContainerCage:
                     break  # it has ended, and its answer says why
             await process.close_stdin()
             await self._answer(process)
+
+    @asynccontextmanager
+    async def _start_request(self, op: str, fields: Mapping[str, Any]) -> AsyncIterator[LocalProcess]:
+        process = await self.start((), "/", stdin=True, ring=make_small_ring, worker="container_request")
+        try:
+            with suppress(InvalidRequest):  # it was killed: `_answer` says so
+                await process.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+            yield process
         finally:
             process.kill_soon()
-
-    async def _start_request(self, op: str, fields: Mapping[str, Any]) -> LocalProcess:
-        process = await self.start((), "/", stdin=True, ring=make_small_ring, worker="container_request")
-        with on_error(process.kill_soon), suppress(InvalidRequest):  # it was killed: `_answer` says so
-            await process.write(json.dumps({"op": op, **fields}).encode() + b"\n")
-        return process
 
     async def _answer(self, process: LocalProcess) -> dict[str, Any]:
         output = bytearray()
