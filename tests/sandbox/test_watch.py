@@ -318,10 +318,10 @@ async def test_a_recursive_watch_may_be_made_in_a_thread(tmp_path: Path) -> None
         while len(events._driver._watch._directories) < 3:
             await asyncio.sleep(0.01)
         (tmp_path / "last").touch()
-        assert [event.path async for event in _until(events, LAST)] == ["sub", "sub/deep"]
+        assert [event.path async for event in _before(events, LAST)] == ["sub", "sub/deep"]
 
 
-async def _until(events: AsyncWatch, last: FileEvent) -> AsyncIterator[FileEvent]:
+async def _before(events: AsyncWatch, last: FileEvent) -> AsyncIterator[FileEvent]:
     async for event in events:
         if event == last:
             return

@@ -11,7 +11,7 @@ import pytest
 from warmcell import InvalidRequest, NodeLost
 from warmcell.backends.ray.placement import Needs, NodeInfo
 from warmcell.interfaces.serve.cluster.front import ClusterFront
-from warmcell.interfaces.serve.cluster.placement import Kind, Place, asked_of, choose_home, classify, needs_of
+from warmcell.interfaces.serve.cluster.placement import Kind, Place, choose_home, classify, merge_identifiers, needs_of
 from warmcell.interfaces.serve.e2b.control import e2b_refusal
 from warmcell.interfaces.serve.front.placement import Placement
 from warmcell.interfaces.serve.responses import error_response
@@ -64,7 +64,7 @@ def test_ids_and_signatures_count_where_a_node_reads_them() -> None:
         ("GET", "/files", "signature", False),
     ):
         neither = place(method, path, {})
-        found = [place(method, path, asked_of(*pair)) for pair in (({name: "x"}, {}), ({}, {name: "x"}))]
+        found = [place(method, path, merge_identifiers(*pair)) for pair in (({name: "x"}, {}), ({}, {name: "x"}))]
         assert (found[0] != neither, found[1] != neither) == (in_header, not in_header), path
 
 

@@ -32,7 +32,7 @@ from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token, token_required
 from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, Definition, Rules
 from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
-from warmcell.interfaces.serve.cluster.placement import Kind, Place, asked_of, classify, needs_of
+from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, merge_identifiers, needs_of
 from warmcell.interfaces.serve.e2b.envd import missing_sandbox
 from warmcell.interfaces.serve.front.admission import Admission
 from warmcell.interfaces.serve.front.ask_peers import (
@@ -187,7 +187,7 @@ class ClusterFront:
             scope, pattern = route.description["scope"], route.path
             match, child = route.matches(request.scope)
             parameters = child["path_params"] if match is Match.FULL else {}
-        asked = asked_of(request.headers, request.query_params)
+        asked = merge_identifiers(request.headers, request.query_params)
         return classify(request.method, request.scope["path"], scope, pattern, parameters, asked)
 
     def _render(self, error: Exception, route: AuthRoute | None, place: Place) -> Response:

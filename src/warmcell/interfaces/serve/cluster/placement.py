@@ -65,7 +65,7 @@ _REFUSED_OF_SANDBOXES = {
 }
 
 
-def asked_of(headers: Mapping[str, str], query: Mapping[str, str]) -> dict[str, str]:
+def merge_identifiers(headers: Mapping[str, str], query: Mapping[str, str]) -> dict[str, str]:
     """What `classify` looks at, from where a node's routes read it: a signature from the query, ids from headers."""
     found = {name: text for name, text in headers.items() if name != "signature"}
     return found | ({"signature": query["signature"]} if "signature" in query else {})
@@ -74,7 +74,7 @@ def asked_of(headers: Mapping[str, str], query: Mapping[str, str]) -> dict[str, 
 def classify(
     method: str, path: str, scope: str | None, pattern: str, parameters: Mapping[str, Any], asked: Mapping[str, str]
 ) -> Place:
-    """`scope` and `pattern` are the route's, "" if there is none; `asked` is from `asked_of`."""
+    """`scope` and `pattern` are the route's, "" if there is none; `asked` is from `merge_identifiers`."""
     for beginning, reason in _REFUSED.items():
         if path == beginning or path.startswith(f"{beginning}/"):
             return Place(Kind.REFUSED, reason=reason)
