@@ -90,7 +90,7 @@ async def relay(peer: Peer, scope: Any, receive: Receive, send: Any) -> None:
     an error event instead.
     """
     kind, turns, owner = "", StreamTurns.of_this_loop(), find_token(HTTPConnection(scope)) or ""
-    if scope.get("path", "").startswith(UPLOADS):
+    if scope["path"].startswith(UPLOADS):
         scope[MORE_BODY_SECONDS] = UPLOAD_SECONDS
     upstream = await connect_to_peer(peer)
     async with aclosing(_relay_request(peer, upstream, scope, receive)) as events:
