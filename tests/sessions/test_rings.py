@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from warmcell.core.output_events import OutputEvent
 from warmcell.sandbox.local.process import _join
 from warmcell.sessions.processes import text_of
-from warmcell.sessions.streams import Beginning, Ring
+from warmcell.sessions.streams import Beginning, Follower, Ring
 
 
 @given(st.integers(1, 50), st.lists(st.binary(max_size=30), max_size=12))
@@ -37,3 +37,17 @@ def test_pieces_that_wait_are_joined_up_to_a_bound() -> None:
     assert list(_join(events)) == [OutputEvent("stdout", b"ab"), OutputEvent("stderr", b"c")]
     large = OutputEvent("stdout", bytes(1 << 16))
     assert list(_join([large, events[0], events[1], large])) == [large, OutputEvent("stdout", b"ab"), large]
+
+
+def test_a_follower_is_full_of_many_short_pieces_too() -> None:
+    """A megabyte of single bytes took its reader seconds, in which a server answered no other request."""
+    calls: list[int] = []
+    follower = Follower(lambda: None, lambda: calls.append(count))
+    count = 0
+    for has_room, most in ((lambda: not follower.is_full, 1 << 12), (lambda: follower.has_room_for_last, 1 << 13)):
+        while has_room() and count <= most:
+            follower.add(OutputEvent("stdout", b"x"))
+            count += 1
+        assert count == most
+    assert len(follower.take()[0]) == count and calls == [count]
+    assert not follower.is_full

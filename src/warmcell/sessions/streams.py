@@ -64,6 +64,8 @@ _CHUNK = 1 << 16
 _MOST_WAITING = 1 << 20
 #: How many more the last output of a killed program may be: more than the agent and the pipe hold of a terminal's.
 _MOST_LAST = 4 << 20
+#: How many pieces may wait: each takes a hundred bytes of memory and its reader some microseconds, however short it is.
+_MOST_PIECES = 1 << 12
 #: From so many followers on, reading pauses after each piece, so that small pieces become larger ones: passing a piece
 #: on takes time for each follower, which the other threads of this process need.
 _MANY_FOLLOWERS, _PAUSE_PER_FOLLOWER = 16, 20e-6
@@ -83,11 +85,11 @@ class Follower:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes >= _MOST_WAITING
+        return self._bytes >= _MOST_WAITING or len(self._waiting) >= _MOST_PIECES
 
     @property
     def has_room_for_last(self) -> bool:
-        return self._bytes < _MOST_WAITING + _MOST_LAST
+        return self._bytes < _MOST_WAITING + _MOST_LAST and len(self._waiting) < 2 * _MOST_PIECES
 
     @property
     def was_let_go(self) -> bool:
