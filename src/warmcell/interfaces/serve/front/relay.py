@@ -151,6 +151,8 @@ async def _send(connection: h11.Connection, upstream: socket.socket, scope: Any,
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     ours = [(CLIENT, (scope.get("client") or ("", 0))[0].encode()), (SCHEME, scheme_of(scope))]
     ours.append((PART, b"1" if scope.get(PART_OF_REQUEST) else b"0"))
+    if all(name != b"host" for name, _ in scope["headers"]):  # HTTP/1.0 needs none, and we send HTTP/1.1
+        ours.append((b"host", b"localhost"))
     head = h11.Request(method=scope["method"], target=target, headers=[*ours, *headers_to_forward(scope["headers"])])
     sent, send = connection.send(head) or b"", asyncio.get_running_loop().sock_sendall
     try:
