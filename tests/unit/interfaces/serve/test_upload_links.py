@@ -109,3 +109,18 @@ async def test_no_room_is_made_at_the_expense_of_an_archive_that_arrives(tmp_pat
     may_end.set()
     await first
     assert archive.stat().st_size == (5 << 20) + 3
+
+
+async def test_empty_archives_are_bounded_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client could leave a million of them, and each upload looked at all in the event loop."""
+    monkeypatch.setattr("warmcell.interfaces.serve.e2b.template_records.MAX_ARCHIVES", 2)
+    uploads = Uploads(str(tmp_path))
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b""
+
+    for number in range(4):
+        await uploads.receive("tenant", str(number) * 64, 100, nothing())
+        os.utime(uploads.path_of("tenant", str(number) * 64), (number, number))
+    left = sorted(path.name[0] for path in Path(uploads.path_of("tenant", "a" * 64)).parent.iterdir())
+    assert left == ["2", "3"]

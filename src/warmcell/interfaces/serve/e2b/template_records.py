@@ -49,6 +49,8 @@ UPLOAD_SECONDS = 900.0
 _URL_SECONDS = 3600
 _HASH = re.compile(r"[0-9A-Za-z]{16,128}")
 _KEY_BYTES = 32
+#: Archives that are kept for one tenant, as many as a build may have steps: they may be empty.
+MAX_ARCHIVES = 1000
 
 
 @dataclass(slots=True)
@@ -364,12 +366,15 @@ class Uploads:
 
 
 def _make_room(directory: str, most: int, arriving: Collection[str]) -> None:
-    """Remove the oldest archives until all together have at most `most` bytes, but none of those that arrive."""
+    """Remove the oldest archives until there are at most `MAX_ARCHIVES` with `most` bytes together.
+
+    Those that arrive stay.
+    """
     present = [entry for entry in os.scandir(directory) if entry.path not in arriving]
     entries = sorted(present, key=lambda entry: entry.stat().st_mtime, reverse=True)
     total = 0
-    for entry in entries:
+    for number, entry in enumerate(entries, 1):
         total += entry.stat().st_size
-        if total > most:
+        if total > most or number > MAX_ARCHIVES:
             with suppress(FileNotFoundError):
                 os.unlink(entry.path)
