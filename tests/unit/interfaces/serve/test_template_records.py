@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from warmcell.core.records import replace
-from warmcell.interfaces.serve.e2b import template_builder
+from warmcell.interfaces.serve.e2b import template_builder, templates
 from warmcell.interfaces.serve.e2b.template_build import FINALIZE, StartBuild
 from warmcell.interfaces.serve.e2b.template_builder import builds_of
 from warmcell.interfaces.serve.e2b.template_records import BUILDING, ERROR, READY, REQUEST_SECONDS, TemplateRecords
@@ -114,3 +114,26 @@ async def test_a_build_without_room_for_a_sandbox_says_so(tmp_path: Path, monkey
         assert (ended.status, ended.step) == (ERROR, FINALIZE) and "sandbox quota exceeded" in ended.message
     finally:
         await service.aclose()
+
+
+async def test_the_tags_of_a_template_are_bounded(records: TemplateRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request added 64, without end, to a file that is read again at each request."""
+    template, build = start_build(records)
+    records.end_build(template, build, digest="sha256:0")
+    tags: list[str] = []
+
+    async def read(*_: Any) -> Any:
+        return SimpleNamespace(target="name", tags=tags)
+
+    monkeypatch.setattr(templates, "_read", read)
+    monkeypatch.setattr(templates, "_records", lambda *_: records)
+    monkeypatch.setattr(templates, "MAX_TAGS", 3)
+    nothing: Any = None
+    for tags, status in ((["a", "b"], 201), (["c"], 429), (["a"], 201)):
+        if status == 201:
+            assert (await templates.assign_tags(nothing, LOCAL_TENANT)).status_code == status
+        else:
+            with pytest.raises(HttpError) as refused:
+                await templates.assign_tags(nothing, LOCAL_TENANT)
+            assert refused.value.status == status
+    assert sorted(records.get("name").tags) == ["a", "b", "default"]

@@ -36,6 +36,8 @@ from warmcell.lifetime.threads import in_thread
 
 #: Templates without an image: their sandboxes have the programs of this host.
 TEMPLATES = ("base", "code-interpreter-v1", "code-interpreter", "mcp-gateway")
+#: Tags of one template. All are read at each request that names a template of the tenant.
+MAX_TAGS = 1000
 #: Log entries in one response, as E2B has it.
 LOG_PAGE = 100
 Names = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)]
@@ -176,6 +178,8 @@ async def assign_tags(request: Request, tenant: Tenant) -> Response:
             if build is None or build.status != READY:
                 raise HttpError(404, f"template '{body.target[:80]}' has no finished build with this tag")
             changed.tags.update({item: (build.id, time.time()) for item in tags})
+            if len(changed.tags) > MAX_TAGS:
+                raise HttpError(429, f"the template already has {MAX_TAGS} tags; remove some")
             return build.id
 
     return json_response({"buildID": await in_thread(assign), "tags": tags}, 201)
