@@ -291,6 +291,9 @@ def test_snapshots_and_forks_have_the_files(server: Server) -> None:
     box = Box(server.client)
     box.run("mkdir d; echo one > d/f; ln -s d/f link")
     snapshot = server.client.post(f"/sandboxes/{box.id}/snapshots", json={"name": "named"}).json()
+    # It is kept with the snapshot, and is in each list of them.
+    too_long = server.client.post(f"/sandboxes/{box.id}/snapshots", json={"name": "x" * 257})
+    assert too_long.status_code == 400 and "name" in too_long.json()["message"]
     box.run("echo two > d/f")
     made = Box(server.client, templateID=snapshot["snapshotID"])
     assert made.run("cat link") == (0, "one\n", "")

@@ -316,6 +316,7 @@ def test_builds_are_bounded_and_end_with_their_template(tenants: list[Tenant]) -
     one = tenants[0]
     template, build = one.request("endless")
     mark = f"6{time.monotonic_ns() % 10**8}"
+    assert one.start(template, build, step("RUN", "x" * (1 << 20))).status_code == 413
     assert one.start(template, build, step("RUN", f"sleep {mark}")).status_code == 202
     assert one.start(template, build).status_code == 409
     until(lambda: states_of_sleep(mark))

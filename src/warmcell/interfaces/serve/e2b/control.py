@@ -127,7 +127,7 @@ class Fork(BaseModel):
 
 
 class Named(BaseModel):
-    name: str | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
 
 
 async def create(request: Request, tenant: Tenant) -> Response:

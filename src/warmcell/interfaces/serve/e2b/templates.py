@@ -30,6 +30,7 @@ from warmcell.interfaces.serve.e2b.template_records import (
 )
 from warmcell.interfaces.serve.requests import MORE_BODY_SECONDS, parse_model, read_body
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number
+from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES
 from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.threads import in_thread
@@ -74,7 +75,9 @@ def _records(request: Request, tenant: Tenant) -> TemplateRecords:
 
 
 async def _read(request: Request, kind: Any) -> Any:
-    return parse_model(await read_body(request), kind)
+    """Read a body, which a build keeps while it waits for others."""
+    most = min(get_service(request).settings.max_body, MAX_CREATION_BYTES)
+    return parse_model(await read_body(request, most), kind)
 
 
 async def look_up(request: Request, tenant: Tenant) -> Response:
