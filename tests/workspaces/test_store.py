@@ -17,6 +17,8 @@ from warmcell import (
     BackendUnavailable,
     ExecutionFailed,
     InvalidRequest,
+    MountPoint,
+    PolicyViolation,
     ProvisionFailed,
     SessionBusy,
     SnapshotNotFound,
@@ -353,6 +355,20 @@ def test_encrypted_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WARMCELL_STORE_KEY", "short")
     with pytest.raises(InvalidRequest, match="64 hexadecimal digits"):
         WorkspaceStore(store.path)
+
+
+def test_a_restore_leaves_a_read_only_directory_alone(tmp_path: Path, store: WorkspaceStore) -> None:
+    (work := tmp_path / "directory").mkdir()
+    (work / "file").write_text("old")
+    snapshots, workspace = SharedSnapshots(store.path, {}, None), Workspace(mounts=[MountPoint(work, "/work")])
+    try:
+        taken = snapshots.take(workspace, "source")
+        (work / "file").write_text("new")
+        with pytest.raises(PolicyViolation, match="read-only"):
+            snapshots.restore(workspace, taken)
+        assert (work / "file").read_text() == "new"
+    finally:
+        workspace.close()
 
 
 def test_a_restore_that_cannot_lock_the_store_keeps_the_files(

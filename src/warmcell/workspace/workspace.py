@@ -115,6 +115,11 @@ class Workspace:
         return self._mounts.work.root
 
     @property
+    def writable_root(self) -> Root:
+        """The work directory. `PolicyViolation` if it is mounted read-only."""
+        return self._mounts.find_writable(".")[0]
+
+    @property
     def is_writable(self) -> bool:
         return self._mounts.work.is_writable
 
@@ -290,8 +295,7 @@ class Workspace:
 
     def restore(self, snapshot: str) -> None:
         """Replace the content of the work directory by a snapshot."""
-        root, _ = self._mounts.find_writable(".")
-        self._store().restore(snapshot, root)
+        self._store().restore(snapshot, self.writable_root)
 
     def copy_to(self, other: Workspace, snapshot: str | None = None) -> None:
         """Fill another, new workspace from this one or one of its snapshots. Mounts are not copied."""

@@ -365,7 +365,7 @@ class SharedSnapshots:
 
     def restore(self, workspace: Workspace, snapshot: str) -> None:
         """Replace the content of the work directory, which stays as it is if the snapshot cannot be found or locked."""
-        self._archive.restore(snapshot, workspace.root, is_emptied=True)
+        self._archive.restore(snapshot, workspace.writable_root, is_emptied=True)
 
 
 def start_sandbox(directory: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> WorkspaceSandbox:
