@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from warmcell.cage.linux import seccomp, syscall_numbers
+from warmcell.cage.guest import recipe
+from warmcell.cage.linux import landlock, seccomp, syscall_numbers
 from warmcell.cage.linux.seccomp import Profile
+from warmcell.cage.plan import LaunchPlan
 
 _KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
 EPERM, EINVAL, ENOTTY, ENOSYS = (_ERRNO | number for number in (1, 22, 25, 38))
@@ -213,6 +215,19 @@ def test_sockets(machine: str, profile: Profile) -> None:
         assert _verdicts(filter_, 1, (1, 2, 5), (0,)) == {_ALLOW}
     for family in (0, 2, 10, 16, 17, 38):
         assert filter_.verdict("socketpair", family, 1) == EPERM
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.attack("NW-03")
+@pytest.mark.parametrize(
+    ("version", "network", "verdict"), [(5, "host", EAFNOSUPPORT), (6, "host", _ALLOW), (1, "loopback", _ALLOW)]
+)
+def test_abstract_sockets_of_the_host_need_a_scope(
+    monkeypatch: pytest.MonkeyPatch, version: int, network: str, verdict: int
+) -> None:
+    monkeypatch.setattr(landlock, "landlock_version", lambda: version)
+    program = recipe._filter(LaunchPlan(network=network))
+    assert Filter(program, *_ARCHITECTURES[seccomp.MACHINE]).verdict("socket", 1, 1, 0) == verdict
 
 
 @pytest.mark.claim("WC-KR-1")

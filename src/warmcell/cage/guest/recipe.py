@@ -151,12 +151,14 @@ def _values(first: int, count: int) -> Tuple[Value, ...]:
 def _filter(plan: LaunchPlan) -> bytes:
     is_caged = plan.isolation == "namespaces"
     shows_host = is_caged and any(bind.as_owner for bind in plan.binds)
+    # Abstract sockets belong to the network: on the host's, they may be those of its desktop.
+    has_own_sockets = plan.network != "host" or (not shows_host and landlock.has_scopes())
     profile = seccomp.Profile(
         allow_spawn=plan.allow_spawn,
         allow_internet=is_caged or plan.network == "host",
         is_caged=is_caged,
         shows_host=shows_host,
-        allow_unix=is_caged and not (shows_host and plan.network == "host"),
+        allow_unix=is_caged and has_own_sockets,
         is_watched=bool(plan.watch.memory_bytes),
         has_host_disk=not is_caged or any(bind.writable for bind in (*plan.binds, *plan.upper)),
         has_agent=plan.terminals,

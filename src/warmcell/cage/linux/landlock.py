@@ -24,6 +24,8 @@ _MAKE_DEVICES = (1 << 6) | (1 << 11)  # character and block nodes: granted nowhe
 
 _NET_BIND_TCP, _NET_CONNECT_TCP = 1, 2
 _SCOPE_ABSTRACT_UNIX, _SCOPE_SIGNAL = 1, 2
+#: The first version that keeps abstract sockets and signals inside (Linux 6.12).
+_FIRST_WITH_SCOPES = 6
 
 
 def _handled_files(version: int) -> int:
@@ -35,6 +37,11 @@ def _handled_files(version: int) -> int:
     if version >= 5:
         rights |= _IOCTL_DEV
     return rights
+
+
+def has_scopes() -> bool:
+    """Whether Landlock keeps abstract sockets inside."""
+    return landlock_version() >= _FIRST_WITH_SCOPES
 
 
 def restrict(
@@ -50,8 +57,8 @@ def restrict(
         raise CageError("restrict with Landlock", 38, "not available")
     handled = _handled_files(version)
     network = (_NET_BIND_TCP | _NET_CONNECT_TCP) if deny_network and version >= 4 else 0
-    scoped = (_SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL) if version >= 6 else 0
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    scoped = (_SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL) if version >= _FIRST_WITH_SCOPES else 0
+    size = 24 if version >= _FIRST_WITH_SCOPES else 16 if version >= 4 else 8
     ruleset = calls.call("landlock_create_ruleset", struct.pack("=QQQ", handled, network, scoped), size, 0)
     for path, writable in paths:
         _allow(calls, ruleset, path, _rights(handled, writable, path in files))
