@@ -250,6 +250,18 @@ def test_descriptors_that_hold_memory_are_counted() -> None:
         assert DescriptorTable("/proc", "/proc/self/net", False).look(own, _PATIENCE).in_flight == before + 7
 
 
+@pytest.mark.attack("S3-03")
+def test_queues_of_unix_sockets_count_in_a_network_of_others() -> None:
+    own = [os.getpid()]
+    before = DescriptorTable("/proc", "/proc/self/net", False).look(own, _PATIENCE).memory
+    with contextlib.ExitStack() as opened:
+        for _ in range(100):
+            for end in socket.socketpair():
+                opened.enter_context(end)
+        held = DescriptorTable("/proc", "/proc/self/net", False).look(own, _PATIENCE).memory - before
+    assert held >= usage.unix_queues(200) > 200 * usage.SOCKET
+
+
 def test_locks_are_counted_for_who_holds_them(tmp_path: Path) -> None:
     """At some look: while other programs release many, the kernel leaves some out of its list."""
     with (tmp_path / "x").open("w") as file:

@@ -110,7 +110,8 @@ class DescriptorTable:
         if self._has_own_network:  # a socket that no process has open is in flight, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
         else:  # otherwise `usage.socket_buffers` counts them
-            memory += len(others) * usage.SOCKET + self._sum_queues(others, patience)
+            memory += len(seen | others) * usage.SOCKET + usage.unix_queues(len(seen))
+            memory += self._sum_queues(others, patience)
         return DescriptorUse(memory, in_flight, len(pipes), items)
 
     def _sum_queues(self, sockets: Set[int], patience: Patience) -> int:

@@ -185,11 +185,16 @@ def socket_buffers(net: str) -> int:
     used = {row[0] + row[1]: int(row[2]) for row in rows if len(row) > 2}
     total = used.get("sockets:used", 0) * SOCKET
     if used.get("sockets:used", _FREE_SOCKETS + 1) > _FREE_SOCKETS:
-        total += max(0, len(_lines(f"{net}/unix")) - _FREE_SOCKETS) * _send_buffer()
+        total += unix_queues(len(_lines(f"{net}/unix")))
     tables = [("tcp", used.get("TCP:inuse", 1)), ("udp", used.get("UDP:inuse", 1))]
     tables += [("tcp6", used.get("TCP6:inuse", 1)), ("udp6", used.get("UDP6:inuse", 1))]
     names = [name for name, count in [("netlink", used.get("sockets:used", 1)), *tables] if count]
     return total + sum(queue.size for queue in socket_queues(net, names))
+
+
+def unix_queues(sockets: int) -> int:
+    """Bytes in the queues of so many unix sockets, as `socket_buffers` counts them."""
+    return max(0, sockets - _FREE_SOCKETS) * _send_buffer()
 
 
 class SocketQueue(NamedTuple):
