@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.helpers import PATIENCE, until
 
+from warmcell.backends.wasm import toolbox_runner
+from warmcell.core.errors import BackendUnavailable
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.toolbox import python_component
 from warmcell.toolbox.signed_directory import SignedDirectory
@@ -79,6 +81,20 @@ def test_a_file_of_the_right_name_is_not_enough(cache: Path, builds: list[str]) 
     (cache / f"{name}.signed").write_bytes(b'{"facts": {}, "mac": "00"}\nEVIL')
     assert python_component.read_component(name) == b"made"
     assert len(builds) == 2
+
+
+def test_a_damaged_component_without_a_builder_is_a_typed_error(
+    cache: Path, builds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = python_component.ensure_component()
+    (cache / f"{name}.signed").write_bytes(b'{"facts": {}, "mac": "00"}\nEVIL')
+
+    def find_none() -> None:
+        raise python_component.ComponentUnavailable("there is no builder")
+
+    monkeypatch.setattr(python_component, "require_builder", find_none)
+    with pytest.raises(BackendUnavailable, match="no builder"):
+        toolbox_runner._python_source().read()
 
 
 def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

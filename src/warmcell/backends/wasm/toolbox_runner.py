@@ -103,7 +103,11 @@ def _python_source() -> ModuleSource:
     from warmcell.toolbox import python_component
 
     def read() -> bytes:
-        return python_component.read_component(_build_python())
+        name = _build_python()
+        try:
+            return python_component.read_component(name)
+        except python_component.ComponentUnavailable as error:  # damaged or removed since, and cannot be built again
+            raise _no_python(error) from error
 
     digest = python_component.component_digest()
     return ModuleSource("component", read, digest, "run", is_own=True, rehearsal=_REHEARSALS[PYTHON])
@@ -115,4 +119,10 @@ def _build_python(run: Run | None = None) -> str:
     try:
         return python_component.ensure_component(report_slow_step, run)
     except python_component.ComponentUnavailable as error:
-        raise BackendUnavailable(f"python3 is not available: {error}", hint=python_component.REMEDY) from error
+        raise _no_python(error) from error
+
+
+def _no_python(error: Exception) -> BackendUnavailable:
+    from warmcell.toolbox.python_component import REMEDY
+
+    return BackendUnavailable(f"python3 is not available: {error}", hint=REMEDY)
