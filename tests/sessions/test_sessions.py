@@ -249,6 +249,21 @@ def test_destroying_the_sandbox_ends_its_sessions() -> None:
         session.close()
 
 
+def test_a_callback_may_destroy_the_sandbox_while_another_thread_does() -> None:
+    sandbox = Sandbox(timeout=60)
+    session, other = sandbox.session(), threading.Thread(target=sandbox.destroy)
+
+    def destroy(text: str) -> None:
+        other.start()
+        until(lambda: sandbox._async._driver._closing.is_running)  # type: ignore[attr-defined]
+        sandbox.destroy()
+
+    with pytest.raises(errors.SandboxDestroyed):
+        session.run("import time\nprint('x', flush=True)\ntime.sleep(60)", on_stdout=destroy)
+    other.join(PATIENCE)
+    assert not other.is_alive() and not os.path.exists(sandbox.work_dir)
+
+
 def test_a_callback_cannot_run_another_cell_of_its_session_but_anything_else(
     session: Session, sandbox: Sandbox
 ) -> None:

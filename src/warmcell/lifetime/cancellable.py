@@ -20,6 +20,10 @@ class SharedClose:
         self._close = close
         self._closing: asyncio.Future[None] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._closing is not None and not self._closing.done()
+
     async def run(self) -> None:
         """Cancelling the caller does not cancel the close."""
         if self._closing is None or _has_failed(self._closing):

@@ -152,6 +152,11 @@ class Interpreter:
         """Whether a call is in progress."""
         return self._runs.is_busy
 
+    @property
+    def is_calling_back(self) -> bool:
+        """Whether the caller is a callback of the cell in progress."""
+        return self._marked in _calling_back.get()
+
     def interrupt(self) -> bool:
         """Interrupts the running cell, or the first that waits. Returns whether there was one."""
         if self._over is not None:
@@ -169,7 +174,7 @@ class Interpreter:
         with self._lock:
             if self._over is None:
                 self._over = error or SessionEnded(SessionEnded.CLOSED)
-            is_in_callback = self._marked in _calling_back.get()  # the end of its cell then finishes
+            is_in_callback = self.is_calling_back  # the end of its cell then finishes
         self._protocol.end(self._over)
         if not is_in_callback:
             self._runs.close()
@@ -178,7 +183,7 @@ class Interpreter:
     def check_open(self) -> None:
         if self._over is not None:
             raise self._error()
-        if self._marked in _calling_back.get():
+        if self.is_calling_back:
             raise SessionBusy("a callback of a cell cannot run another one in the same session")
 
     def _error(self) -> SandboxError:

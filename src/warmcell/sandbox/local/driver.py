@@ -188,7 +188,8 @@ class LocalSandbox:
 
     async def close(self) -> None:
         self._operations.is_closed = True
-        await self._closing.run()
+        if not (self._closing.is_running and self.live.is_called_back):  # else it waits for the callback to return
+            await self._closing.run()
 
     async def _close(self) -> None:
         await self.files.close_watches()

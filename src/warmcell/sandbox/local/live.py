@@ -95,6 +95,11 @@ class LocalLive:
         cage = self.current()
         return self._starts > 0 or (cage is not None and cage.has_programs)
 
+    @property
+    def is_called_back(self) -> bool:
+        """Whether the caller is a callback of a cell."""
+        return any(session.interpreter.is_calling_back for session in self._sessions)
+
     @contextmanager
     def starting(self) -> Iterator[None]:
         """A block that starts something in the cage, which `is_in_use` from the beginning."""
