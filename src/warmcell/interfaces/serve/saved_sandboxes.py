@@ -276,19 +276,24 @@ async def save_all(service: Service) -> None:
     """Save everything to disk; called when the server stops."""
     state = service.saved
     assert state is not None
+    try:
+        await _save_all(service, state)
+    finally:  # whatever could not be saved: when the sandboxes are closed next, their files have to stay
+        state.is_closing = True
+
+
+async def _save_all(service: Service, state: SavedState) -> None:
     await write_all(service.sandboxes.all())
     if state.is_encrypted:
         await asyncio.gather(*(_save_at_stop(service, entry) for entry in service.sandboxes.all()))
-        state.is_closing = True
         return
 
     def save() -> None:
         for entry in service.sandboxes.all():
             try:
                 save_sandbox(service, entry, lost=_describe_loss(entry))
-            except SandboxError as error:
+            except (SandboxError, OSError) as error:
                 _log.error("cannot write the record of sandbox %s, keeping the previous one: %s", entry.id, error)
-        state.is_closing = True
         state.sync_files()
 
     await in_thread(save)
@@ -302,7 +307,7 @@ async def _save_at_stop(service: Service, entry: SandboxEntry) -> None:
             async with asyncio.timeout(_PAUSE_SECONDS):
                 await entry.sandbox.pause_programs()
         await save_now(service, entry, lost)
-    except SandboxError as error:
+    except (SandboxError, OSError) as error:
         _log.error("cannot save sandbox %s, keeping what was saved before: %s", entry.id, error)
 
 

@@ -19,7 +19,13 @@ from warmcell.interfaces.serve import saved_state
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
-from warmcell.interfaces.serve.saved_sandboxes import SavedSandbox, keep_new_sandbox, restore_sandboxes, save_now
+from warmcell.interfaces.serve.saved_sandboxes import (
+    SavedSandbox,
+    keep_new_sandbox,
+    restore_sandboxes,
+    save_all,
+    save_now,
+)
 from warmcell.interfaces.serve.saved_state import SANDBOXES, VOLUMES, SavedState
 from warmcell.interfaces.serve.server import hold_state
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
@@ -134,6 +140,27 @@ async def test_a_sandbox_whose_record_cannot_be_written_is_not_made(
         await keep_new_sandbox(service, entry, SavedSandbox("v1", home, dict))
     assert service.sandboxes.all() == []
     assert names(state, "homes") == names(state, SANDBOXES) == []
+
+
+@pytest.mark.parametrize("failing", ["saved_state.grant_owner", "saved_sandboxes.write_all"])
+async def test_a_stop_that_cannot_save_removes_nothing(
+    service: Service, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """After an error that is not of the disk every sandbox was removed, with its files and its record."""
+
+    def fail(*_: object) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    state = saved(service)
+    home = state.make_home()
+    entry = service.sandboxes.add(
+        lambda: service.make_sandbox(LOCAL_TENANT, work_dir=home.path), LOCAL_TENANT, 60.0, {}
+    )
+    await keep_new_sandbox(service, entry, SavedSandbox("v1", home, dict))
+    monkeypatch.setattr(f"warmcell.interfaces.serve.{failing}", fail)
+    service.on_stop.append(lambda: save_all(service))
+    await service.aclose()
+    assert os.path.isdir(home.path) and names(state, SANDBOXES) == [f"{entry.id}.json"]
 
 
 async def test_a_lifetime_that_cannot_be_saved_stays_as_it_was(service: Service) -> None:
