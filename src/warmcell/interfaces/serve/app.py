@@ -120,8 +120,8 @@ async def restore_all(service: Service) -> None:
     """Restore what the previous server with this `--state` had, before the first request. At the end, save all."""
     if service.saved is None:
         return
+    service.on_stop.append(lambda: save_all(service))  # first: a stop may come before all are restored
     await in_thread(snapshots_of(service).load)
     await in_thread(volumes_of(service).load)
     with service.resources.suspend():
         await restore_sandboxes(service, {"e2b": creation.restore_sandbox, "v1": sandboxes.restore_sandbox})
-    service.on_stop.append(lambda: save_all(service))

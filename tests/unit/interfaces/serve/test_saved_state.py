@@ -16,6 +16,7 @@ from tests.helpers import PATIENCE, is_root
 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, InvalidRequest
 from warmcell.interfaces.serve import saved_state
+from warmcell.interfaces.serve.app import restore_all
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry
@@ -31,6 +32,7 @@ from warmcell.interfaces.serve.server import hold_state
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.usage import directory_bytes
+from warmcell.interfaces.serve.v1 import sandboxes
 from warmcell.workspace.remove import remove_directory
 
 
@@ -125,6 +127,32 @@ async def test_a_sandbox_that_cannot_be_restored_now_keeps_its_files(service: Se
     state.put(SANDBOXES, "a", document | {"expires": 1.0})
     await restore_sandboxes(service, {"v1": fail})
     assert names(state, SANDBOXES) == names(state, "homes") == names(state, "sessions") == []
+
+
+async def test_a_stop_while_sandboxes_are_restored_removes_none(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts for longer than it may drain removed those that it had restored, with their files."""
+    state, is_waiting = saved(service), asyncio.Event()
+    for number, identity in enumerate("ab"):
+        document = {"id": identity, "home": state.make_home().name, "tenant": LOCAL_TENANT.id, "metadata": {}}
+        document |= {"created": time.time() + number, "expires": time.time() + 3600, "protocol": "v1"}
+        state.put(SANDBOXES, identity, document | {"own": {"asked": {}}})
+    restore_one = sandboxes.restore_sandbox
+
+    async def restore(*asked: Any) -> Any:
+        if service.sandboxes.all():
+            is_waiting.set()
+            await asyncio.Event().wait()
+        return await restore_one(*asked)
+
+    monkeypatch.setattr(sandboxes, "restore_sandbox", restore)
+    restoring = asyncio.ensure_future(restore_all(service))
+    await is_waiting.wait()
+    await service.aclose()
+    restoring.cancel()
+    await asyncio.wait([restoring])
+    assert names(state, SANDBOXES) == ["a.json", "b.json"] and len(names(state, "homes")) == 2
 
 
 async def test_a_sandbox_whose_record_cannot_be_written_is_not_made(
