@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from warmcell.core.errors import SessionEnded
+from warmcell.interfaces.serve.e2b import creation
 from warmcell.interfaces.serve.e2b.box import Box
 from warmcell.interfaces.serve.sandbox_registry import TypedState
 from warmcell.interfaces.serve.saved_sessions import SavedSessions
@@ -52,4 +57,19 @@ async def test_a_sandbox_that_is_resumed_while_it_is_paused_runs() -> None:
     await asyncio.gather(pausing, *resuming)
     assert not box.is_paused and not sandbox.is_stopped
     await box.pause()
+    assert box.is_paused and sandbox.is_stopped
+
+
+async def test_an_expired_sandbox_whose_record_cannot_be_written_stays_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error that is not of the disk, such as too many open files, it was removed with its files."""
+
+    async def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(creation, "save_now", fail)
+    sandbox = Sandbox()
+    sandbox.may_save.set()
+    box, service = box_of(sandbox), cast(Any, SimpleNamespace(saved=None))
+    box.entry.id = "a"
+    await creation._pause_expired(service, box)
     assert box.is_paused and sandbox.is_stopped

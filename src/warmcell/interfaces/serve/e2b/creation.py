@@ -202,7 +202,7 @@ async def _pause_expired(service: Service, box: Box) -> None:
 async def _save_paused(service: Service, box: Box) -> None:
     try:
         await save_now(service, box.entry)
-    except SandboxError as error:  # it stays paused in this server
+    except (SandboxError, OSError) as error:  # it stays paused in this server
         _log.error("cannot save the paused sandbox %s: %s", box.entry.id, error)
 
 
