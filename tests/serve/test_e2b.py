@@ -17,6 +17,8 @@ from tests.helpers import until
 from tests.serve.conftest import Server, make_token
 from tests.serve.requests import Box, states_of_sleep
 
+from warmcell.core.errors import MemoryExceeded
+from warmcell.interfaces.serve.e2b import process as process_calls
 from warmcell.interfaces.serve.requests import MAX_VALUES
 
 
@@ -44,6 +46,23 @@ def test_a_command_past_its_time_is_told_so(box: Box) -> None:
     events = box.stream("process.Process/Start", {"connect-timeout-ms": "300"}, process=process)
     assert events[-1]["error"]["code"] == "deadline_exceeded"
     assert box.call("process.Process/List").json()["processes"] == []
+
+
+def test_a_command_past_the_memory_limit_was_killed() -> None:
+    """It was "unavailable", from which the SDKs conclude that the sandbox has ended. It has not."""
+
+    class Killed:
+        @property
+        def local(self) -> Any:
+            return self
+
+        def result(self) -> None:
+            raise MemoryExceeded(64)
+
+    killed: Any = Killed()
+    end = process_calls._end(killed)
+    assert (end["exitCode"], end["exited"], end["status"]) == (-1, False, "signal: killed")
+    assert "64 MB" in end["error"]
 
 
 def test_a_stream_ends_at_its_deadline_and_the_command_goes_on(box: Box) -> None:

@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from warmcell.core.errors import ExecutionTimeout, SandboxError
+from warmcell.core.errors import ExecutionTimeout, MemoryExceeded, SandboxError
 from warmcell.core.light import on_error
 from warmcell.interfaces.serve.e2b.box import HOME, ROOT_HOME, Box, Command
 from warmcell.interfaces.serve.e2b.connect import LastMessages, RpcError
@@ -107,6 +107,9 @@ def _end(process: AsyncProcess) -> dict[str, Any]:
         result = process.local.result()
     except ExecutionTimeout as error:
         raise RpcError("deadline_exceeded", error.message) from None
+    except MemoryExceeded as error:  # not "unavailable", which is the end of the sandbox: its next command runs
+        status = f"signal: {_SIGNALS[9]}"
+        return {"exitCode": -1, "exited": False, "status": status, "error": f"{status}: {error.message}"}
     except SandboxError as error:
         raise RpcError("unavailable", error.message) from None
     if result.signal is not None:
