@@ -21,11 +21,6 @@ Execute = Callable[[ExecRequest], Awaitable[ExecResult]]
 OnProgress = Callable[[int, int | None], object]
 
 
-def default_concurrency() -> int:
-    """Twice the processors: while one run starts or ends, another computes."""
-    return 2 * _own_processors()
-
-
 async def count_processors(backend: object) -> int:
     """Those that the backend's runs can use: of this host, or of a cluster."""
     count = getattr(backend, "count_processors", None)
@@ -38,7 +33,7 @@ def _own_processors() -> int:
 
 def check_concurrency(value: object) -> int:
     if value is None:
-        return default_concurrency()
+        return 2 * _own_processors()  # while one run starts or ends, another computes
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 16:
         raise InvalidRequest("must be a whole number of at least 1", field="concurrency")
     return value

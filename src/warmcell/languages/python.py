@@ -182,12 +182,9 @@ class _Facts:
 def _own_facts() -> _Facts:
     """The base interpreter runs this line, so it need not be started to ask."""
     prefixes = (sys.base_prefix, sys.base_exec_prefix) * 2
-    libraries = (os.path.dirname(os.__file__), os.path.join(sys.base_exec_prefix, sys.platlibdir, _version_directory()))
+    version_directory = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    libraries = (os.path.dirname(os.__file__), os.path.join(sys.base_exec_prefix, sys.platlibdir, version_directory))
     return _Facts(base_executable(), tuple(sys.version_info[:3]), prefixes, libraries)
-
-
-def _version_directory() -> str:
-    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def _facts(path: str) -> _Facts:

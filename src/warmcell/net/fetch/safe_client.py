@@ -13,6 +13,7 @@ import contextlib
 import json
 import ssl
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from warmcell.core.errors import FetchFailed, NetworkingDisabled, SandboxError
@@ -82,7 +83,7 @@ class SafeClient:
             on_denial=on_denial,
             log=log,
         )
-        self._tls = ssl_context
+        self._tls = cache(lambda: ssl_context or client_tls())
         self._dial = dial
 
     def narrow(self, narrowing: Narrowing) -> None:
@@ -146,7 +147,7 @@ class SafeClient:
             self._gate.refuse_steering(request, decision, hop.headers, "fetch")
             connection.allow(decision, addresses)
             headers = self._request_headers(hop, redactor)
-            tls = self._tls_context() if target.scheme == "https" else None
+            tls = self._tls() if target.scheme == "https" else None
             stream = await open_stream(target.host, target.port, addresses, tls, self._dial)
             connection.attach(stream)
             try:
@@ -172,11 +173,6 @@ class SafeClient:
             return await self._response(hop, exchange, status, found, redactor)
         finally:
             stream.close()
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = client_tls()
-        return self._tls
 
     def _request_headers(self, hop: Hop, redactor: Redactor) -> HeaderList:
         secrets: dict[str, str] = {}

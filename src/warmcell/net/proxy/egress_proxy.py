@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable
 from contextvars import copy_context
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 
 from warmcell.core import events
 from warmcell.core.errors import ExecutionFailed, FetchFailed
@@ -145,10 +145,9 @@ class EgressProxy:
         self._slots = slots or connection_slots()
         self._limits = limits or ProxyLimits()
         self._authority = authority
-        self._tls = ssl_context
         self._has_shared_limiter = limiter is not None
         self._gate = Gate(RuleBook(), limiter=limiter, resolver=resolver, audit=audit, on_denial=on_denial, log=log)
-        self._egress = EgressContext(self._gate, self._limits, self._tls_context, dial)
+        self._egress = EgressContext(self._gate, self._limits, cache(lambda: ssl_context or client_tls()), dial)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -301,11 +300,6 @@ class EgressProxy:
             await handshake.reply(error.reply)
         except FetchFailed as error:
             await handshake.reply(_SOCKS_REPLIES.get(as_guest_error(error).reason, Reply.HOST_UNREACHABLE))
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = client_tls()
-        return self._tls
 
 
 LOOPBACK = "localhost,127.0.0.1,::1"
