@@ -258,6 +258,22 @@ def test_kept_changes_outlive_a_sandbox_that_could_not_be_made(
         assert kinds(resumed) == {"a.txt": "modified"}
 
 
+def test_resuming_writes_nothing_that_a_full_disk_could_cut_off(
+    sandbox: Sandbox, open_sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox.sh("echo kept > a.txt")
+    sandbox.keep_changes()
+    sandbox.close()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("warmcell.changes.layer.put_file", fail)
+        resumed = open_sandbox(changes="resume")
+    assert kinds(resumed) == {"a.txt": "modified"}
+
+
 def test_changes_that_are_always_kept(open_sandbox, directory: Path, state_home: Path) -> None:
     """As for a model's client, which may disconnect at any time."""
     open_sandbox(changes="keep").close()

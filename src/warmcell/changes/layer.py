@@ -107,14 +107,15 @@ class ChangeLayer:
         else:
             self._upper = CopiedTree(path, None if is_copy else self.lower, os.path.join(place, _NAMES))
         self._start_ns = _start_of(about) or (start_ns if parent is None else parent._start_ns)
-        about |= {
+        facts = about | {
             "is_copy": self.overlay is None,
             "directory": self.lower.path,
             "identity": _identity(self.lower),
             "start_ns": self._start_ns,
         }
-        with closing_fd(os.open(place, OPEN_DIRECTORY)) as directory:
-            put_file(directory, _ABOUT, json.dumps(about).encode(), 0o600)
+        if facts != about:  # those of a resumed layer stay, also if the disk is full
+            with closing_fd(os.open(place, OPEN_DIRECTORY)) as directory:
+                put_file(directory, _ABOUT, json.dumps(facts).encode(), 0o600)
 
     @property
     def mechanism(self) -> str:
