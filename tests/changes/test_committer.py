@@ -46,6 +46,16 @@ def test_set_id_bits_are_dropped(place: Path) -> None:
         assert (place / "lower" / name).stat().st_mode & 0o7777 == 0o755
 
 
+def test_new_directories_are_no_more_open_than_the_guests(place: Path) -> None:
+    for name, mode in (("shared", 0o755), ("shared/private", 0o700), ("shared/private/below", 0o750)):
+        (place / "layer/upper" / name).mkdir()
+        (place / "layer/upper" / name).chmod(mode)
+    (place / "layer/upper/shared/private/below/key").write_text("secret")
+    commit(place)
+    made = [place / "lower/shared", place / "lower/shared/private", place / "lower/shared/private/below"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o755, 0o700, 0o750]
+
+
 @pytest.mark.claim("WC-FS-9")
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_file_that_the_host_replaces_at_the_last_moment(place: Path, monkeypatch: Any, times: int) -> None:

@@ -43,6 +43,7 @@ class Operation:
     `expected` identifies the file that must be at the path: device, inode, size and modification time; None: no file.
     `staged` identifies the prepared file. `newest_ns`: no file of a deleted directory may have changed after this.
     `follows`: it belongs to the change of the operation before it, and is not applied if that one was refused.
+    `modes_above`: those of the last directories above it, for the ones that have to be created.
     """
 
     do: Do
@@ -53,6 +54,7 @@ class Operation:
     mode: int = 0
     newest_ns: int = 0
     follows: bool = False
+    modes_above: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ def _changes(operations: Sequence[Operation]) -> list[list[Operation]]:
 def _put(root: Root, operation: Operation) -> None:
     with root.parent(operation.temporary) as (from_fd, temporary):
         is_ready = _identity(from_fd, temporary) == operation.staged
-        _make_parents(root, operation.parts[:-1])
+        _make_parents(root, operation)
         with root.parent(operation.parts) as (to_fd, name):
             is_done = _identity(to_fd, name) == operation.staged
             if is_done and operation.expected is not None:  # exchanged, but not yet checked
@@ -288,7 +290,7 @@ def _set_mode(root: Root, operation: Operation) -> None:
 
 
 def _make_directory(root: Root, operation: Operation) -> None:
-    _make_parents(root, operation.parts[:-1])
+    _make_parents(root, operation)
     with root.parent(operation.parts) as (dir_fd, name), suppress(FileExistsError):
         make_directory(name, operation.mode, dir_fd=dir_fd)
 
@@ -302,10 +304,12 @@ _ACTIONS = {
 }
 
 
-def _make_parents(root: Root, parts: Parts) -> None:
-    for count in range(1, len(parts) + 1):
+def _make_parents(root: Root, operation: Operation) -> None:
+    parts, modes = operation.parts[:-1], operation.modes_above
+    modes = (*(0o755 for _ in parts[len(modes) :]), *modes)
+    for count, mode in enumerate(modes, 1):
         with root.parent(parts[:count]) as (dir_fd, name), suppress(FileExistsError):
-            make_directory(name, 0o755, dir_fd=dir_fd)
+            make_directory(name, mode, dir_fd=dir_fd)
 
 
 def _drop(root: Root, operation: Operation) -> None:

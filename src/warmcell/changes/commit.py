@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from warmcell.changes import apply, content, text
 from warmcell.changes.apply import Journal, Operation, Refused, facts_of
@@ -71,6 +72,8 @@ class Committer:
     ) -> None:
         self._root, self._upper, self._bases, self._merged = root, upper, bases, merged
         self._start_ns, self._directory = start_ns, directory
+        #: The modes of missing directories, see `_modes_above`.
+        self._modes: dict[Parts, tuple[int, ...]] = {}
 
     def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
         outcome, steps, allowed = _Outcome(), [], frozenset(allow_flagged)
@@ -112,14 +115,30 @@ class Committer:
         elif item.was_below or item.change.kind == "modified" or self._bases.get(item.parts) is not None:
             raise Conflicting(_GONE)
         if item.kind == "directory":
-            operations.append(Operation("make_directory", item.parts, mode=_permissions(item.mode) | 0o700))
+            mode, above = _permissions(item.mode) | 0o700, self._modes_above(item.parts[:-1], lower)
+            operations.append(Operation("make_directory", item.parts, mode=mode, modes_above=above))
         else:
             expected = None if theirs is None else facts_of(theirs)
             mode = _permissions(item.mode if theirs is None else self._merge_mode(item, theirs))
-            operations.append(Operation("put", item.parts, self._temporary_for(item.parts), expected, mode=mode))
+            temporary, above = self._temporary_for(item.parts), self._modes_above(item.parts[:-1], lower)
+            operations.append(Operation("put", item.parts, temporary, expected, mode=mode, modes_above=above))
         if item.old_parts is not None:  # last: if the new name is refused, the old one remains
             operations.append(self._deletion(item.old_parts, lower.stat(item.old_parts)))
         return Step(item, tuple(operations), data)
+
+    def _modes_above(self, parts: Parts, lower: Lower) -> tuple[int, ...]:
+        """The modes of those of a directory and its parents that the host lacks: private ones must stay private."""
+        if parts not in self._modes:
+            above = (parts[:count] for count in range(len(parts), 0, -1))
+            missing = takewhile(lambda path: lower.stat(path) is None, above)
+            self._modes[parts] = tuple(map(self._mode_of, missing))[::-1]
+        return self._modes[parts]
+
+    def _mode_of(self, directory: Parts) -> int:
+        try:
+            return _permissions(self._upper.root.lstat(directory).st_mode) & 0o755 | 0o700
+        except (WorkspaceError, PathTraversal):  # a running guest removed it
+            return 0o700
 
     def _merge_mode(self, item: Detected, theirs: os.stat_result) -> int:
         """The guest's mode, unless only the host changed it."""
