@@ -49,7 +49,7 @@ def test_an_answer_that_cannot_be_sent_is_a_failure_of_one_request(monkeypatch: 
     with ours, theirs:
         overlay_server._answer(theirs, server, {"overlay": 7})
         answer, _ = receive_packet(ours)
-    assert answer == {"failed": ["send overlay", errno.ETOOMANYREFS, "7"]}
+    assert answer == {"failed": ["serve overlay", errno.ETOOMANYREFS, "7"]}
 
 
 def test_a_server_forgets_an_overlay_that_an_earlier_one_mounted() -> None:

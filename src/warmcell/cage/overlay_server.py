@@ -164,4 +164,4 @@ def _answer(control: socket.socket, server: OverlayServer, order: Dict[str, Any]
         with closing_fd(tree):
             send_packet(control, {"tree": number}, [tree])
     except OSError as error:  # such as too many descriptors in flight: other overlays must stay
-        send_failure(control, CageError("send overlay", error.errno or 0, str(number)))
+        send_failure(control, CageError("serve overlay", error.errno or 0, str(number)))

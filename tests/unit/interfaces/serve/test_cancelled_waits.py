@@ -109,7 +109,14 @@ class Worker(Peer):
 async def test_a_relayed_request(tmp_path: Path) -> None:
     peer = Worker(str(tmp_path / "s"))
     listening = await asyncio.start_unix_server(peer.serve, peer.path)
-    scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "headers": [(b"host", b"a")]}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"",
+        "headers": [(b"host", b"a")],
+    }
 
     async def ask() -> bytes:
         sent: list[dict[str, Any]] = []
