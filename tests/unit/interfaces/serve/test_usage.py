@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
 from warmcell.interfaces.serve import usage
+from warmcell.interfaces.serve.service import LOCAL_TENANT
 from warmcell.interfaces.serve.usage import UsageLedger, directory_bytes
 
 NO_BYTES = {"egress_sent_bytes": 0, "egress_received_bytes": 0, "stored_bytes": 0}
@@ -69,6 +73,30 @@ def test_connections_and_processes_count_once(tmp_path: Path) -> None:
     assert (row["egress_sent_bytes"], row["egress_received_bytes"]) == (3, 40)
     assert (row["runs"], row["cpu_seconds"]) == (1, 0.5)
     ledger.close()
+
+
+async def test_the_figures_of_many_sandboxes_are_encoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a row for each sandbox of all time: encoding all at once held up the event loop."""
+    ledger = UsageLedger(None)
+    for number in range(1000):
+        with events.annotate(tenant="a", sandbox=f"{number:04}"):
+            events.emit("request", "1", {})
+    sizes, dumps = [0], json.dumps
+
+    def record(value: Any, **options: Any) -> str:
+        text = dumps(value, **options)
+        sizes.append(len(text))
+        return text
+
+    monkeypatch.setattr(json, "dumps", record)
+    texts = {}
+    for form in ("json", "csv"):
+        request: Any = SimpleNamespace(query_params={"format": form})
+        texts[form] = bytes((await ledger(request, LOCAL_TENANT)).body).decode()
+    ledger.close()
+    assert [row["sandbox"] for row in json.loads(texts["json"])["usage"]] == [f"{number:04}" for number in range(1000)]
+    assert len(texts["csv"].splitlines()) == 1001
+    assert max(sizes) < 1000
 
 
 def test_stored_bytes_end_with_the_sandbox_and_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
