@@ -25,7 +25,7 @@ _PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
 _PROC_FILE, _LINE = 1 << 13, 256
 #: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
 _MOST_IN_FLIGHT = 256
-_TABLES = ("tcp", "tcp6", "udp", "udp6", "netlink")
+_TABLES = ("tcp", "tcp6", "udp", "udp6", "icmp", "icmp6", "netlink")
 _IN_FLIGHT = Pattern(rb"^scm_fds: (\d+)$")
 
 
