@@ -15,3 +15,7 @@ CAGED_ENV = {
 #: Set for every interpreter that we start. A program that imports `warmcell` with it set was mistaken for an
 #: interpreter, and exits (see `warmcell/__init__.py`).
 CHILD_MARK = "WARMCELL_CHILD"
+
+#: Put before a guest's variables for the loader (LD_...) where our own interpreter starts with the guest's environment:
+#: they may name directories that guests write to.
+GUEST_MARK = "WARMCELL_GUEST_"

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 
+from .environment import GUEST_MARK
 from .failure import CageError
 from .linux.descriptors import make_pair
 from .manager import start
@@ -63,7 +64,8 @@ def _supervise(control: socket.socket, plan_text: str, command: Sequence[str]) -
         if "measures" in message:
             send_packet(status, {"measure": True})
         if "measured" in message or ("ready" in message and "measures" not in message):
-            job.sendall(encode_job(GuestJob("exec", tuple(command), dict(os.environ), "/", {})))
+            env = {name.removeprefix(GUEST_MARK): value for name, value in os.environ.items()}
+            job.sendall(encode_job(GuestJob("exec", tuple(command), env, "/", {})))
         if "exit" in message:
             return message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warmcell.cage
+from warmcell.cage.environment import GUEST_MARK
 from warmcell.cage.plan import encode
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.core.types import EffectiveLimits
@@ -50,7 +51,9 @@ class NativeEnforcer:
         effective = resolve(policy, pin_paths(policy), effective_limits(policy), host, self.name)
         plan = compile_plan(effective, probe.layout(), ())
         interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "launch")
-        return WrappedCommand(own_interpreter(), (*interpreter, encode(plan), *command), {**DEFAULT_ENV, **policy.env})
+        given = {**DEFAULT_ENV, **policy.env}
+        env = {GUEST_MARK + name if name.startswith("LD_") else name: value for name, value in given.items()}
+        return WrappedCommand(own_interpreter(), (*interpreter, encode(plan), *command), env)
 
     def configure_command(self, command: WrappedCommand, policy: SandboxPolicy) -> dict[str, object]:
         return {"env": dict(command.env), "close_fds": True, "cwd": "/"}

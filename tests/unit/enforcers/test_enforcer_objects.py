@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,3 +116,16 @@ def test_a_name_of_ours_is_taken() -> None:
 def test_an_object_that_is_not_an_enforcer_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidRequest, match="enforcer"):
         ProcessBackend.with_sandbox(None, bad)
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.needs("user namespaces")
+def test_variables_of_a_guests_loader_are_not_those_of_our_interpreter() -> None:
+    """They may name a directory that guests write to, and our interpreter starts outside of the cage."""
+    policy = SandboxPolicyBuilder().allow_process_spawn().env("LD_LIBRARY_PATH", "/work/lib").env("NAME", "x").build()
+    enforcer = get_enforcer("native")
+    command = enforcer.wrap_command("/usr/bin/env", [], policy)
+    options: dict[str, Any] = enforcer.configure_command(command, policy)
+    assert options["env"]["NAME"] == "x" and not any(name.startswith("LD_") for name in options["env"])
+    ended = subprocess.run(command.argv, capture_output=True, text=True, timeout=60, check=True, **options)
+    assert {"LD_LIBRARY_PATH=/work/lib", "NAME=x"} <= set(ended.stdout.splitlines())
