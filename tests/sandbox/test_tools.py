@@ -39,6 +39,8 @@ def test_the_tools_of_each_backend(sandbox: Sandbox) -> None:
 def test_languages_can_be_restricted(sandbox: Sandbox, factory: Factory) -> None:
     tools = sandbox.tools(languages=["python"])
     assert [tool.name for tool in tools] == ["run_code", *NAMES[2:]]
+    with pytest.raises(KeyError, match="run_command"):
+        tools["run_command"]
     refused = tools["run_code"](code="id", language="bash")
     assert refused["status"] == "error"
     assert "one of python" in refused["stderr"]

@@ -139,7 +139,7 @@ class Toolset(Sequence[Tool]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
-            return next(tool for tool in self._tools if tool.name == index)
+            return {tool.name: tool for tool in self._tools}[index]
         return self._tools[index]
 
     def __len__(self) -> int:
