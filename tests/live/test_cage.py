@@ -9,13 +9,17 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from warmcell import Limits, ProcessBackend, SandboxPolicy, errors
 from warmcell.backends.process.live import LiveCage
-from warmcell.backends.process.started_programs import StartedProgram
+from warmcell.backends.process.started_programs import CageEnd, StartedProgram
+from warmcell.sessions.agent_channel import ChannelClosed
 
 pytestmark = pytest.mark.needs("linux", "user namespaces")
 
@@ -211,3 +215,17 @@ def test_other_classes_have_none_and_say_so(enforcer: str | None) -> None:
 def test_a_policy_without_processes_has_none() -> None:
     with ProcessBackend(policy=SandboxPolicy()) as backend, pytest.raises(errors.PolicyViolation, match="live cage"):
         asyncio.run(backend.live_cage())
+
+
+async def test_a_cage_that_ends_slowly_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.backends.process.live._GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("warmcell.backends.process.live._END_SECONDS", 5.0)
+    closed, cage = Future[Any](), LiveCage.__new__(LiveCage)
+    closed.set_exception(ChannelClosed())
+    vars(cage).update(ended=Future(), _is_closing=False, _ask=lambda *_, **fields: closed)
+    vars(cage)["loop"] = SimpleNamespace(is_own_thread=lambda: False)
+    asking = asyncio.create_task(cage.request_async(1, "signal"))
+    await asyncio.sleep(0.1)
+    cage.ended.set_result(CageEnd("it is over"))
+    with pytest.raises(errors.SessionEnded, match="it is over"):
+        await asking

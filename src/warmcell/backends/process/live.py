@@ -217,10 +217,10 @@ class LiveCage:
         await wait_for_future(answer, _GRACE_SECONDS)
         if not answer.done():
             self.end_soon(_NO_ANSWER.format(_GRACE_SECONDS))
-            await wait_for_future(self.ended, _GRACE_SECONDS)
+            await wait_for_future(self.ended, _END_SECONDS)  # `_end_error` would block the event loop for that time
             raise self._end_error()
         if isinstance(answer.exception(), ChannelClosed):
-            await wait_for_future(self.ended, _GRACE_SECONDS)
+            await wait_for_future(self.ended, _END_SECONDS)
             raise self._end_error()
 
     def send(self, pid: int, op: str, **fields: Any) -> Future[Message]:
