@@ -51,6 +51,20 @@ def test_errors_are_the_same_errors(server: Server) -> None:
             client.execute(ExecRequest("klingon", "x", 1))
 
 
+def test_a_fork_may_live_as_long_as_its_parent(server: Server) -> None:
+    """It ended after an hour, however long its parent was to last."""
+    with (
+        Client(server.url) as client,
+        client.sandbox(lifetime=7200, forkable=True) as sandbox,
+        sandbox.fork() as fork,
+        sandbox.session("python") as session,
+        session.fork().sandbox as branch,
+    ):
+        listed = {row["id"]: row for row in server.client.get("/v1/sandboxes").json()}
+        rows = [listed[each.id] for each in (sandbox, fork, branch)]
+        assert [round(row["expires"] - row["created"]) for row in rows] == [7200] * 3
+
+
 def test_a_url_with_a_path_is_named_as_the_mistake(server: Server) -> None:
     with (
         Client(server.url + "/v1") as client,

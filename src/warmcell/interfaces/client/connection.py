@@ -177,6 +177,9 @@ def import_websockets() -> Any:
 class SandboxEndpoint:
     """The routes of one sandbox, shared by all of its drivers."""
 
+    #: How long the sandbox may live, in seconds, and its forks too; None: the server decides.
+    lifetime: int | None = None
+
     def __init__(self, connection: Connection, sandbox_id: str) -> None:
         self.connection = connection
         self.path = f"/v1/sandboxes/{sandbox_id}"
@@ -189,6 +192,10 @@ class SandboxEndpoint:
     def events(self, method: str, route: str, **more: Any) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         self.check_open()
         return self.connection.events(method, f"{self.path}/{route}", **more)
+
+    @property
+    def fork_options(self) -> dict[str, int]:
+        return {} if self.lifetime is None else {"lifetime": self.lifetime}
 
     async def open(self) -> None:
         """Return when the sandbox exists."""

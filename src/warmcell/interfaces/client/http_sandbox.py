@@ -194,9 +194,11 @@ class HttpSession:
         await self._request("POST", "/restart")
 
     async def fork(self, reseed: bool) -> tuple[SandboxDriver, HttpSession]:
-        created = await self._request("POST", "/fork", json={"reseed": reseed}, seconds=300)
+        body: dict[str, Any] = {"reseed": reseed, **self._endpoint.fork_options}
+        created = await self._request("POST", "/fork", json=body, seconds=300)
         sandbox = self._make_sandbox(created["sandbox"])
         endpoint = SandboxEndpoint(self._endpoint.connection, created["sandbox"]["id"])
+        endpoint.lifetime = self._endpoint.lifetime
         return sandbox, HttpSession(endpoint, created["session"], self._make_sandbox)
 
     async def checkpoint(self) -> CheckpointDriver:
@@ -243,7 +245,10 @@ class HttpSandbox:
         self.limits: EffectiveLimits = record(EffectiveLimits, created["limits"])
         self.place = connection.url
         self.capabilities = capabilities
-        self._use(SandboxEndpoint(connection, self.id))
+        endpoint = SandboxEndpoint(connection, self.id)
+        if "expires" in created:
+            endpoint.lifetime = round(created["expires"] - created["created"])
+        self._use(endpoint)
 
     def _use(self, endpoint: SandboxEndpoint) -> None:
         self._endpoint = endpoint
@@ -289,7 +294,8 @@ class HttpSandbox:
         return [record(EgressConnection, plain) for plain in await self._endpoint.request("GET", "connections")]
 
     async def fork(self, snapshot: str | None) -> HttpSandbox:
-        body = {"snapshot": None if snapshot is None else str(snapshot)}
+        body: dict[str, Any] = {"snapshot": None if snapshot is None else str(snapshot)}
+        body |= self._endpoint.fork_options
         return self._sibling(await self._endpoint.request("POST", "fork", json=body, seconds=120))
 
     def _sibling(self, created: Mapping[str, Any]) -> HttpSandbox:
