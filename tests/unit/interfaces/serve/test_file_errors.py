@@ -1,4 +1,4 @@
-"""How the failures of a sandbox's file service reach E2B's clients."""
+"""How the failures of a sandbox's file service, and a busy host, reach E2B's clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from warmcell.interfaces.serve.e2b.connect import RpcError
+from warmcell.core.errors import BackendBusy, SandboxDestroyed
+from warmcell.interfaces.serve.e2b.connect import RpcError, as_rpc_error
 from warmcell.interfaces.serve.e2b.control import Samples, metrics_of
 from warmcell.interfaces.serve.e2b.envd import envd_refusal
 from warmcell.interfaces.serve.e2b.guest_files import FileError
@@ -52,3 +53,9 @@ async def test_metrics_that_the_guest_forges_are_no_internal_error(answer: str |
     with pytest.raises(HttpError) as refused:
         await metrics_of(box, None, None)
     assert (refused.value.status, refused.value.fault) == (503, "guest")
+
+
+def test_a_busy_host_is_not_a_lost_sandbox() -> None:
+    """A start that got no slot was "unavailable", from which the SDKs conclude that the sandbox has ended."""
+    assert as_rpc_error(BackendBusy(30)).code == "resource_exhausted"
+    assert as_rpc_error(SandboxDestroyed()).code == "unavailable"

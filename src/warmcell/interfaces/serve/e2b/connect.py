@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warmcell.core.errors import SandboxDestroyed, SandboxError
+from warmcell.core.errors import BackendBusy, SandboxDestroyed, SandboxError
 from warmcell.interfaces.serve.event_streams import StreamTurns
 from warmcell.interfaces.serve.requests import MAX_VALUES, OWNER, has_many_values
 from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
@@ -65,6 +65,8 @@ def as_rpc_error(error: Exception) -> RpcError:
         return error
     if isinstance(error, SandboxDestroyed):
         return RpcError("unavailable", "the sandbox was killed")
+    if isinstance(error, BackendBusy):  # clients take "unavailable" for the end of the sandbox
+        return RpcError("resource_exhausted", public_message(error))
     if isinstance(error, HttpError):
         return RpcError(_CODES.get(error.status, "internal"), error.message)
     if isinstance(error, SandboxError):
