@@ -16,7 +16,7 @@ from warmcell.interfaces.cli.command_table import COMMANDS
 from warmcell.interfaces.cli.manual import VARIABLES, pages
 
 #: Between our own processes.
-INTERNAL = {"WARMCELL_CHILD", "WARMCELL_DOCTOR_CANARY", "WARMCELL_MANAGER", "WARMCELL_PROCESS"}
+INTERNAL = {"WARMCELL_CHILD", "WARMCELL_DOCTOR_CANARY", "WARMCELL_GUEST_", "WARMCELL_MANAGER", "WARMCELL_PROCESS"}
 
 
 def test_every_command_and_option_is_in_the_page(warmcell: Any) -> None:
