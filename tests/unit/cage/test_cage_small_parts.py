@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import mmap
 import os
 import socket
 import struct
@@ -271,6 +272,17 @@ def test_locks_are_counted_for_who_holds_them(tmp_path: Path) -> None:
         assert Locks(lambda owner, pids: owner in pids).memory([1], _PATIENCE) == 0
         device = os.fstat(file.fileno()).st_dev
         until(lambda: Locks(lambda owner, pids: False, device).memory([], _PATIENCE) >= 4900 * 256)
+
+
+@pytest.mark.attack("S2-10")
+def test_the_device_of_a_directory_is_the_one_that_its_mapped_files_show(tmp_path: Path) -> None:
+    """On btrfs it is not the one of stat(), and files that are mapped and have no name were not found."""
+    (tmp_path / "file").write_bytes(bytes(4096))
+    here = os.open(tmp_path, os.O_RDONLY)
+    with open(tmp_path / "file", "rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
+        shown = [line.split()[3] for line in Path("/proc/self/maps").open() if line.endswith(f"{tmp_path}/file\n")]
+        assert shown == [disk.device_in_maps(here, -1).decode()]
+    os.close(here)
 
 
 def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:

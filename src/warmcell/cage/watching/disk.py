@@ -8,6 +8,7 @@ import stat
 import time
 from math import inf
 
+from ..fast_imports import lru_cache
 from ..linux import kernel_files
 from ..linux.processes import expected_errors, must_be_expected
 from ..records import NamedTuple
@@ -17,7 +18,7 @@ from .patterns import Pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple
+    from typing import Dict, Generator, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 
 class DiskUse(NamedTuple):
@@ -80,6 +81,8 @@ class Walk:
         #: Guest paths of overlays that store their files below the paths.
         self._overlays = overlays
         self._devices: Set[int] = set(devices)
+        #: Devices in `maps`, where they differ from those.
+        self._shown: Set[bytes] = set()
         self._held = self._entries = 0
         self._is_complete = True
         self._steps: Generator[None, None, None] = self._walk_all()
@@ -91,7 +94,7 @@ class Walk:
 
     def result(self, proc: str, pids: List[int], hides: bool = False) -> DiskUse:
         """The result, with unlinked files that processes have open or mapped. `hides`: there are more of them."""
-        unlinked = UnlinkedFiles(self._devices.union(_devices_of(self._overlays, proc, pids)))
+        unlinked = UnlinkedFiles(self._devices.union(_devices_of(self._overlays, proc, pids)), self._shown)
         unlinked.look(proc, pids)
         return filesystem_use(self._paths)._replace(
             held=self._held + unlinked.size,
@@ -118,6 +121,8 @@ class Walk:
         try:
             status = os.fstat(root)
             self._devices.add(status.st_dev)
+            if not os.major(status.st_dev):
+                self._shown.add(device_in_maps(root, status.st_dev))
             self._held += status.st_blocks * 512
             yield from self._read_names(*levels[0])
             while levels:
@@ -173,12 +178,24 @@ def _devices_of(overlays: Sequence[str], proc: str, pids: List[int]) -> Iterator
                 yield os.stat(f"{proc}/{pid}/root{path}").st_dev
 
 
-class UnlinkedFiles:
-    """Files without a name that processes have open or mapped, on some devices."""
+@lru_cache(maxsize=64)
+def device_in_maps(directory: int, device: int) -> bytes:
+    """The device of an open directory's file system in `maps`. On btrfs, stat() returns that of the subvolume.
 
-    def __init__(self, devices: Set[int]) -> None:
+    Cached, since other processes cannot mount while mountinfo is read; `device` is that of stat().
+    """
+    lines = kernel_files.read(f"/proc/self/fdinfo/{directory}").split("\n")
+    mount = next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
+    rows = (line.split(" ", 3) for line in kernel_files.read("/proc/self/mountinfo").split("\n")[:-1])
+    return next((b"%02x:%02x" % tuple(map(int, row[2].split(":"))) for row in rows if row[0] == mount), b"")
+
+
+class UnlinkedFiles:
+    """Files without a name that processes have open or mapped, on some devices. `shown`: further names in `maps`."""
+
+    def __init__(self, devices: Set[int], shown: Iterable[bytes] = ()) -> None:
         self._devices = devices
-        self._names = {f"{os.major(device):02x}:{os.minor(device):02x}".encode() for device in devices}
+        self._names = {f"{os.major(device):02x}:{os.minor(device):02x}".encode() for device in devices}.union(shown)
         self._sizes: Dict[int, int] = {}
         self.is_complete = True
 
