@@ -89,6 +89,28 @@ def test_a_file_that_the_host_makes_at_the_last_moment(place: Path, monkeypatch:
     assert read_tree(place / "lower") == {"added": "by the host", "file": "new"}
 
 
+@pytest.mark.parametrize("change", ["deleted", "modified"])
+def test_a_base_that_cannot_be_recorded_leaves_no_descriptor(place: Path, monkeypatch: Any, change: str) -> None:
+    """The first is recorded as it is listed, the second after it was committed."""
+    used: list[int] = []
+
+    def fail(bases: object, parts: object, fd: int, mode: int | None = None) -> None:
+        used.append(fd)
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("warmcell.changes.base.Bases.record", fail)
+    if change == "deleted":
+        os.unlink(place / "layer/upper/file")
+        os.mknod(place / "layer/upper/file", 0o20000, 0)
+        commit(place)
+    else:
+        os.rename(place / "layer/upper/file", place / "layer/upper/added")
+        with pytest.raises(OSError, match="No space"):
+            commit(place)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(used[0])
+
+
 def test_a_refused_change_of_kind_leaves_no_prepared_file(place: Path, monkeypatch: Any) -> None:
     os.unlink(place / "layer/upper/file")
     (place / "layer/upper/file").symlink_to("other")

@@ -328,8 +328,8 @@ class Committer:
                 return
             fd = lower.open(step.item.parts)
             if fd is not None:
-                self._bases.record(step.item.parts, fd, step.item.mode)
-                os.close(fd)
+                with closing_fd(fd):
+                    self._bases.record(step.item.parts, fd, step.item.mode)
 
     def _record_directories(self, steps: Iterable[Step]) -> None:
         """Those whose entries or modes this commit changed, so that later changes on the host are detected."""

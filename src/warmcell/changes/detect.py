@@ -19,7 +19,7 @@ from warmcell.changes.base import Base, Bases
 from warmcell.changes.model import Change, ChangeKind, Entry
 from warmcell.changes.upper import Found, FoundKind, UpperDirectory, is_whiteout
 from warmcell.core.errors import PathTraversal
-from warmcell.core.light import Closing
+from warmcell.core.light import Closing, closing_fd
 from warmcell.workspace.errors import WorkspaceError
 from warmcell.workspace.names import Parts
 from warmcell.workspace.protected_paths import find_named
@@ -169,8 +169,8 @@ class Detector:
         if below.st_ctime_ns <= self._start_ns and stat.S_ISREG(below.st_mode) and self._bases.get(parts) is None:
             fd = self._lower.open(parts)
             if fd is not None:
-                self._bases.record(parts, fd)
-                os.close(fd)
+                with closing_fd(fd):
+                    self._bases.record(parts, fd)
         kind = kind_of(below.st_mode)
         size = below.st_size if kind == "file" else 0
         reason = flag_reason(parts) or self._flag_named(parts)
