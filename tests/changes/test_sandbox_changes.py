@@ -97,6 +97,16 @@ def test_commit_and_discard_of_some_paths(sandbox: Sandbox, directory: Path) -> 
         sandbox.commit(["nowhere"])
 
 
+def test_the_directory_itself_stands_for_all_changes(sandbox: Sandbox, directory: Path) -> None:
+    sandbox.sh("echo 1 > one; mkdir sub; echo 2 > sub/two")
+    for path in (".", "./", str(directory), f"{directory}/"):
+        assert set(sandbox.commit([path], dry_run=True).committed) == {"one", "sub/two"}
+    with pytest.raises(InvalidRequest, match="no changes"):
+        sandbox.commit([""])
+    sandbox.discard([str(directory)])
+    assert kinds(sandbox) == {}
+
+
 def test_discard_brings_everything_back(sandbox: Sandbox, directory: Path) -> None:
     before = read_tree(directory)
     sandbox.sh(EDIT + "rm -r src; echo x > src; chmod 600 a.txt; mkdir -p deep/er")

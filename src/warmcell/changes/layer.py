@@ -219,6 +219,8 @@ class ChangeLayer:
         if paths is None:
             return found
         wanted = frozenset(_relative(path, self._home) for path in paths)
+        if "." in wanted:
+            return found
         named = [(item, matching_paths(item, wanted)) for item in found]
         for path in sorted(wanted.difference(*(names for _, names in named))):
             raise InvalidRequest(f"{path!r} has no changes", field="paths", hint="changes() lists all changes")
@@ -257,9 +259,10 @@ def _as_fs_changes(change: Change) -> Iterator[FsChange]:
 
 
 def _relative(path: str, home: str) -> str:
+    """The directory itself is ".", so that an empty text is never taken for it."""
     text = os.fspath(path)
     if text == home or text.startswith(home.rstrip("/") + "/"):
-        text = text[len(home) :]
+        text = text[len(home) :].strip("/") or "."
     return text.strip("/").removeprefix("./")
 
 
