@@ -48,6 +48,12 @@ _HIDDEN = {
             ctypes.memset(area, 1, 10 * MB)
             libc.munmap(ctypes.c_void_p(area + 4096), ctypes.c_size_t(10 * MB - 4096))
         """,
+    "shared memory with a name": """
+        for _ in range(30):
+            area = map(10 * MB, 0x21)
+            libc.prctl(0x53564D41, ctypes.c_ulong(0), ctypes.c_void_p(area), ctypes.c_ulong(10 * MB), b'name')  # PR_SET_VMA
+            ctypes.memset(area, 1, 10 * MB)
+        """,
     "shared memory of one that is gone": """
         for _ in range(6):
             if os.fork() == 0:

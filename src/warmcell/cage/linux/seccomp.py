@@ -108,8 +108,8 @@ _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _WITHOUT_RANDOM_ADDRESSES = (0x40000, 0x40008)
 _PTRACE_TRACEME = 0
 _PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SCHED_CORE, _PR_SET_PTRACER = 35, 22, 4, 62, 0x59616D61
-#: The first option of prctl() after the known ones, and the known ones with large numbers.
-_FIRST_UNKNOWN_OPTION, _PR_SET_VMA, _PR_GET_AUXV = 78, 0x53564D41, 0x41555856
+#: The first option of prctl() after the known ones, and a harmless one with a large number.
+_FIRST_UNKNOWN_OPTION, _PR_GET_AUXV = 78, 0x41555856
 _F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 15, 0x8901, 0x8902
 
 _EPERM, _EINVAL, _ENOTTY, _ENOSYS, _EPROTONOSUPPORT, _EOPNOTSUPP, _EAFNOSUPPORT = 1, 22, 25, 38, 93, 95, 97
@@ -195,12 +195,13 @@ def _socket_rule(profile: Profile) -> List[Instruction]:
 
 
 def _prctl_rule() -> List[Instruction]:
-    """Unknown options get EINVAL, as from an older kernel: PR_FUTEX_HASH takes gigabytes of kernel memory.
+    """Other options get EINVAL, as from an older kernel: PR_FUTEX_HASH takes gigabytes of kernel memory, and PR_SET_VMA
+    gives shared memory names, by which the watcher would not know it.
 
     With PR_SCHED_CORE no process of another guest may run on the second thread of a core beside the guest.
     """
     refused = (_PR_SET_MM, _PR_SET_SECCOMP, _PR_SET_DUMPABLE, _PR_SCHED_CORE, _PR_SET_PTRACER)
-    large = [*bpf.returns_if_equal((_PR_SET_VMA, _PR_GET_AUXV), ALLOW), ret(errno(_EINVAL))]
+    large = [*bpf.returns_if_equal((_PR_GET_AUXV,), ALLOW), ret(errno(_EINVAL))]
     rule = [load(argument(0)), *bpf.returns_if_equal(refused, errno(_EPERM))]
     return [*rule, Instruction(bpf.JGE, 0, len(large), _FIRST_UNKNOWN_OPTION), *large, ret(ALLOW)]
 
