@@ -280,7 +280,11 @@ def test_the_device_of_a_directory_is_the_one_that_its_mapped_files_show(tmp_pat
     (tmp_path / "file").write_bytes(bytes(4096))
     here = os.open(tmp_path, os.O_RDONLY)
     with open(tmp_path / "file", "rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
-        shown = [line.split()[3] for line in Path("/proc/self/maps").open() if line.endswith(f"{tmp_path}/file\n")]
+        shown = [
+            line.split()[3]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if line.endswith(f"{tmp_path}/file")
+        ]
         assert shown == [disk.device_in_maps(here, -1).decode()]
     os.close(here)
 
