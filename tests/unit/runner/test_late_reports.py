@@ -71,7 +71,7 @@ def test_a_dead_manager_is_noticed_at_once() -> None:
 def unread() -> Iterator[Cell]:
     """A cell whose guest, as a hostile image's Python, was started and never reads its job."""
     cell = Cell("native")
-    cell.start(GuestJob("prelude", ("/usr/bin/python3",), {}, "/code", {}))
+    cell.send_job(GuestJob("prelude", ("/usr/bin/python3",), {}, "/code", {}))
     yield cell
     cell.close()
 
@@ -82,9 +82,9 @@ _LONG_JOB = GuestJob("exec", (), {}, "/code", {"main.py": bytes(8 << 20)}, "main
 def test_a_job_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "_READ_SECONDS", 0.05)
     cell = Cell("native")
-    cell.start(GuestJob("prelude", ("/usr/bin/python3",), {}, "/code", {}))
+    cell.send_job(GuestJob("prelude", ("/usr/bin/python3",), {}, "/code", {}))
     with pytest.raises(JobUnread, match="did not read"):
-        cell.start(_LONG_JOB, Run())
+        cell.send_job(_LONG_JOB, Run())
     cell.close()
 
 
@@ -93,9 +93,9 @@ def test_a_job_that_is_not_read_can_be_cancelled(unread: Cell, monkeypatch: pyte
     run = Run()
     threading.Timer(0.1, run.cancel).start()
     with pytest.raises(RunCancelled):
-        unread.start(_LONG_JOB, run)
+        unread.send_job(_LONG_JOB, run)
 
 
 def test_the_start_is_looked_for_without_waiting(unread: Cell) -> None:
-    unread.start(GuestJob("exec", (), {}, "/code", {}), Run())
+    unread.send_job(GuestJob("exec", (), {}, "/code", {}), Run())
     assert not unread.receive_start()
