@@ -14,8 +14,11 @@ from tests.image_roots import make_busybox, shared_debian_like, shared_place
 import warmcell.guest
 from warmcell import ExecRequest, ExecutionTimeout, ImageNotFound, InvalidRequest, ProcessBackend, PtySize, Sandbox
 from warmcell.backends.process.live_start import MODULES_OF_AGENT
+from warmcell.cage.wire import GuestJob
 from warmcell.core.records import replace
 from warmcell.images import Image, ImageStore
+from warmcell.lifetime.run import Run
+from warmcell.runner.cell import Cell, CellLost
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +210,10 @@ def test_a_waiting_python_of_the_image_is_like_a_new_one(images: dict[str, Image
         assert before > 0
 
 
-def test_a_python_that_cannot_wait_is_started_for_each_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_python_that_cannot_wait_is_started_for_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
     """An image's python3 may be anything: what it says is the result."""
     busybox = make_busybox(tmp_path)
     root = Path(busybox.layer_paths[0])
@@ -216,6 +222,14 @@ def test_a_python_that_cannot_wait_is_started_for_each_run(tmp_path: Path) -> No
     (odd / "bin/python3").write_text('#!/bin/sh\necho "not $0"\nexit 7\n')
     (odd / "bin/python3").chmod(0o755)
     image = ImageStore(tmp_path / "odd-store").import_(odd, "odd:1")
+    send_job, lost = Cell.send_job, [is_late] * 3
+
+    def send(cell: Cell, job: GuestJob, run: Run | None = None) -> None:
+        if job.mode != "prelude" and lost and lost.pop():  # on a busy host it has ended before its job is sent
+            raise CellLost("it has ended")
+        send_job(cell, job, run)
+
+    monkeypatch.setattr(Cell, "send_job", send)
     with ProcessBackend(image=image) as backend:
         for _ in range(3):
             result = backend.execute_blocking(ExecRequest("python", "print(1)", 30))

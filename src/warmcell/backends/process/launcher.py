@@ -170,6 +170,8 @@ class Launcher:
                     return cell
                 except CellLost:  # it died while it waited and has run nothing: take another
                     continue
+            if worker == "image-python":
+                raise JobUnread(0, "an image's Python did not wait for it")
             raise EnforcerFailed(template.zygote.enforcer, "cells die before they can be used")
         except BaseException:
             cleanup.close()
