@@ -30,8 +30,8 @@ SUM = "print(sum(map(int, input().split())))"
 @pytest.fixture
 def started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs wait for the supervisors, and are not carried out here meanwhile."""
-    runner = Supervisors._runner
-    monkeypatch.setattr(Supervisors, "_runner", lambda self, program, meanwhile: runner(self, program, None))
+    runner = Supervisors.runner
+    monkeypatch.setattr(Supervisors, "runner", lambda self, meanwhile, program=None: runner(self, None, program))
 
 
 @pytest.mark.parametrize(
