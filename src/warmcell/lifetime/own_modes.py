@@ -9,6 +9,8 @@ import errno
 import os
 import stat
 
+from warmcell.core.light import closing_fd
+
 _OWNER = 0o700
 
 
@@ -25,13 +27,10 @@ def change_mode(path: str, mode: int, *, dir_fd: int | None = None) -> None:
     if not hasattr(os, "O_PATH"):
         os.chmod(path, mode, dir_fd=dir_fd, follow_symlinks=False)
         return
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
+    with closing_fd(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)) as descriptor:
         if stat.S_ISLNK(os.fstat(descriptor).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         os.chmod(f"/proc/self/fd/{descriptor}", mode)
-    finally:
-        os.close(descriptor)
 
 
 def make_directories(path: str, mode: int = 0o700) -> None:

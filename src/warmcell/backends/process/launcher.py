@@ -171,7 +171,7 @@ class Launcher:
                 except CellLost:  # it died while it waited and has run nothing: take another
                     continue
             if worker == "image-python":
-                raise JobUnread(0, "an image's Python did not wait for it")
+                raise JobUnread(0, "the image's Python ended before it was sent")
             raise EnforcerFailed(template.zygote.enforcer, "cells die before they can be used")
         except BaseException:
             cleanup.close()

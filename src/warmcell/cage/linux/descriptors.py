@@ -25,7 +25,10 @@ def close_all(descriptors: Iterable[int]) -> None:
 
 
 class closing_fd:  # noqa: N801  # as `contextlib.closing`
-    """Closes a descriptor at the end of the block. Not on the path of each run: `try` and `finally` are faster."""
+    """Closes a descriptor at the end of the block, as that of `core.light`, which the cage does not import.
+
+    Not on the path of each run: `try` and `finally` are faster.
+    """
 
     __slots__ = ("_fd",)
 

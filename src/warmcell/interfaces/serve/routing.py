@@ -134,6 +134,11 @@ def route(
     return made
 
 
+def is_ending(request: Request, route: AuthRoute | None) -> bool:
+    """As `route` says, and for requests of no route, to `/mcp`, every DELETE."""
+    return request.scope["method"] == "DELETE" if route is None else route.ends_something
+
+
 async def _call_counted(request: Request, tenant: Tenant, handler: Handler, ends_something: bool) -> Any:
     if tenant is ANONYMOUS:
         return await handler(request, tenant) or Response(status_code=204)

@@ -55,7 +55,7 @@ from warmcell.interfaces.serve.responses import (
     json_response,
     shutting_down,
 )
-from warmcell.interfaces.serve.routing import AuthRoute
+from warmcell.interfaces.serve.routing import AuthRoute, is_ending
 from warmcell.interfaces.serve.sandbox_registry import SandboxLost, SandboxNotFound
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import local_tenant, read_tenants
@@ -172,8 +172,7 @@ class ClusterFront:
             if self.draining.is_set():
                 raise shutting_down()
             place = self._classify(request, route)
-            ends_something = request.method == "DELETE" if route is None else route.ends_something
-            with self._admission.count(find_token(request) or "", ends_something=ends_something):
+            with self._admission.count(find_token(request) or "", ends_something=is_ending(request, route)):
                 await self._answer(request, place, send)
         except (HttpError, ClientDisconnected, SandboxError) as error:
             await self._render(error, route, place)(scope, receive, send)

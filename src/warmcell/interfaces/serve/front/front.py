@@ -59,7 +59,7 @@ from warmcell.interfaces.serve.middleware import RELAYED, REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import SANDBOXES
 from warmcell.interfaces.serve.requests import Receive, has_many_values, read_ahead, replay
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
-from warmcell.interfaces.serve.routing import AuthRoute
+from warmcell.interfaces.serve.routing import AuthRoute, is_ending
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.settings import Settings
@@ -206,8 +206,7 @@ class Front:
                 raise shutting_down()
             if self._connections.is_over_limit and RELAYED not in scope["state"]:
                 raise HttpError(503, "too many connections")
-            ends_something = request.method == "DELETE" if route is None else route.ends_something
-            with self._admission.count(find_token(request) or "", ends_something=ends_something):
+            with self._admission.count(find_token(request) or "", ends_something=is_ending(request, route)):
                 await self._answer(request, route, send)
         except (HttpError, ClientDisconnected, SandboxError) as error:
             render = error_response if route is None else route.render_error

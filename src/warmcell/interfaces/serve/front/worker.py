@@ -41,7 +41,7 @@ from warmcell.interfaces.serve.listener import Server, find_websocket_protocol, 
 from warmcell.interfaces.serve.middleware import REPORTED_ELSEWHERE
 from warmcell.interfaces.serve.quotas import TenantQuota
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response, shutting_down
-from warmcell.interfaces.serve.routing import AuthRoute
+from warmcell.interfaces.serve.routing import AuthRoute, is_ending
 from warmcell.interfaces.serve.server import configure_logging, serve_app
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.settings import Settings
@@ -112,8 +112,7 @@ class Dispatcher:
         tenant = None if self._service.settings.tokens is None else self._service.tenant(find_token(request))
         if tenant is None:
             return nullcontext()
-        ends_something = request.method == "DELETE" if route is None else route.ends_something  # None: `/mcp`
-        return self._admission.request(tenant, ends_something=ends_something)
+        return self._admission.request(tenant, ends_something=is_ending(request, route))
 
     async def choose_for_socket(self, request: HTTPConnection) -> Peer | None:
         """The worker of a WebSocket; None: this one."""
