@@ -16,6 +16,7 @@ from tests.images.image_files import entry, hardlink, layer, symlink
 
 from warmcell import BuildFailed, ExecRequest, InvalidRequest, ProcessBackend
 from warmcell.images import Image, ImageLimits, ImageStore
+from warmcell.images.build.trees import Node, Tree
 from warmcell.interfaces.cli import main
 
 
@@ -223,6 +224,29 @@ def test_huge_files_are_refused_before_they_are_read(tmp_path: Path, context: Pa
     with pytest.raises(BuildFailed, match="more than"):
         build(store, context, "FROM scratch\nADD bomb.tar.gz /\n")
     assert not [name for name in os.listdir(f"{store.path}/blobs") if name.startswith(".")]
+
+
+@pytest.mark.parametrize(("target", "line"), [(".", "COPY */* /d/"), ("files", "COPY l* /d/")])
+def test_links_do_not_multiply_what_is_copied(
+    tmp_path: Path, context: Path, monkeypatch: pytest.MonkeyPatch, target: str, line: str
+) -> None:
+    """A pattern follows links: a thousand of them made millions of entries in memory before any was counted."""
+    (context / "files").mkdir()
+    for number in range(50):
+        (context / "files" / str(number)).touch()
+    for number in range(40):
+        (context / f"l{number}").symlink_to(target)
+    listed, children = list[str](), Tree.children
+
+    def count(tree: Tree, node: Node) -> list[Node]:
+        listed.append(node.path)
+        return children(tree, node)
+
+    monkeypatch.setattr(Tree, "children", count)
+    store = ImageStore(tmp_path / "store", limits=ImageLimits(entries=200))
+    with pytest.raises(BuildFailed, match="more than 200 entries"):
+        build(store, context, f"FROM scratch\n{line}\n")
+    assert len(listed) < 10
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import hashlib
 import io
 import os
 import posixpath
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, TypeVar
 
 from warmcell.core.compressed_members import TooManyMembers, expand
 from warmcell.core.decompressors import LZMAError, load_decompressor
@@ -23,6 +23,7 @@ from warmcell.images.layer_tar import Attributes, LayerWriter
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.tar_reader import TarEntry, read_entries, read_header, split_path
 
+T = TypeVar("T")
 _DEEPEST = 200
 
 
@@ -48,13 +49,12 @@ class Copier:
         self._limits = limits
         self._owner = _find_owner(target, step.chown)
         self._destination = posixpath.join(workdir, step.destination)
-        self._items = list(self._plan())
+        self._items = list(_count_items(self._plan(), Budget(limits)))
 
     def digest(self) -> str:
         """A hash of names, types, modes, owners and content, but not times: a fresh clone hits the cache."""
         found, budget = hashlib.sha256(), Budget(self._limits)
         for item in self._items:
-            budget.count_entry()
             attributes = item.attributes
             head = [item.path, attributes.mode, attributes.uid, attributes.gid, self._content_digest(item, budget)]
             found.update(repr(head).encode())
@@ -122,7 +122,8 @@ class Copier:
 
     def _plan(self) -> Iterator[_Item]:
         step = self._step
-        nodes = [node for text in step.sources for node in self._find_sources(text)]
+        named = (node for text in step.sources for node in self._find_sources(text))
+        nodes = list(_count_items(named, Budget(self._limits)))
         is_directory = self._is_directory(len(nodes) + len(step.inline))
         place = self._resolve(self._destination)
         for name, content in step.inline.items():
@@ -203,17 +204,25 @@ class Copier:
         return found
 
     def _expand(self, parts: list[str]) -> list[tuple[str, Node]]:
-        root = self._source.find("/")
+        root, budget = self._source.find("/"), Budget(self._limits)
         found = [] if root is None else [("", root)]
         for part in parts:
-            children = [child for _, node in found if node.is_directory for child in self._source.children(node)]
-            named = [child.path for child in children if matches(part, posixpath.basename(child.path))]
+            children = (child for _, node in found if node.is_directory for child in self._source.children(node))
+            counted = _count_items(children, budget)
+            named = [child.path for child in counted if matches(part, posixpath.basename(child.path))]
             found = [(path, node) for path in named if (node := self._source.find(path)) is not None]
         return [(posixpath.basename(path), node) for path, node in found if not self._ignored.ignores(path)]
 
     def _is_archive(self, node: Node) -> bool:
         with open(self._source.open(node), "rb") as stream:
             return is_archive(stream)
+
+
+def _count_items(items: Iterable[T], budget: Budget) -> Iterator[T]:
+    """The same items, counted before they are kept: with links to directories, few entries become any number."""
+    for item in items:
+        budget.count_entry()
+        yield item
 
 
 def _find_owner(target: Tree, chown: str) -> tuple[int, int] | None:
