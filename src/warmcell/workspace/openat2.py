@@ -44,6 +44,11 @@ def open_in_root(dir_fd: int, path: str | bytes, flags: int) -> int:
     return _open(dir_fd, path, flags, _IN_ROOT | _NO_MAGICLINKS)
 
 
+def open_within(dir_fd: int, path: str, flags: int) -> int:
+    """Open `path` beneath `dir_fd`. The kernel follows 40 links at most; one that leads out raises EXDEV."""
+    return _open(dir_fd, path, flags, _BENEATH | _NO_MAGICLINKS)
+
+
 def _open(dir_fd: int, path: str | bytes, flags: int, resolve: int) -> int:
     from warmcell.cage.linux.fast_ctypes import c_long, get_errno
 

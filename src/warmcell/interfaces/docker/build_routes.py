@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from warmcell.core.errors import ImageInvalid
-from warmcell.core.light import on_error
+from warmcell.core.light import closing_fd, on_error
 from warmcell.core.records import replace
 from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
@@ -22,6 +24,7 @@ from warmcell.interfaces.docker.image_work import ImageJob
 from warmcell.interfaces.docker.messages import DockerError, Request, Response, Route, json_response
 from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.threads import in_thread
+from warmcell.workspace import openat2
 from warmcell.workspace.remove import remove_directory
 
 _MAX_CONTEXT = 4 << 30
@@ -156,9 +159,17 @@ def check_dockerfile(context: str, dockerfile: str) -> None:
     """Refuse a Dockerfile outside the context: a path or a link that leads out would show files of the host."""
     if "\0" in dockerfile:
         raise DockerError(400, "dockerfile: contains a null byte")
-    root = os.path.realpath(context)
-    real = os.path.realpath(os.path.join(root, dockerfile))
-    if not real.startswith(root + "/") or ".." in dockerfile.split("/"):
+    is_inside, is_file = ".." not in dockerfile.split("/"), False
+    try:
+        with closing_fd(os.open(context, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+            if is_inside:  # links are followed by the kernel: `os.path.realpath` follows any number of them
+                with closing_fd(openat2.open_within(root, dockerfile, os.O_PATH)) as found:
+                    is_file = stat.S_ISREG(os.fstat(found).st_mode)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            raise
+        is_inside = error.errno != errno.EXDEV
+    if not is_inside:
         raise DockerError(400, f"dockerfile parse error: {dockerfile[:200]!r} is not in the build context")
-    if not os.path.isfile(real):
+    if not is_file:
         raise DockerError(400, f"Cannot locate specified Dockerfile: {dockerfile[:200]}")
