@@ -16,12 +16,14 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp import MCPError
 from tests.helpers import until
 from tests.mcp_door.conftest import COMMAND, processes_with
 from tests.mcp_door.requests import HEADERS, HELLO, JUNK, READY, session_of
 
 from warmcell.core.errors import ProvisionFailed
 from warmcell.interfaces.mcp.clients import Clients
+from warmcell.interfaces.mcp.server import read_resource
 from warmcell.interfaces.mcp.transports import serve_http
 
 pytestmark = pytest.mark.needs("user namespaces")
@@ -105,6 +107,14 @@ def test_junk_over_stdio_is_answered_or_ignored_and_the_next_request_served() ->
         assert int(peak) < 250_000  # of a line without an end no more than a message is kept
     finally:
         talk.close()
+
+
+@pytest.mark.parametrize("uri", ["sandbox://[", "sandbox://]/a", "sandbox://a\u2100/b", "//[", "sandbox:///a?b", ""])
+async def test_a_malformed_resource_uri_is_refused_by_name(uri: str) -> None:
+    """`urlsplit` raises ValueError for some: an internal error."""
+    client: Any = None  # not reached
+    with pytest.raises(MCPError, match="invalid resource URI"):
+        await read_resource(client, uri)
 
 
 @pytest.mark.attack("PT-15")

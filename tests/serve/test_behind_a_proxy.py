@@ -91,7 +91,9 @@ def test_forwarded_https_is_the_origin_of_the_page(start_server: Start) -> None:
         assert server.client.get("/healthz", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("url", ["example.org", "ftp://example.org", "https://", "https://a/?b", "https://u@a/"])
+@pytest.mark.parametrize(
+    "url", ["example.org", "ftp://example.org", "https://", "https://a/?b", "https://u@a/", "https://[", "https://[1/"]
+)
 def test_what_is_not_a_public_url(url: str) -> None:
     with pytest.raises(InvalidRequest):
         check_public_url(url)

@@ -228,8 +228,12 @@ def uri_of(path: str) -> str:
 
 
 async def read_resource(client: Client, uri: str) -> types.TextResourceContents | types.BlobResourceContents:
-    parts = urlsplit(uri)
-    if parts.scheme != SCHEME or parts.netloc or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(uri)
+        is_valid = parts.scheme == SCHEME and not (parts.netloc or parts.query or parts.fragment)
+    except ValueError:  # a bracket without the other, or characters that a host name cannot have
+        is_valid = False
+    if not is_valid:
         raise MCPError(types.INVALID_PARAMS, f"invalid resource URI {uri[:200]!r}: use {SCHEME}:///PATH")
     path = unquote(parts.path.lstrip("/"))
     try:

@@ -134,9 +134,13 @@ def public_origin(public_url: str | None) -> tuple[bytes, bytes] | None:
 def check_public_url(public_url: str | None) -> None:
     if public_url is None:
         return
-    parts = urlsplit(public_url)
-    has_other = parts.query or parts.fragment or "@" in parts.netloc
-    if parts.scheme not in ("http", "https") or not parts.hostname or has_other:
+    try:
+        parts = urlsplit(public_url)
+        has_other = parts.query or parts.fragment or "@" in parts.netloc
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and not has_other
+    except ValueError:  # such as a bracket without the other
+        is_valid = False
+    if not is_valid:
         hint = "for example https://sandboxes.example.org or https://example.org/sandboxes"
         raise InvalidRequest(f"{public_url[:80]!r} is not an http(s) URL", field="public-url", hint=hint)
 
