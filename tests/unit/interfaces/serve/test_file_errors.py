@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from warmcell.core.errors import BackendBusy, SandboxDestroyed
+from warmcell.interfaces.serve.e2b import envd
 from warmcell.interfaces.serve.e2b.connect import RpcError, as_rpc_error
 from warmcell.interfaces.serve.e2b.control import Samples, metrics_of
 from warmcell.interfaces.serve.e2b.envd import envd_refusal
 from warmcell.interfaces.serve.e2b.guest_files import FileError
 from warmcell.interfaces.serve.e2b.interpreter import plain_refusal
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.service import LOCAL_TENANT
 
 
 @pytest.mark.parametrize(
@@ -59,3 +63,35 @@ def test_a_busy_host_is_not_a_lost_sandbox() -> None:
     """A start that got no slot was "unavailable", from which the SDKs conclude that the sandbox has ended."""
     assert as_rpc_error(BackendBusy(30)).code == "resource_exhausted"
     assert as_rpc_error(SandboxDestroyed()).code == "unavailable"
+
+
+async def read_head(entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The answer to HEAD /files in a sandbox whose file service can do nothing but `stat`."""
+
+    async def ask(op: str, *, path: str) -> dict[str, Any]:
+        assert (op, path) == ("stat", "big")
+        return {"entry": entry}
+
+    async def find(request: Request, operation: str) -> tuple[Any, str]:
+        return SimpleNamespace(files=SimpleNamespace(ask=ask)), "big"
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(envd, "_file_box", find)
+    scope = {"type": "http", "method": "HEAD", "headers": [], "query_string": b""}
+    return await envd.read(Request(scope, receive), LOCAL_TENANT)
+
+
+async def test_head_does_not_read_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read all of it, whatever its size, to send nothing."""
+    answer = await read_head({"type": "FILE_TYPE_FILE", "size": 1 << 40}, monkeypatch)
+    assert (answer.status_code, answer.headers["content-length"], answer.body) == (200, str(1 << 40), b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("DIRECTORY", 1), ("FILE", -1), ("FILE", True), ("FILE", "1"), ("FILE", 1.5), ("FILE", 1 << 70)]
+)
+async def test_head_of_what_is_not_a_file_is_refused(kind: str, size: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RpcError, match="not a regular file"):
+        await read_head({"type": f"FILE_TYPE_{kind}", "size": size}, monkeypatch)
