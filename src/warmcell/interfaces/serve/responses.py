@@ -74,7 +74,7 @@ def json_pieces(value: object) -> Iterator[str]:
             yield f"{', ' if number else '{'}{json.dumps(str(key))}: "
             yield from json_pieces(inner)
         yield "}"
-    elif _has_objects(value):
+    elif isinstance(value, list) and value:
         for number, inner in enumerate(value):
             yield ", " if number else "["
             yield from json_pieces(inner)

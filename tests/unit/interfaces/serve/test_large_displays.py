@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from warmcell.interfaces.serve.e2b.envd import UNARY
 from warmcell.interfaces.serve.e2b.interpreter import _encode_lines, _run
 from warmcell.interfaces.serve.event_streams import event_chunks, format_event
 from warmcell.interfaces.serve.responses import json_pieces, outcome_response
@@ -82,6 +83,33 @@ async def test_others_get_their_turn_while_a_large_output_is_sent(text: str) -> 
     assert turns > 50 or text == "short"
     chunks = list(event_chunks("result", outcome))
     assert "".join(chunks) == format_event("result", outcome) and max(map(len, chunks)) < 200_000
+
+
+@pytest.mark.attack("S3-17")
+async def test_others_get_their_turn_while_command_lines_are_listed() -> None:
+    """What `Process/List` keeps of the programs of one sandbox, 8 MiB, was encoded at once."""
+    turns, sent = 0, list[dict[str, Any]]()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    config = {"cmd": "x", "args": ["\x01" * 100_000] * 20}
+    command = SimpleNamespace(config=config, tag="name", process=SimpleNamespace(pid=7))
+    box: Any = SimpleNamespace(running_commands=lambda: [command])
+    answer: Any = await UNARY["process.Process/List"](box, {})
+    counting = asyncio.ensure_future(count_turns())
+    await answer({"type": "http"}, None, send)
+    counting.cancel()
+    assert json.loads(b"".join(message["body"] for message in sent[1:])) == {
+        "processes": [{"config": config, "pid": 7, "tag": "name"}]
+    }
+    assert turns > 50 and max(len(message["body"]) for message in sent[1:]) < 200_000
 
 
 @pytest.mark.attack("S3-17")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+from warmcell.interfaces.serve.e2b.connect import LastMessages, MessageStream, parse_envelopes
 from warmcell.interfaces.serve.event_streams import EventStream, StreamTurns
 from warmcell.interfaces.serve.requests import OWNER
 
@@ -58,3 +59,33 @@ async def test_owners_take_turns_and_streams_that_ended_take_none() -> None:
     await asyncio.gather(*many[:-1], late)
     assert order.index("few") < 6
     assert order.count("many") == STREAMS - 1
+
+
+async def test_a_long_batch_is_sent_in_pieces() -> None:
+    """All events of a watched directory, up to 32 MiB, were encoded and sent in one iteration of the event loop."""
+    turns, sent = 0, list[dict[str, Any]]()
+    batch = [{"filesystem": {"name": "x" * 1000}}] * 1000
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def batches() -> AsyncIterator[list[Any]]:
+        yield batch
+        yield LastMessages(batch)
+
+    async def begin() -> AsyncIterator[list[Any]]:
+        return batches()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    counting = asyncio.ensure_future(count_turns())
+    await MessageStream(begin())({OWNER: "one"}, asyncio.Event().wait, send)
+    counting.cancel()
+    bodies = [message["body"] for message in sent[1:]]
+    assert parse_envelopes(b"".join(bodies)) == batch * 2
+    assert max(map(len, bodies)) < 100_000 and turns > 10
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]

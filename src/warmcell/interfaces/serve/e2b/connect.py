@@ -14,7 +14,14 @@ from starlette.responses import Response
 from warmcell.core.errors import BackendBusy, SandboxDestroyed, SandboxError
 from warmcell.interfaces.serve.event_streams import StreamTurns
 from warmcell.interfaces.serve.requests import MAX_VALUES, OWNER, has_many_values
-from warmcell.interfaces.serve.responses import HttpError, json_response, parse_whole_number, public_message, status_of
+from warmcell.interfaces.serve.responses import (
+    LONG_CHUNK,
+    HttpError,
+    json_response,
+    parse_whole_number,
+    public_message,
+    status_of,
+)
 
 CONNECT = "application/connect+json"
 END_OF_STREAM = 0x02
@@ -157,28 +164,36 @@ class MessageStream(Response):
                 task.cancel()
 
     async def _send(self, send: Any, owner: str) -> None:
-        """Send the head together with the first batch, then the others."""
+        """Send the head together with the first batch, then the others, a long one in pieces."""
         turns = StreamTurns.of_this_loop()
         last: dict[str, Any] = {}
-        data, has_head = b"", False
+        data, has_head = bytearray(), False
+
+        async def send_piece() -> None:
+            await turns.wait(owner)
+            await send({"type": "http.response.body", "body": bytes(data), "more_body": True})
+            data.clear()
+
         try:
             async with aclosing(await self._starting) as batches:  # type: ignore[type-var]
                 async for batch in batches:
                     if not has_head:
                         has_head = True
                         await self._send_head(send)
-                    data = b"".join(map(envelope, batch))
+                    for message in batch:
+                        data += envelope(message)
+                        if len(data) > LONG_CHUNK:
+                            await send_piece()
                     if isinstance(batch, LastMessages):
                         break
-                    await turns.wait(owner)
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                    data = b""
+                    if data:
+                        await send_piece()
         except Exception as error:
             refused = as_rpc_error(error)
             last = {"error": {"code": refused.code, "message": refused.message}}
         if not has_head:
             await self._send_head(send)
-        await send({"type": "http.response.body", "body": data + envelope(last, END_OF_STREAM)})
+        await send({"type": "http.response.body", "body": bytes(data + envelope(last, END_OF_STREAM))})
 
     async def _send_head(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

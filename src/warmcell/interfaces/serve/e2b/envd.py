@@ -35,6 +35,7 @@ from warmcell.interfaces.serve.requests import read_body, while_connected
 from warmcell.interfaces.serve.responses import (
     ClientDisconnected,
     HttpError,
+    LongJson,
     error_response,
     json_response,
     parse_whole_number,
@@ -298,6 +299,15 @@ def unary(call: Unary) -> Any:
     return with_refusals(handler, lambda error: rpc_refusal(as_rpc_error(error)))
 
 
+def in_pieces(call: Unary) -> Unary:
+    """The same call, with an answer that may have megabytes."""
+
+    async def answer(box: Box, message: dict[str, Any]) -> Response:
+        return LongJson(await call(box, message))
+
+    return answer
+
+
 def stream(begin: Callable[..., Any], ends_program: bool = False) -> Any:
     """`ends_program`: a program that is started ends at the deadline of the call; otherwise only the stream does."""
 
@@ -335,8 +345,8 @@ async def stream_input(request: Request, tenant: Tenant) -> Response:
     return MessageStream(begin())
 
 
-UNARY = {
-    "process.Process/List": process.list_commands,
+UNARY: dict[str, Unary] = {
+    "process.Process/List": in_pieces(process.list_commands),
     "process.Process/Update": process.update,
     "process.Process/SendInput": process.send_input,
     "process.Process/SendSignal": process.send_signal,
@@ -347,7 +357,7 @@ UNARY = {
     "filesystem.Filesystem/ListDir": filesystem.list_dir,
     "filesystem.Filesystem/Remove": filesystem.remove,
     "filesystem.Filesystem/CreateWatcher": filesystem.create_watcher,
-    "filesystem.Filesystem/GetWatcherEvents": filesystem.watcher_events,
+    "filesystem.Filesystem/GetWatcherEvents": in_pieces(filesystem.watcher_events),
     "filesystem.Filesystem/RemoveWatcher": filesystem.remove_watcher,
 }
 ENDS = frozenset({"process.Process/SendSignal"})
