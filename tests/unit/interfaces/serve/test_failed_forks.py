@@ -1,25 +1,55 @@
-"""E2B's forks of which a later one fails for the host's fault: the client is told of those before it."""
+"""E2B's forks of which a later one fails, or whose client leaves."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from starlette.requests import Request
+from tests.helpers import PATIENCE
 
 from warmcell.core.errors import BackendUnavailable
 from warmcell.interfaces.serve.e2b import control
 from warmcell.interfaces.serve.e2b.creation import Create
+from warmcell.interfaces.serve.responses import ClientDisconnected
 from warmcell.interfaces.serve.service import LOCAL_TENANT
 
 
-async def fork(monkeypatch: pytest.MonkeyPatch, *made: object) -> Any:
-    """The answer to a request for as many forks; each is made, or fails with its error."""
-    service = SimpleNamespace(sandboxes=SimpleNamespace(reserve=lambda tenant: nullcontext()))
-    entry = SimpleNamespace(metadata={}, sandbox=SimpleNamespace(work_dir="/"))
-    homes = iter(made)
+class Leaving:
+    """A client that leaves when `stay` is called, which waits to be cancelled."""
+
+    def __init__(self) -> None:
+        self._left, self.was_cancelled = asyncio.Event(), False
+        self.request = Request({"type": "http"}, self._receive)
+
+    async def _receive(self) -> Any:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def stay(self, *_: object) -> object:
+        self._left.set()
+        try:
+            return await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
+async def fork(
+    monkeypatch: pytest.MonkeyPatch,
+    *made: object,
+    client: Leaving | None = None,
+    remove: Callable[[object], Awaitable[None]] | None = None,
+) -> Any:
+    """The answer to a request for as many forks; each is made, or fails with its error, or its client leaves."""
+    service = SimpleNamespace(sandboxes=SimpleNamespace(reserve=lambda tenant: nullcontext(), remove=remove))
+    entry = SimpleNamespace(id="1", metadata={}, sandbox=SimpleNamespace(work_dir="/"))
+    homes, request = iter(made), (client or Leaving()).request
 
     async def read_body(request: object) -> bytes:
         return json.dumps({"count": len(made)}).encode()
@@ -28,7 +58,7 @@ async def fork(monkeypatch: pytest.MonkeyPatch, *made: object) -> Any:
         home = next(homes)
         if isinstance(home, Exception):
             raise home
-        return home
+        return await home() if callable(home) else home
 
     async def pass_on(*values: object) -> object:
         return values[3]
@@ -39,7 +69,7 @@ async def fork(monkeypatch: pytest.MonkeyPatch, *made: object) -> Any:
     stand_ins["_box"] = lambda entry: SimpleNamespace(asked=Create(), image=None)
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(control, name, stand_in)
-    return json.loads(bytes((await control.fork(cast(Any, None), LOCAL_TENANT)).body))
+    return json.loads(bytes((await control.fork(request, LOCAL_TENANT)).body))
 
 
 async def test_a_fork_that_fails_does_not_hide_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +81,33 @@ async def test_a_fork_that_fails_does_not_hide_those_before_it(monkeypatch: pyte
 async def test_a_first_fork_that_fails_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendUnavailable):
         await fork(monkeypatch, BackendUnavailable("the host's disk is full"), "two")
+
+
+async def test_no_fork_is_left_of_a_client_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others were made too: all counted until their timeout, and no client had their ids."""
+    client, removed = Leaving(), list[object]()
+
+    async def remove(entry: object) -> None:
+        removed.append(entry)
+
+    with pytest.raises(ClientDisconnected):
+        await fork(monkeypatch, "one", "two", client.stay, "four", client=client, remove=remove)
+    assert client.was_cancelled and removed == ["one", "two"]
+
+
+async def test_the_snapshot_of_a_client_that_leaves_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted for as long as the server lasts."""
+    client = Leaving()
+    entry = SimpleNamespace(id="1", sandbox=SimpleNamespace(work_dir="/"))
+
+    async def read_body(request: object) -> bytes:
+        return b""
+
+    stand_ins: dict[str, Any] = {"read_body": read_body, "get_service": lambda request: None}
+    stand_ins |= {"_entry": lambda request, tenant: entry, "_box": lambda entry: SimpleNamespace(image=None)}
+    stand_ins["snapshots_of"] = lambda service: SimpleNamespace(take=client.stay)
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(control, name, stand_in)
+    with pytest.raises(ClientDisconnected):
+        await control.take_snapshot(client.request, LOCAL_TENANT)
+    assert client.was_cancelled

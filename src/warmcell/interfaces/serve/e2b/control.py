@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections import deque
@@ -30,7 +31,7 @@ from warmcell.interfaces.serve.e2b.creation import (
     register,
 )
 from warmcell.interfaces.serve.e2b.snapshots import copy_home, snapshots_of
-from warmcell.interfaces.serve.requests import parse_model, read_body
+from warmcell.interfaces.serve.requests import parse_model, read_body, while_connected
 from warmcell.interfaces.serve.responses import (
     HttpError,
     error_response,
@@ -42,7 +43,7 @@ from warmcell.interfaces.serve.responses import (
 from warmcell.interfaces.serve.routing import route
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES, SandboxEntry, SandboxNotFound
 from warmcell.interfaces.serve.saved_sandboxes import save_now, save_sandbox
-from warmcell.interfaces.serve.service import get_service
+from warmcell.interfaces.serve.service import Service, get_service
 from warmcell.interfaces.serve.tokens import Tenant
 
 ENVD_VERSION = "0.6.4"
@@ -229,19 +230,30 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     service, entry = get_service(request), _entry(request, tenant)
     body = parse_model(await read_body(request) or b"{}", Fork)
     _refuse_in_image(entry)
-    forks: list[dict[str, Any]] = []
-    for _ in range(body.count):
-        try:
-            asked = _box(entry).asked.model_copy(update={"timeout": body.timeout, "metadata": entry.metadata})
-            with service.sandboxes.reserve(tenant):
-                home = await copy_home(service, entry.sandbox.work_dir, tenant)
-            prepared = await make_prepared(service, tenant, asked, home)
-            forks.append({"sandbox": _handle(await register(service, tenant, asked, prepared))})
-        except (HttpError, SandboxError) as error:
-            if isinstance(error, SandboxError) and not forks:
-                raise
-            forks.append({"error": _describe(error)})  # those before it are the client's
-    return json_response(forks, 201)
+    return json_response(await while_connected(request, _make_forks(service, tenant, entry, body)), 201)
+
+
+async def _make_forks(service: Service, tenant: Tenant, entry: SandboxEntry, body: Fork) -> list[dict[str, Any]]:
+    """Make the forks. If the client leaves meanwhile, all are removed: it has not got their ids."""
+    forks, made = list[dict[str, Any]](), list[SandboxEntry]()
+
+    async def remove_made() -> None:
+        await asyncio.gather(*map(service.sandboxes.remove, made), return_exceptions=True)
+
+    async with on_error(remove_made):
+        for _ in range(body.count):
+            try:
+                asked = _box(entry).asked.model_copy(update={"timeout": body.timeout, "metadata": entry.metadata})
+                with service.sandboxes.reserve(tenant):
+                    home = await copy_home(service, entry.sandbox.work_dir, tenant)
+                prepared = await make_prepared(service, tenant, asked, home)
+                made.append(await register(service, tenant, asked, prepared))
+                forks.append({"sandbox": _handle(made[-1])})
+            except (HttpError, SandboxError) as error:
+                if isinstance(error, SandboxError) and not forks:
+                    raise
+                forks.append({"error": _describe(error)})  # those before it are the client's
+    return forks
 
 
 def _refuse_in_image(entry: SandboxEntry) -> None:
@@ -255,7 +267,8 @@ async def take_snapshot(request: Request, tenant: Tenant) -> Response:
     _refuse_in_image(entry)
     if body.name in templates.TEMPLATES:
         raise HttpError(403, f"the name '{body.name}' is reserved")
-    made = await snapshots_of(service).take(tenant, entry.id, entry.sandbox.work_dir, body.name)
+    taking = snapshots_of(service).take(tenant, entry.id, entry.sandbox.work_dir, body.name)
+    made = await while_connected(request, taking)  # it counts until it is removed, and needs its id for that
     return json_response(made.plain(), 201)
 
 

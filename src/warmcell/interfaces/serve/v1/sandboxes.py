@@ -212,9 +212,10 @@ async def fork(request: Request, tenant: Tenant) -> Response:
     body = await read_model(request, ForkBody)
     service.check_policy(entry)
     with service.gpus.count_use(tenant, entry.has_gpu) as keep:
-        made = await service.sandboxes.add_async(
+        making = service.sandboxes.add_async(
             lambda: entry.sandbox.fork(body.snapshot), tenant, body.lifetime, entry.metadata | body.metadata
         )
+        made = await while_connected(request, making)
         keep(made)
     return json_response(sandbox_to_dict(made), 201)
 

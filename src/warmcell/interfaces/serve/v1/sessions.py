@@ -165,7 +165,8 @@ async def fork(request: Request, tenant: Tenant) -> Response:
         return cast("AsyncSandbox", branches[0].sandbox)
 
     with as_conflict(), service.gpus.count_use(tenant, parent.has_gpu) as keep:
-        entry = await service.sandboxes.add_async(branch, tenant, body.lifetime, body.metadata)
+        making = service.sandboxes.add_async(branch, tenant, body.lifetime, body.metadata)
+        entry = await while_connected(request, making)
         keep(entry)
     session = state_of(entry).add_session(branches[0])
     return json_response({"sandbox": sandbox_to_dict(entry), "session": session.to_dict()}, 201)
