@@ -17,14 +17,15 @@ from typing import Any
 import httpx
 import pytest
 from mcp import MCPError
-from tests.helpers import until
+from tests.helpers import until, until_async
 from tests.mcp_door.conftest import COMMAND, processes_with
 from tests.mcp_door.requests import HEADERS, HELLO, JUNK, READY, session_of
 
 from warmcell.core.errors import ProvisionFailed
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.mcp.server import read_resource
-from warmcell.interfaces.mcp.transports import serve_http
+from warmcell.interfaces.mcp.transports import _BoundedMessages, serve_http
+from warmcell.interfaces.serve.requests import BodyMemory
 
 pytestmark = pytest.mark.needs("user namespaces")
 
@@ -124,6 +125,46 @@ def test_what_a_client_says_about_itself_is_bounded(url: str) -> None:
     with httpx.Client(headers=HEADERS, timeout=60) as client:
         assert client.post(url, json=HELLO | {"params": params}).status_code == 413
         assert client.post(url, json=HELLO | {"params": params}, headers=session_of(client, url)).status_code == 413
+
+
+@pytest.mark.attack("PT-15")
+async def test_the_messages_that_wait_are_bounded_together() -> None:
+    """Each is bounded too, but any number of clients may send one and wait for the answer."""
+    passed, may_answer = list[bytes](), asyncio.Event()
+
+    async def sdk(scope: Any, receive: Any, send: Any) -> None:
+        passed.append((await receive())["body"])
+        if len(passed) == 1:
+            await may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = _BoundedMessages(sdk)
+    app._bodies = BodyMemory(200)  # of which clients with one token have half
+
+    async def post(*parts: bytes) -> int:
+        pieces, statuses = list(parts), list[int]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+        async def send(event: Any) -> None:
+            if event["type"] == "http.response.start":
+                statuses.append(event["status"])
+
+        scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": []}
+        await app(scope, receive, send)
+        (status,) = statuses
+        return status
+
+    message = json.dumps(READY).encode().ljust(60)
+    first = asyncio.ensure_future(post(message))
+    await until_async(lambda: passed)
+    assert await post(message) == 429
+    assert await post(message[:30], message[30:]) == 429, "it is counted piece by piece"
+    may_answer.set()
+    assert await first == 200
+    assert [await post(message), await post(message[:30], message[30:])] == [200, 200], "all was released"
 
 
 @pytest.mark.attack("PT-15")

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import anyio.to_thread
@@ -21,7 +22,7 @@ from mcp.shared.message import SessionMessage
 
 from warmcell.interfaces.mcp.clients import Clients
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, DeadlineProtocol
-from warmcell.interfaces.serve.requests import RESPONSE_END, RequestsById, check_mcp_message, read_ahead
+from warmcell.interfaces.serve.requests import RESPONSE_END, BodyMemory, RequestsById, check_mcp_message, read_ahead
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.settings import is_loopback
 
@@ -135,14 +136,20 @@ class _BoundedMessages:
     """Refuses what the SDK would keep for a whole session, take seconds to check or never answer, as `serve` does."""
 
     def __init__(self, app: Any) -> None:
-        self._app, self._requests = app, RequestsById()
+        self._app, self._requests, self._bodies = app, RequestsById(), BodyMemory()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         try:
-            body, _ = await read_ahead(receive, MAX_BODY)
+            await self._answer(scope, receive, send)
+        finally:
+            self._bodies.release(scope)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            body, _ = await read_ahead(receive, MAX_BODY, partial(self._bodies.take, scope))
             if len(body) > MAX_BODY:
                 raise HttpError(413, f"a message has at most {MAX_BODY} bytes")
             body = await check_mcp_message(body)

@@ -145,15 +145,22 @@ def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"the body is larger than {limit} bytes", headers=_CLOSE)
 
 
-async def read_ahead(receive: Receive, limit: int) -> tuple[bytes, bool]:
-    """Read about `limit` bytes of the body; return them and whether there is more. Raises `ClientDisconnected`."""
+async def read_ahead(
+    receive: Receive, limit: int, count: Callable[[int], object] = lambda size: None
+) -> tuple[bytes, bool]:
+    """Read about `limit` bytes of the body; return them and whether there is more. Raises `ClientDisconnected`.
+
+    `count` is called with the size of each piece before it is kept, and may raise `HttpError`.
+    """
     pieces, size = list[bytes](), 0
     while size <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
+        piece = message.get("body", b"")
+        count(len(piece))
+        pieces.append(piece)
+        size += len(piece)
         if not message.get("more_body"):
             return b"".join(pieces), False
     return b"".join(pieces), True
