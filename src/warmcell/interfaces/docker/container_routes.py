@@ -198,9 +198,16 @@ class ContainerRoutes(RouteGroup):
         return Hijack(run, content_type(spec.has_tty))
 
     async def stats(self, request: Request) -> Response:
-        container = self._find(request)
+        """Clients compute the CPU use from two readings: a single document has both, unless `one-shot` is set."""
+        container, is_single = self._find(request), request.flag("one-shot")
         if not request.flag("stream", True):
-            return json_response(stats_document(container, await _read_usage(container), None))
+            earlier = None
+            if container.is_running and not is_single:
+                earlier = await _read_usage(container)
+                await asyncio.sleep(_STATS_SECONDS)
+            return json_response(stats_document(container, await _read_usage(container), earlier))
+        if is_single:
+            raise DockerError(400, "cannot have stream=true and one-shot=true")
 
         async def rows() -> AsyncIterator[bytes]:
             before = None
@@ -280,17 +287,18 @@ async def _start_or_hangup(container: Container, raw: RawStream) -> LocalProcess
 
 async def _read_usage(container: Container) -> dict[str, Any]:
     """The cage's usage. The guest can forge the answer, so only numbers are kept that clients can read."""
+    nothing = {"read": time.time()}
     if not container.is_running:
-        return {}
+        return nothing
     try:
         answer = await container.cage.request("processes")
     except (DockerError, SandboxError):
         if not container.is_ending:
             raise
-        return {}  # the helper was killed, with all other processes
+        return nothing  # the helper was killed, with all other processes
     found = {name: _amount(answer.get(name), most) for name, most in _LARGEST.items()}
     cpus = os.cpu_count() or 1
-    return {**found, "system": time.monotonic() * cpus, "cpus": cpus}
+    return {**found, "read": time.time(), "system": time.monotonic() * cpus, "cpus": cpus}
 
 
 def _amount(value: object, most: int) -> float:

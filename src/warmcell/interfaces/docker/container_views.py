@@ -192,11 +192,12 @@ def inspect_exec(container: Container, process: ExecProcess) -> dict[str, Any]:
 
 
 def stats_document(container: Container, usage: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`usage` is the cage's answer. A guest can forge it, which misleads only its own client."""
-    now = rfc3339(time.time())
+    """`usage` is the cage's answer, with the time when it was read. A guest can forge it, which misleads only its own
+    client. `before` is an earlier one.
+    """
     return {
-        "read": now,
-        "preread": now if before else _NEVER,
+        "read": rfc3339(usage["read"]),
+        "preread": rfc3339(before["read"]) if before else _NEVER,
         "name": f"/{container.name}",
         "id": container.id,
         "num_procs": 0,
