@@ -65,6 +65,16 @@ def test_a_fork_may_live_as_long_as_its_parent(server: Server) -> None:
         assert [round(row["expires"] - row["created"]) for row in rows] == [7200] * 3
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": 10**5000}, {"lifetime": float("nan")}, {"lifetime": "5"}, {"env": 5}, {"metadata": 5}, {"limits": 5}]
+    + [{"metadata": {"a": object()}}, {"gpus": 5}],
+)
+def test_odd_options_of_a_sandbox_are_typed_errors(server: Server, options: dict[str, Any]) -> None:
+    with Client(server.url) as client, pytest.raises(InvalidRequest):
+        client.sandbox(**options)
+
+
 def test_a_url_with_a_path_is_named_as_the_mistake(server: Server) -> None:
     with (
         Client(server.url + "/v1") as client,

@@ -133,6 +133,37 @@ def test_errors_have_the_same_class_and_fields(sandbox: Either) -> None:
         sandbox.fetch("http://example.org")
 
 
+#: What Python, or the HTTP client, cannot work with must still become a typed error.
+ODD: dict[str, Callable[[Either], object]] = {
+    "a pid of 5,000 digits": lambda sandbox: sandbox.attach(10**5000),
+    "a pid as text": lambda sandbox: sandbox.attach("5"),  # type: ignore[arg-type]
+    "a pid that cannot be hashed": lambda sandbox: sandbox.attach([5]),  # type: ignore[arg-type]
+    "a size below zero of 5,000 digits": lambda sandbox: sandbox.read_file("absent", max_bytes=-(10**5000)),
+    "a size as text": lambda sandbox: sandbox.download(".", max_bytes="5"),  # type: ignore[arg-type]
+    "a size of 5,000 digits": lambda sandbox: sandbox.read_file("absent", max_bytes=10**5000),
+    "a count as text": lambda sandbox: sandbox.list_dir(".", max_entries="5"),  # type: ignore[arg-type]
+    "a file that is a number": lambda sandbox: sandbox.write_file("odd", 5),  # type: ignore[arg-type]
+    "a file that is nothing": lambda sandbox: sandbox.write_file("odd", None),  # type: ignore[arg-type]
+    "a lone surrogate": lambda sandbox: sandbox.run("print('\ud800')"),
+}
+
+
+@pytest.mark.parametrize("call", ODD.values(), ids=ODD.keys())
+def test_odd_arguments_are_typed_errors(sandbox: Either, call: Callable[[Either], object]) -> None:
+    with pytest.raises(errors.SandboxError):
+        call(sandbox)
+
+
+def test_a_wait_may_be_any_number(sandbox: Either) -> None:
+    process = sandbox.spawn(["sleep", "1000"])
+    with pytest.raises(InvalidRequest):
+        process.wait("5")  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        process.wait(-1)
+    process.kill()
+    assert {process.wait(seconds).signal for seconds in (10**5000, float("inf"), None)} == {signal.SIGKILL}
+
+
 def test_a_callback_that_raises_ends_the_run(sandbox: Either) -> None:
     def no(text: str) -> None:
         raise ZeroDivisionError(text)

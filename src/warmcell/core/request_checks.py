@@ -16,6 +16,8 @@ else:  # resolves the annotations without importing `typing`, which takes as lon
 
 MIB = 1024 * 1024
 MAX_TIMEOUT = 86_400.0
+#: Seconds. Longer waits of a caller end here, some thirty years later: the arithmetic of clocks ends at 10**308.
+_LONGEST_WAIT = 1e9
 MAX_FILES = 1000
 #: All files of a request together, and all files in a result.
 MAX_FILE_BYTES = 64 * MIB
@@ -70,6 +72,13 @@ def check_positive_number(name: str, value: object, largest: float) -> float:
 def check_timeout(value: object, name: str = "timeout") -> float:
     """A timeout in seconds; infinity is refused."""
     return check_positive_number(name, value, MAX_TIMEOUT)
+
+
+def check_wait(value: object, name: str = "timeout") -> float:
+    """How long a caller waits, in seconds. Unlike the timeout of a run it may be zero, in the past, or infinite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN
+        raise InvalidRequest("must be a number of seconds", field=name, hint="None waits without a limit")
+    return float(min(max(value, 0), _LONGEST_WAIT))
 
 
 def check_text(name: str, value: object) -> str:

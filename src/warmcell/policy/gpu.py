@@ -84,11 +84,13 @@ def check_gpus(gpus: object) -> str | tuple[int, ...] | None:
     if gpus is None or gpus == ALL:
         return None if gpus is None else ALL
     if isinstance(gpus, str | bytes) or not isinstance(gpus, Iterable):
-        raise InvalidRequest(f'must be "all" or a list of device numbers, not {gpus!r}'[:200], field="gpus")
+        raise InvalidRequest(f'must be "all" or a list of device numbers, not {type(gpus).__name__}', field="gpus")
     numbers = tuple(gpus)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _LARGEST_NUMBER:
-            raise InvalidRequest(f"bad device number {number!r}"[:200], field="gpus", hint="0 is the first device")
+            # Do not print the value: numbers of thousands of digits cannot be printed.
+            reason = f"a device number is a whole number from 0 to {_LARGEST_NUMBER}"
+            raise InvalidRequest(reason, field="gpus", hint="0 is the first device")
     if len(numbers) > _MOST_DEVICES:
         raise InvalidRequest(f"names more than {_MOST_DEVICES} devices", field="gpus")
     return tuple(sorted(set(numbers))) or None

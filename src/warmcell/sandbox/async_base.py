@@ -28,7 +28,7 @@ from warmcell.lifetime.threads import running_loop
 from warmcell.sandbox.interface import ProcessInfo, PtySize, RunOptions, SandboxDriver
 from warmcell.sandbox.ports import AsyncExposedPort, check_port
 from warmcell.sandbox.processes import AsyncProcess
-from warmcell.sandbox.request_checks import check_argv, check_manager, check_spawn
+from warmcell.sandbox.request_checks import check_argv, check_manager, check_pid, check_spawn
 from warmcell.sandbox.session import AsyncSession, SessionStart
 from warmcell.sandbox.signatures import same_arguments
 from warmcell.sandbox.watches import AsyncWatch
@@ -303,7 +303,7 @@ class AsyncSandboxBase:
         self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
     ) -> AsyncProcess:
         """A process by its pid. `output()` and the callbacks get the output still kept, then new output."""
-        process = AsyncProcess(await self._driver.live.attach(pid))
+        process = AsyncProcess(await self._driver.live.attach(check_pid(pid)))
         if (texts := _texts(on_stdout, on_stderr)) is not None:
             process.start_callbacks(texts)
         return process

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from warmcell.backends.output_callbacks import OnText, Texts
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.output_events import OutputEvent
+from warmcell.core.request_checks import check_wait
 from warmcell.core.types import ExecResult
 from warmcell.lifetime.cancellable import CancellableIterator
 from warmcell.lifetime.host_program import start_daemon
@@ -88,13 +89,14 @@ class AsyncProcess:
         Raises what ended it if that was not its own exit: `ExecutionTimeout` of `spawn(timeout=)`, `MemoryExceeded`,
         `SessionEnded`, or what a callback raised. The output is what was kept: the end of it.
         """
+        seconds = None if timeout is None else check_wait(timeout)
         try:
-            async with asyncio.timeout(timeout) as deadline:
+            async with asyncio.timeout(seconds) as deadline:
                 return await self._driver.wait(self._callbacks)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise TimeoutError(f"process {self.pid} is still running after {timeout:g} s") from None
+            raise TimeoutError(f"process {self.pid} is still running after {seconds:g} s") from None
 
     def output(self) -> AsyncGenerator[OutputEvent]:
         """The output still kept, then new output as it arrives, as bytes, until the process has ended.

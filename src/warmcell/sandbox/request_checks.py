@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.request_checks import check_whole
 from warmcell.core.types import ExecRequest, Language, check_env, check_text, check_timeout
 from warmcell.sandbox.interface import NO_CALLBACKS, CellCallbacks, PtySize, SpawnOptions
 from warmcell.sessions.cell_results import DisplayData
@@ -13,6 +14,8 @@ from warmcell.workspace.workspace import AnyPath
 OnDisplay = Callable[[DisplayData], object]
 OnInput = Callable[[str], object]
 _MANAGERS = ("pip", "npm")
+#: The largest number that a kernel has for a process.
+_MAX_PID = (1 << 31) - 1
 #: Shorter code cannot be refused for its length, so the check of a whole request is skipped.
 _SHORT_CODE = 1 << 16
 
@@ -41,6 +44,10 @@ def check_spawn(
     variables = dict(check_env({} if env is None else env))
     seconds = None if timeout is None else check_timeout(timeout)
     return SpawnOptions(_spawn_command(command), cwd, variables, pty, bool(stdin), seconds, is_followed)
+
+
+def check_pid(pid: object) -> int:
+    return check_whole("pid", pid, 1, _MAX_PID)
 
 
 def _spawn_command(command: object) -> str | tuple[str, ...]:

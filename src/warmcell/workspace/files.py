@@ -27,6 +27,7 @@ from warmcell.workspace.walk import Descent
 
 MAX_FILE_BYTES = 64 * MIB
 MAX_LIST_ENTRIES = 10_000
+_LARGEST_LIMIT = (1 << 63) - 1
 _CHUNK = MIB
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -196,7 +197,8 @@ def make_dir(root: Root, parts: Parts, *, parents: bool = False) -> None:
 
 
 def check_limit(name: str, value: int) -> int:
-    """Check a limit given by a caller."""
+    """Check a limit given by a caller. No file has more bytes, and no directory more entries, than the largest one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidRequest(f"must be a whole number of at least 0, not {value!r}", field=name)
-    return value
+        # Do not print the value: numbers of thousands of digits cannot be printed.
+        raise InvalidRequest("must be a whole number of at least 0", field=name)
+    return min(value, _LARGEST_LIMIT)

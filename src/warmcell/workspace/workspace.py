@@ -182,7 +182,7 @@ class Workspace:
     def write_file(self, path: AnyPath, data: str | bytes, *, parents: bool = True) -> None:
         """Write a file atomically, creating parent directories unless `parents` is false."""
         root, parts = self._mounts.find_writable(path)
-        files.write_file(root, parts, _as_bytes("data", data), parents=parents)
+        files.write_file(root, parts, as_bytes("data", data), parents=parents)
 
     def list_dir(self, path: AnyPath = ".", *, max_entries: int = files.MAX_LIST_ENTRIES) -> list[DirEntry]:
         """The entries of a directory, sorted by name. `LimitExceeded` if there are more than `max_entries` (10,000)."""
@@ -248,7 +248,7 @@ class Workspace:
         """Apply a unified diff or a `*** Begin Patch` beneath `path`, all or nothing. Raises `PatchRejected`."""
         from warmcell.workspace.patch.apply import apply_patch
 
-        _as_bytes("patch", patch, check_only=True)
+        as_bytes("patch", patch, check_only=True)
         return apply_patch(*self._mounts.find_writable(path), patch)
 
     def diff(self) -> list[FsChange]:
@@ -329,7 +329,7 @@ def _host_source(path: AnyPath) -> Path:
     return Path(host_path("source", path))
 
 
-def _as_bytes(name: str, data: str | bytes, *, check_only: bool = False) -> bytes:
+def as_bytes(name: str, data: str | bytes, *, check_only: bool = False) -> bytes:
     if isinstance(data, bytes):
         return data
     if not isinstance(data, str):

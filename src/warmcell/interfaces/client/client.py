@@ -7,14 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from warmcell.backends.many import in_step
+from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import Closing
 from warmcell.core.output_events import StreamEvent
 from warmcell.core.request_checks import check_kind
-from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits
+from warmcell.core.types import BackendCapabilities, EnforcedLimits, ExecRequest, ExecResult, Limits, check_env
 from warmcell.interfaces.client.connection import Connection, until_result
 from warmcell.interfaces.client.http_sandbox import HttpSandbox
 from warmcell.interfaces.client.wire import outcome, plain_image, plain_limits, plain_request, record, stream_event
 from warmcell.lifetime.portal import portal
+from warmcell.policy.gpu import check_gpus
 from warmcell.sandbox.async_base import AsyncSandboxBase
 from warmcell.sandbox.blocking_base import BlockingBase
 from warmcell.sandbox.signatures import arguments_of, blocking, same_arguments
@@ -89,8 +91,13 @@ class AsyncClient:
         default the client's.
         """
         self._connection.check_open()
-        body: dict[str, Any] = {"env": dict(env or {}), "timeout": timeout, "live": live, "forkable": forkable}
-        body |= {} if gpus is None else {"gpus": gpus if isinstance(gpus, str) else list(gpus)}
+        if not isinstance(metadata, Mapping | None):
+            raise InvalidRequest(f"must be a mapping of text to text, not {type(metadata).__name__}", field="metadata")
+        if limits is not None:
+            check_kind("limits", limits, Limits)
+        variables, devices = check_env({} if env is None else env), check_gpus(gpus)
+        body: dict[str, Any] = {"env": dict(variables), "timeout": timeout, "live": live, "forkable": forkable}
+        body |= {} if devices is None else {"gpus": devices}
         body |= self._image if image is None else plain_image(image, user)
         body |= {"limits": plain_limits(limits), "lifetime": lifetime, "metadata": dict(metadata or {})}
         created = await self._connection.request("POST", "/v1/sandboxes", json=body)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import cached_property
 from typing import Any
 
@@ -43,10 +43,18 @@ class Connection:
     async def request(self, method: str, path: str, *, seconds: float = 0, **more: Any) -> Any:
         """Send a request; return the body of the answer, parsed if it is JSON, else bytes."""
         self.check_open()
+        request = self._build(method, path, timeout=seconds + EXTRA_SECONDS, **more)
         try:
-            return self._read_body(await self.http.request(method, path, timeout=seconds + EXTRA_SECONDS, **more))
+            return self._read_body(await self.http.send(request))
         except import_httpx().HTTPError as error:
             raise self._unreachable(error) from error
+
+    def _build(self, method: str, path: str, **more: Any) -> Any:
+        """Make a request. What a caller passed may be anything: `InvalidRequest` if it cannot be sent."""
+        try:
+            return self.http.build_request(method, path, **more)
+        except (TypeError, ValueError, import_httpx().InvalidURL) as error:
+            raise InvalidRequest(f"the arguments cannot be sent to the server: {error}") from None
 
     def get_blocking(self, path: str) -> Any:
         httpx = import_httpx()
@@ -71,8 +79,9 @@ class Connection:
         sent_headers = {"Accept": "text/event-stream"} | dict(headers or {})
         timeout = httpx.Timeout(EXTRA_SECONDS, read=MAX_SILENCE)
         self.check_open()
+        request = self._build(method, path, headers=sent_headers, timeout=timeout, **more)
         try:
-            async with self.http.stream(method, path, headers=sent_headers, timeout=timeout, **more) as answer:
+            async with aclosing(await self.http.send(request, stream=True)) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
                     raise self._error_from_answer(answer)

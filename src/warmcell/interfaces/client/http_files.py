@@ -20,13 +20,13 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.workspace.archive.members import ArchiveLimits
 from warmcell.workspace.diff import FsChange
 from warmcell.workspace.file_watch import FileEvent
-from warmcell.workspace.files import DirEntry, FileStat
+from warmcell.workspace.files import DirEntry, FileStat, check_limit
 from warmcell.workspace.mount_points import host_path
 from warmcell.workspace.root import Root
 from warmcell.workspace.snapshot import SnapshotId
 from warmcell.workspace.transfer import Uploaded, download
 from warmcell.workspace.walk import TreeLimits, walk
-from warmcell.workspace.workspace import AnyPath
+from warmcell.workspace.workspace import AnyPath, as_bytes
 
 T = TypeVar("T")
 
@@ -93,20 +93,20 @@ class HttpFiles:
         return HttpWatch(self._endpoint, path_text(path), recursive)
 
     async def read_file(self, path: AnyPath, max_bytes: int) -> bytes:
-        data: bytes = await self._file("GET", path, max_bytes=max_bytes)
+        data: bytes = await self._file("GET", path, max_bytes=check_limit("max_bytes", max_bytes))
         return data
 
     async def read_text(self, path: AnyPath, encoding: str, max_bytes: int) -> str:
         return (await self.read_file(path, max_bytes)).decode(encoding, "replace")
 
     async def write_file(self, path: AnyPath, data: str | bytes, parents: bool) -> None:
-        await self._file("PUT", path, data.encode() if isinstance(data, str) else data, parents=parents)
+        await self._file("PUT", path, as_bytes("data", data), parents=parents)
 
     async def remove(self, path: AnyPath, recursive: bool) -> None:
         await self._file("DELETE", path, recursive=recursive)
 
     async def list_dir(self, path: AnyPath, max_entries: int) -> list[DirEntry]:
-        params = {"path": path_text(path), "max_entries": max_entries}
+        params = {"path": path_text(path), "max_entries": check_limit("max_entries", max_entries)}
         return [record(DirEntry, entry) for entry in await self._endpoint.request("GET", "files", params=params)]
 
     async def stat(self, path: AnyPath) -> FileStat:
@@ -151,7 +151,7 @@ class HttpFiles:
             return False
 
     async def download(self, path: AnyPath, max_bytes: int) -> bytes:
-        params = {"path": path_text(path), "max_bytes": max_bytes}
+        params = {"path": path_text(path), "max_bytes": check_limit("max_bytes", max_bytes)}
         data: bytes = await self._endpoint.request("GET", "download", params=params)
         return data
 

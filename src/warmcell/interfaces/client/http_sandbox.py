@@ -357,7 +357,7 @@ class HttpLive:
         return [record(ProcessInfo, info) for info in await self._endpoint.request("GET", "processes")]
 
     async def attach(self, pid: int) -> HttpProcess:
-        return self._process(await self._endpoint.request("GET", f"processes/{int(pid)}"))
+        return self._process(await self._endpoint.request("GET", f"processes/{pid}"))
 
     def _process(self, info: Mapping[str, Any]) -> HttpProcess:
         return HttpProcess(self._endpoint, record(ProcessInfo, info))
