@@ -17,6 +17,7 @@ from tests.helpers import PATIENCE, in_a_fork, until
 
 from warmcell import AsyncSandbox, CellResult, MountPoint, ProcessConfig, Sandbox, Session, errors
 from warmcell.enforcers.host import find_in_wheel
+from warmcell.sessions import interpreter
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -247,6 +248,38 @@ def test_destroying_the_sandbox_ends_its_sessions() -> None:
             with pytest.raises(errors.SandboxDestroyed):
                 call()
         session.close()
+
+
+@pytest.mark.attack("PT-13")
+def test_a_callback_that_does_not_return_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`destroy` waited for it without a limit, and so did the end of the program."""
+    monkeypatch.setattr(interpreter, "_CALLBACK_SECONDS", 0.1)
+    begun, may_return, caught = threading.Event(), threading.Event(), list[BaseException]()
+    sandbox = Sandbox(timeout=60)
+    session = sandbox.session()
+
+    def block(text: str) -> None:
+        begun.set()
+        may_return.wait()
+
+    def run() -> None:
+        try:
+            session.run("print('x', flush=True)", on_stdout=block)
+        except errors.SandboxDestroyed as error:
+            caught.append(error)
+
+    running, ending = threading.Thread(target=run), threading.Thread(target=sandbox.destroy)
+    running.start()
+    try:
+        assert begun.wait(PATIENCE)
+        ending.start()
+        ending.join(PATIENCE)
+        assert not ending.is_alive() and not session.is_closed
+    finally:
+        may_return.set()
+        running.join()
+        sandbox.destroy()
+    assert len(caught) == 1 and session.is_closed
 
 
 def test_a_callback_may_destroy_the_sandbox_while_another_thread_does() -> None:

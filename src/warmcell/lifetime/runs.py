@@ -30,6 +30,9 @@ class Runs:
     A fork starts with none.
     """
 
+    #: How many seconds `close` waits at most. Set while a run is in code of its caller, which may never return.
+    patience: float | None = None
+
     def __init__(self, name: str, most: int, queue_timeout: float, *, opens_descriptors: bool = True) -> None:
         self._name = name
         #: Whether the end of a run frees descriptors for others.
@@ -79,15 +82,16 @@ class Runs:
         return len(self._in_progress)
 
     def close(self) -> None:
-        """Refuses new runs, cancels those in progress and waits until they have ended."""
+        """Refuses new runs, cancels those in progress and waits until they have ended, or as long as `patience` says:
+        then `is_busy` is still true.
+        """
         with self._changed:
             self._is_closed = True
             runs = tuple(self._in_progress)
         for run in runs:
             run.cancel()
         with self._changed:
-            while self._in_progress:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not self._in_progress, self.patience)
 
     def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
         self._begin(run)

@@ -25,6 +25,8 @@ from warmcell.sessions.session_protocol import SessionProtocol
 
 T = TypeVar("T")
 
+#: How long `close`, and the end of the program, wait for a callback. It may wait for something that never happens.
+_CALLBACK_SECONDS = 10.0
 #: Cells in whose callbacks the current code runs: waiting for one of them would deadlock. Tasks that a callback started
 #: inherit it, and may outlive the cell.
 _calling_back: ContextVar[frozenset[Run]] = ContextVar("_calling_back", default=frozenset())
@@ -170,15 +172,19 @@ class Interpreter:
         self._protocol.end(error)
 
     def close(self, error: SandboxError | None = None) -> None:
-        """Later calls raise `error`. May be called twice, and by a callback of a cell."""
+        """Later calls raise `error`. May be called twice, and by a callback of a cell.
+
+        A callback that does not return in time is left behind; the end of its cell then finishes.
+        """
         with self._lock:
             if self._over is None:
                 self._over = error or SessionEnded(SessionEnded.CLOSED)
-            is_in_callback = self.is_calling_back  # the end of its cell then finishes
+            is_in_callback = self.is_calling_back
         self._protocol.end(self._over)
         if not is_in_callback:
             self._runs.close()
-            self._finish()
+            if not self._runs.is_busy:
+                self._finish()
 
     def check_open(self) -> None:
         if self._over is not None:
@@ -198,13 +204,13 @@ class Interpreter:
 
         def run_marked(run: Run) -> T:
             token = _calling_back.set(_calling_back.get() | {run})
-            self._marked = run
+            self._marked, self._runs.patience = run, _CALLBACK_SECONDS
             try:
                 return work(run)
             finally:
                 _calling_back.reset(token)
                 with self._lock:
-                    self._marked = None
+                    self._marked, self._runs.patience = None, None
                 if self._over is not None:
                     self._finish()
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from tests.helpers import in_a_fork, until
+from tests.helpers import PATIENCE, in_a_fork, until
 
 from warmcell.core.errors import BackendBusy, BackendUnavailable
 from warmcell.lifetime.run import Run, RunCancelled
@@ -243,6 +243,28 @@ class TestClosing:
         assert work.events == ["began", "ended"]
         caller.join()
         assert "closed during the run" in said[0]
+
+    def test_it_waits_only_so_long_for_code_of_the_caller(self) -> None:
+        runs, began, may_end = Runs("test", 4, 1), threading.Event(), threading.Event()
+
+        def work(run: Run) -> None:
+            began.set()
+            may_end.wait()
+
+        caller = threading.Thread(target=runs.run_blocking, args=(work,))
+        caller.start()
+        assert began.wait(PATIENCE)
+        runs.patience = 0.05
+        closing = threading.Thread(target=runs.close)
+        closing.start()
+        try:
+            closing.join(PATIENCE)
+            assert not closing.is_alive() and runs.is_busy
+        finally:
+            may_end.set()
+            caller.join()
+            closing.join()
+        assert not runs.is_busy
 
     def test_at_exit_runs_under_way_are_ended_not_waited_for(self) -> None:
         script = """
