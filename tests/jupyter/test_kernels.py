@@ -213,6 +213,7 @@ def test_what_install_refuses(install: Install, tmp_path: Path) -> None:
         (("--python", "/bin/true"), "has no working ipykernel"),
         (("--kernel", "no-such"), "no kernel 'no-such'"),
         (("--kernel", "warmcell", "--python", sys.executable), "leave --python out"),
+        (("--user",), "--user and --prefix cannot be combined"),
         (("--work-dir", str(tmp_path / "none")), "is not a directory"),
         (("--name", "no/name"), "name"),
     ):

@@ -245,7 +245,8 @@ def test_a_token_is_asked_for_and_a_silent_client_loses_its_sandbox() -> None:
 
 
 WRONG = {
-    "cannot be combined": ["--http", "--work-dir", "."],
+    "--work-dir and --http cannot be combined": ["--http", "--work-dir", "."],
+    "--changes and --http cannot be combined": ["--http", "--changes"],
     "other machines": ["--http", "--host", "0.0.0.0"],
     "unknown language": ["--language", "klingon"],
     "/none/such": ["--work-dir", "/none/such"],

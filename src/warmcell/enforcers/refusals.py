@@ -229,7 +229,7 @@ def _mounts(refusal: CageError) -> Reason | None:
         f"parts of /proc are covered or read-only here ({', '.join(covered[:3])}), so the kernel refuses a new one",
         "start this process with all of /proc (docker: `--security-opt systempaths=unconfined`, podman: "
         f"`--security-opt unmask=ALL`, Kubernetes: `procMount: Unmasked` with `hostUsers: false`); {ELSEWHERE}, and "
-        "allow_weaker='landlock' uses Landlock and seccomp alone",
+        "allow_weaker='landlock' (the command: --enforcer landlock) uses Landlock and seccomp alone",
     )
 
 

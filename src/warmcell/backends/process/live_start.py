@@ -121,7 +121,7 @@ def check(effective: EffectivePolicy) -> None:
     if not effective.allow_spawn:
         raise PolicyViolation(
             "a live cage starts processes, and this policy allows none",
-            hint="SandboxPolicyBuilder().allow_process_spawn()",
+            hint="SandboxPolicyBuilder().allow_process_spawn(), or allowProcessSpawn in the policy's file",
         )
     for name, fewest in (("processes", _FEWEST_PROCESSES), ("open_files", ENOUGH_OPEN_FILES)):
         if getattr(effective.limits, name) < fewest:

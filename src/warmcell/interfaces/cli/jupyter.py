@@ -32,6 +32,8 @@ def jupyter(arguments: Namespace) -> int:
         raise BackendUnavailable(f"kernels need the package {error.name!r}", hint=hint) from None
     if arguments.kernel and arguments.python:
         raise UsageError("--kernel and --python cannot be combined", "leave --python out")
+    if arguments.user and arguments.prefix:
+        raise UsageError("--user and --prefix cannot be combined", "leave one of them out")
     settings = _settings(arguments)
     resources = None
     if arguments.kernel:
@@ -114,5 +116,5 @@ def install(spec: dict[str, Any], name: str, resources: str | None, *, user: boo
         except ValueError as error:
             raise InvalidRequest(str(error), field="name") from None
         except OSError as error:
-            hint = "use --user, or --prefix DIR"
+            hint = "use --prefix DIR" if user else "use --user, or --prefix DIR"
             raise BackendUnavailable(f"cannot write the kernelspec: {error}", hint=hint) from None

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 def mcp(arguments: Namespace) -> int:
     """Check the options, then serve until the client disconnects (stdio) or a signal arrives."""
-    if arguments.http and arguments.work_dir is not None:
-        raise UsageError("--work-dir and --http cannot be combined", "leave one of them out")
+    for option, is_given in (("--work-dir", arguments.work_dir is not None), ("--changes", arguments.changes)):
+        if arguments.http and is_given:
+            raise UsageError(f"{option} and --http cannot be combined", "leave one of them out")
     if arguments.token == "":
         raise UsageError("--token is empty", "give it a value; without --token, every local user may use the server")
     if arguments.changes and arguments.work_dir is None:

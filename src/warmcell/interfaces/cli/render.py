@@ -19,11 +19,15 @@ _USAGE_ERRORS = (errors.InvalidRequest, errors.PolicyViolation, *_OF_STORES)
 
 
 def finish(
-    outcome: ExecResult | SandboxError, as_json: bool, about: dict[str, Any] | None = None, is_printed: bool = False
+    outcome: ExecResult | SandboxError,
+    as_json: bool,
+    about: dict[str, Any] | None = None,
+    is_printed: bool = False,
+    more_output: str = "keep more with --max-output BYTES",
 ) -> int:
     """Print the outcome (in JSON together with `about`) and return the exit status.
 
-    `is_printed`: the guest's output has been written already.
+    `is_printed`: the guest's output has been written already. `more_output`: the hint if some of it was left out.
     """
     result = outcome if isinstance(outcome, ExecResult) else partial_result(outcome)
     if as_json:
@@ -31,7 +35,7 @@ def finish(
     elif result is not None:
         if not is_printed:
             write_bytes(result.stdout_bytes, result.stderr_bytes)
-        _warn_about_truncation(result)
+        _warn_about_truncation(result, more_output)
     if isinstance(outcome, SandboxError):
         if not as_json:
             say_error(outcome.message, outcome.hint)
@@ -42,11 +46,11 @@ def finish(
     return outcome.exit_code & 0xFF
 
 
-def _warn_about_truncation(result: ExecResult) -> None:
+def _warn_about_truncation(result: ExecResult, hint: str) -> None:
     for name in ("stdout", "stderr"):
         if getattr(result, f"{name}_truncated"):
             kept = len(getattr(result, f"{name}_bytes"))
-            say_warning(f"{name} was truncated after {kept} bytes", "keep more with --max-output BYTES")
+            say_warning(f"{name} was truncated after {kept} bytes", hint)
 
 
 def partial_result(error: SandboxError) -> ExecResult | None:

@@ -107,7 +107,8 @@ def _commit(layer: ChangeLayer, merged: Root, paths: Sequence[str] | None, flagg
     for conflict in report.conflicts:
         say_warning(f"conflict: {quote(conflict.path)}: {conflict.reason}")
     for path in report.skipped:
-        say_warning(f"not committed: {quote(path)} is flagged", "name it: pick it, or commit(allow_flagged=[...])")
+        hint = "[p]ick it, at the end of 'warmcell shell DIR --changes'"
+        say_warning(f"not committed: {quote(path)} is flagged", hint)
     return report.is_complete
 
 

@@ -30,9 +30,9 @@ def run(arguments: Arguments) -> int:
     source = _default_source(arguments) if is_default else choose(arguments.target, arguments.source, code)
     allowed = (arguments.allow_read, arguments.allow_write, arguments.allow_domain)
     policy = options.policy(*allowed, arguments.policy, arguments.gpu)
-    backend = _backend_name(arguments, source.language.backend, policy)
-    _check_image_options(arguments, backend)
-    keeps_apart = _has_separate_changes(arguments, backend)
+    backend = _backend_name(arguments, source, policy)
+    _check_image_options(arguments, source, backend)
+    keeps_apart = _has_separate_changes(arguments, source, backend)
     request = _request(arguments, source, "recorded" if arguments.record else backend)
     if arguments.record is not None:
         from warmcell.interfaces.recording import open_recording
@@ -66,7 +66,7 @@ def run(arguments: Arguments) -> int:
     return finish(outcome, False, is_printed=output.has_output)
 
 
-def _has_separate_changes(arguments: Arguments, backend: str) -> bool:
+def _has_separate_changes(arguments: Arguments, source: Source, backend: str) -> bool:
     if not (arguments.changes or arguments.commit or arguments.discard or arguments.patch):
         return False
     from warmcell.interfaces.cli.review_changes import is_wanted
@@ -75,7 +75,7 @@ def _has_separate_changes(arguments: Arguments, backend: str) -> bool:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} and --changes cannot be combined", "leave one of the two out")
     if backend != "process":
-        raise UsageError("--changes needs the process backend", "leave one of the two out")
+        raise _needs_process("--changes needs", source)
     return is_wanted(arguments)
 
 
@@ -88,11 +88,11 @@ def _default_source(arguments: Arguments) -> Source:
     return Source(find_language("command"), " ".join(["ENTRYPOINT", *arguments.args]))
 
 
-def _check_image_options(arguments: Arguments, backend: str) -> None:
+def _check_image_options(arguments: Arguments, source: Source, backend: str) -> None:
     if arguments.user is not None and arguments.image is None:
         raise UsageError("--user needs --image", "leave it out, or name an image")
     if arguments.image is not None and backend != "process":
-        raise UsageError("--image needs the process backend", "leave one of the two out")
+        raise _needs_process("--image needs", source)
     if arguments.image is not None and arguments.record is not None:
         raise UsageError("--record and --image cannot be combined", "leave one of the two out")
 
@@ -127,14 +127,20 @@ def _about(source: Source, backend: str) -> dict[str, str]:
         return {"language": name, "version": ""}
 
 
-def _backend_name(arguments: Arguments, usual: str, policy: SandboxPolicy | None) -> str:
-    name: str = arguments.backend or usual
+def _backend_name(arguments: Arguments, source: Source, policy: SandboxPolicy | None) -> str:
+    name: str = arguments.backend or source.language.backend
     if name != "process" and policy is not None:
-        hint = "leave them out, or use --backend process"
-        raise UsageError("--policy, --gpu and the --allow-* options need the process backend", hint)
+        raise _needs_process("--policy, --gpu and the --allow-* options need", source)
     if name != "process" and arguments.enforcer != "auto":
-        raise UsageError("--enforcer needs the process backend", "leave it out, or use --backend process")
+        raise _needs_process("--enforcer needs", source)
     return name
+
+
+def _needs_process(options: str, source: Source) -> UsageError:
+    """The refusal of options that other backends do not have. The process backend does not run every language."""
+    name, usual = source.language.name, source.language.backend
+    remedy = ", or use --backend process" if usual == "process" else f": {name} runs in the {usual} backend"
+    return UsageError(f"{options} the process backend", f"leave that out{remedy}")
 
 
 def _request(arguments: Arguments, source: Source, backend: str) -> ExecRequest:

@@ -46,7 +46,8 @@ def sh(arguments: Namespace | SimpleNamespace) -> int:
                 outcome = _run(script, stdin, settings, output)
     except SandboxError as error:
         outcome = error
-    return finish(outcome, arguments.json, is_printed=output is not None and output.has_output)
+    is_printed = output is not None and output.has_output
+    return finish(outcome, arguments.json, is_printed=is_printed, more_output="send it to a file, with --write")
 
 
 def _settings(arguments: Namespace | SimpleNamespace) -> dict[str, Any]:

@@ -276,6 +276,12 @@ def test_what_the_wasm_backend_cannot_keep_is_refused_not_dropped(
     assert ended.status == 2
     assert "need" in ended.stderr
     assert "process backend" in ended.stderr
+    assert "hint: leave that out: wasm runs in the wasm backend\n" in ended.stderr, "no other backend can run it"
+
+
+def test_an_option_of_the_process_backend_names_it_where_it_can_run_the_program(warmcell: Any, process: Any) -> None:
+    ended = warmcell("run", "python", "-c", "1", "--backend", "wasm", "--enforcer", "native")
+    assert (ended.status, "or use --backend process" in ended.stderr) == (2, True)
 
 
 @pytest.fixture

@@ -117,6 +117,14 @@ def test_a_timeout_has_its_status(
     assert sandbox.is_destroyed if words else guest.is_closed
 
 
+def test_output_that_was_cut_has_a_hint_that_this_command_can_follow(
+    warmcell: Any, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "outcome", ExecResult(stdout="x", stdout_bytes=b"x", stdout_truncated=True))
+    ended = warmcell("sh", "yes")
+    assert "truncated after 1 bytes\nhint: send it to a file, with --write\n" in ended.stderr
+
+
 @pytest.mark.attack("PT-02")
 @pytest.mark.parametrize("argv", [[], ["a\0b"], ["ls", "--timeout", "0"], ["ls", "--memory", "x"], ["ls", "more"]])
 def test_wrong_usage(warmcell: Any, sandbox: Any, argv: list[str]) -> None:
