@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from warmcell.core.errors import InvalidRequest
+from warmcell.interfaces.mcp import transports
 from warmcell.interfaces.mcp.transports import serve_http
 from warmcell.interfaces.serve import http_protocol
 from warmcell.interfaces.serve.listener import serve_on
@@ -94,3 +96,34 @@ async def test_who_sends_too_slowly_is_cut_off(
     finally:
         serving.cancel()
         await asyncio.wait([serving])
+
+
+@pytest.mark.attack("PT-15")
+async def test_one_address_has_a_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest idle one makes room. Without a limit they took all descriptors, and no sandbox could start."""
+    monkeypatch.setattr(transports, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 600)
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(serve_mcp(bound.set_result))
+    held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    try:
+        port = await asyncio.wait_for(bound, 30)
+        async with asyncio.timeout(60):
+            while len(held) < 6:
+                held.append(await asyncio.open_connection("127.0.0.1", port))
+            assert [await reader.read() for reader, _ in held[:3]] == [b""] * 3
+            reader, writer = held[-1]
+            writer.write(HEAD + b"{}")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(OK)
+    finally:
+        for _, writer in held:
+            writer.close()
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def test_a_port_that_is_taken_is_an_error_with_a_hint() -> None:
+    """uvicorn ended the program, without a word of ours."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidRequest) as refused:
+        await serve_http(app, "127.0.0.1", taken.getsockname()[1], print)
+    assert "cannot listen on 127.0.0.1" in refused.value.message and "--port" in str(refused.value.hint)

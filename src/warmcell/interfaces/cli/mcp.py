@@ -12,6 +12,7 @@ from warmcell.interfaces.cli import options
 from warmcell.interfaces.cli.exits import OK, UsageError
 from warmcell.interfaces.cli.render import print_url
 from warmcell.languages.registry import lookup_language
+from warmcell.lifetime.descriptors import raise_limit
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -50,6 +51,7 @@ def mcp(arguments: Namespace) -> int:
     if not is_loopback(arguments.host) and not token:
         raise UsageError(f"{arguments.host!r} is reachable from other machines", "pass --token, or use 127.0.0.1")
     app = transports.http_app(made, arguments.host, token, options.seconds("--idle-timeout", arguments.idle_timeout))
+    raise_limit()  # each client has connections and a sandbox
     announce = partial(print_url, as_json=arguments.json)
     asyncio.run(transports.serve_http(app, arguments.host, options.port(arguments.port), announce))
     return OK

@@ -28,6 +28,8 @@ from warmcell.interfaces.serve.settings import is_loopback
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_SESSIONS = 256
+#: Of which one address has three quarters.
+MAX_CONNECTIONS = 1024
 
 
 async def serve_stdio(server: Server[Clients]) -> None:
@@ -83,9 +85,16 @@ def http_app(server: Server[Clients], host: str, token: str | None, idle_seconds
 
 
 async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str], object]) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT. Raises `InvalidRequest` if it cannot listen there."""
+    from warmcell.interfaces.serve.host_resources import connections_within_limit
+    from warmcell.interfaces.serve.http_protocol import ConnectionShares
+    from warmcell.interfaces.serve.listener import ConnectionLimit, listen, url_of  # loads much that stdio never needs
+    from warmcell.interfaces.serve.settings import Settings
+
+    limit = connections_within_limit(MAX_CONNECTIONS)
+    limited = ConnectionLimit(app, limit)
     config = uvicorn.Config(
-        app,
+        limited,
         host=host,
         port=port,
         http=DeadlineProtocol,
@@ -97,10 +106,11 @@ async def serve_http(app: Any, host: str, port: int, on_listening: Callable[[str
         timeout_graceful_shutdown=5,
     )
     serving = _HttpServer(config)
-    with config.bind_socket() as listening:
-        listening.listen(config.backlog)  # before the address is printed; uvicorn would listen later
-        address, bound = listening.getsockname()[:2]
-        on_listening(f"http://[{address}]:{bound}/mcp" if ":" in address else f"http://{address}:{bound}/mcp")
+    limited.connections = serving.server_state.connections
+    serving.server_state.connection_limit = ConnectionShares(limit, "")  # type: ignore[attr-defined]
+    settings = Settings(host=host, port=port)
+    with listen(settings) as listening:
+        on_listening(f"{url_of(listening, settings)}/mcp")
         await serving.serve(sockets=[listening])
 
 
