@@ -290,3 +290,43 @@ async def test_first_calls_that_fail_leave_nothing_in_their_session() -> None:
         with pytest.raises(ProvisionFailed):
             await clients.of(context)
     assert len(kept) == 1
+
+
+@pytest.mark.attack("PT-15")
+async def test_a_call_that_failed_does_not_forget_the_sandbox_of_the_next_one() -> None:
+    """Two waited for the attempt that failed, and one more began between their ends: nothing ended its sandbox."""
+    may_fail, ended = asyncio.Event(), list[int]()
+    made: list[Any] = []
+    connection = SimpleNamespace(session_id="one", exit_stack=SimpleNamespace(push_async_callback=lambda *_: None))
+    context = SimpleNamespace(request=object(), session=SimpleNamespace(_connection=connection))
+
+    def make(_: Any) -> Any:
+        number = len(made)
+
+        async def start() -> None:
+            if number == 0:
+                await may_fail.wait()
+                raise ProvisionFailed("sandbox", "the token has no more sandboxes", "end another session")
+
+        async def end() -> None:
+            ended.append(number)
+
+        sandbox = SimpleNamespace(start=start, tools=lambda **_: None)
+        made.append(SimpleNamespace(sandbox=sandbox, end=end, max_timeout=1))
+        return made[-1]
+
+    clients = Clients(make, None, True)
+    calls = [asyncio.ensure_future(clients.of(context))]
+    await asyncio.sleep(0)
+    # Callbacks run in order: the call that this one makes is served after the first one's end, before the second one's.
+    clients._clients["one"].add_done_callback(lambda _: calls.append(asyncio.ensure_future(clients.of(context))))
+    calls.append(asyncio.ensure_future(clients.of(context)))
+    await asyncio.sleep(0)
+    may_fail.set()
+    async with asyncio.timeout(60):
+        while len(calls) < 3:
+            await asyncio.sleep(0)
+        *failed, client = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in failed] == [ProvisionFailed] * 2 and client.place is made[1]
+    await clients.end("one")
+    assert ended == [0, 1]

@@ -75,15 +75,17 @@ class Clients:
     async def of(self, context: Any) -> Client:
         """The client of a request. Concurrent first calls get the same one."""
         key = self._key(context)
-        if key not in self._clients:
-            self._clients[key] = asyncio.create_task(self._begin(context))
+        beginning = self._clients.get(key)
+        if beginning is None:
+            beginning = self._clients[key] = asyncio.create_task(self._begin(context))
             if key != _STDIO and key not in self._ending:  # the stdio client lives as long as the server
                 self._ending.add(key)
                 context.session._connection.exit_stack.push_async_callback(self.end, key)
         try:
-            return await asyncio.shield(self._clients[key])
+            return await asyncio.shield(beginning)
         except Exception:
-            self._clients.pop(key, None)  # the next call tries again
+            if self._clients.get(key) is beginning:  # the next call tries again, and may have begun to
+                del self._clients[key]
             raise
 
     async def end(self, key: str) -> None:
