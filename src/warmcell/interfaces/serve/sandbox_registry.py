@@ -80,6 +80,8 @@ class SandboxEntry:
         self.created, self.max_lifetime = time.time(), tenant.lifetime
         self._started = time.monotonic()
         self.deadline = self._started + seconds
+        #: Whether its deadline is from the clock at the start of the server, which may have been ahead.
+        self._is_restored = False
         #: Counts the reloads that changed the policy; a fork is made only under the present one.
         self.policy_version = 0
         #: What a protocol keeps with the sandbox.
@@ -97,9 +99,22 @@ class SandboxEntry:
 
     def continue_as(self, identity: str, created: float, expires: float) -> None:
         """Take the id and the times of a sandbox of the previous server."""
-        self.id, self.created = identity, created
-        self._started = time.monotonic() - (time.time() - created)
+        self.id, self.created, self._is_restored = identity, created, True
+        self._started = self._start_by_clock()
         self.deadline = min(self._started + (expires - created), self.last_deadline)
+
+    def _start_by_clock(self) -> float:
+        """When it was made, in monotonic time: not in the future, by a clock that is behind."""
+        return time.monotonic() - max(0.0, time.time() - self.created)
+
+    def read_clock_again(self) -> bool:
+        """Whether a restored sandbox has time left by the present clock, because the clock was ahead at the start."""
+        ahead = self._start_by_clock() - self._started if self._is_restored else 0.0
+        if ahead < 1.0:  # both clocks cannot be read at once, and run a little apart
+            return False
+        self._started += ahead
+        self.deadline += ahead
+        return not self.is_expired
 
     @property
     def expires(self) -> float:
@@ -126,6 +141,7 @@ class SandboxEntry:
         self.deadline = min(time.monotonic() + seconds, self._started + max_lifetime)
         with on_error(lambda: setattr(self, "deadline", before)):
             self.on_change()
+        self._is_restored = False
 
     def start_destroy(self) -> asyncio.Task[None]:
         """Idempotent: it may be ended by its client, its expiry and a reload at once, and goes on without them."""
@@ -283,6 +299,9 @@ class SandboxRegistry:
         task.add_done_callback(self._expiring.discard)
 
     async def _expire(self, entry: SandboxEntry) -> None:
+        if self._has(entry) and entry.read_clock_again():
+            self._set_timer(entry)
+            return
         if entry.on_expiry is None or time.monotonic() >= entry.last_deadline:
             await self.remove(entry)
             return

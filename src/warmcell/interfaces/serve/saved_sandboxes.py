@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from warmcell.core.errors import SandboxError
@@ -26,6 +27,9 @@ from warmcell.sandbox.asynchronous import AsyncSandbox
 _log = logging.getLogger("warmcell.serve")
 #: How long the programs of a sandbox may take to pause when the server stops.
 _PAUSE_SECONDS = 10.0
+#: How long the files of sandboxes that expired while the server was stopped stay after its start, and how often the
+#: clock is read meanwhile: it may be ahead while a machine starts.
+GRACE_SECONDS, CLOCK_SECONDS = 900.0, 10.0
 #: Makes the sandbox of a record, with the state that its protocol keeps.
 Restore = Callable[[Service, Tenant, dict[str, Any], StateHome], Awaitable["RestoredSandbox"]]
 
@@ -162,6 +166,7 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
     state = service.saved
     assert state is not None
     homes, packages, images = set(), set(), set()
+    expired: list[dict[str, Any]] = []
     for document in await in_thread(lambda: state.documents(SANDBOXES)):
         try:
             images |= await _restore(service, state, restorers, document)
@@ -172,23 +177,65 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
                 continue
             if error.is_damaged:
                 state.has_unreadable = True
-            _log.warning("its files stay: the next start of the server tries again, until it expires")
+            if error.is_expired:
+                expired.append(document)
+            else:
+                place = f"{state.path}/{SANDBOXES}/{document['id']}.json"
+                _log.warning("its files stay, and the next start tries again; to give it up, remove %s", place)
             images |= _images_in(document)
         homes.add(str(document.get("home")))
         packages.add(str(document.get("packages")))
     homes |= {str(document.get("home")) for document in state.documents("snapshots")}
     await in_thread(lambda: state.remove_unused(homes, packages, images))
+    if expired:
+        service.run_in_background(_wait_for_clock(service, state, restorers, expired))
+
+
+async def _wait_for_clock(
+    service: Service, state: SavedState, restorers: Mapping[str, Restore], expired: list[dict[str, Any]]
+) -> None:
+    """Restore sandboxes that have not expired after all when the clock is set back. Remove the others in the end."""
+    end = time.monotonic() + GRACE_SECONDS
+    while expired and time.monotonic() < end:
+        await asyncio.sleep(CLOCK_SECONDS)
+        waiting, expired = expired, []
+        for document in waiting:
+            try:
+                await _restore(service, state, restorers, document)
+            except _NotRestored as error:
+                if error.is_expired:
+                    expired.append(document)
+                else:  # left to the next start
+                    _log.warning("sandbox %s does not come back: %s", document["id"], error)
+    for document in expired:
+        await in_thread(partial(_remove_expired, state, document))
+
+
+def _remove_expired(state: SavedState, document: dict[str, Any]) -> None:
+    try:
+        state.remove(SANDBOXES, str(document["id"]))
+        state.remove_packages(document.get("packages"))
+        if (home := state.find_copy(document.get("home"))) is not None:
+            home.close()
+        if not state.is_closing:
+            for image in _images_in(document):
+                state.remove_image(image)
+    except (SandboxError, OSError) as error:  # the next start removes what no record names
+        _log.warning("cannot remove all files of the expired sandbox %s: %s", document["id"], error)
 
 
 class _NotRestored(Exception):
     """`is_final`: the next server could not restore it either, so its files are removed.
 
-    `is_damaged`: it may have named other files, so none are removed.
+    `is_damaged`: it may have named other files, so none are removed. `is_expired`: by the clock, which may be wrong.
     """
 
-    def __init__(self, reason: str, *, is_final: bool = True, is_damaged: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_final: bool = True, is_damaged: bool = False, is_expired: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.is_final, self.is_damaged = is_final and not is_damaged, is_damaged
+        self.is_final = is_final and not is_damaged and not is_expired
+        self.is_damaged, self.is_expired = is_damaged, is_expired
 
 
 async def _restore(
@@ -204,14 +251,15 @@ async def _restore(
             raise ValueError("a field has the wrong type")
     except (KeyError, TypeError, ValueError) as error:
         raise _NotRestored(f"its record is damaged ({error!r})", is_damaged=True) from None
-    if tenant is None:
-        raise _NotRestored("its token was revoked")
+    last = created + (math.inf if tenant is None else tenant.lifetime)
+    if (last if own.get("is_kept_after_expiry") else min(last, expires)) < time.time():
+        raise _NotRestored("it expired while the server was stopped", is_expired=True)
     if state.is_encrypted and document.get("files") is None:
         raise _NotRestored("its files were never saved: the server was killed before it was paused")
     if find_files is None:
         raise _NotRestored("its files are gone", is_damaged=not is_name(document["home"]))
-    if expires < time.time() and not own.get("is_kept_after_expiry"):
-        raise _NotRestored("it expired while the server was stopped")
+    if tenant is None:  # revoked, or the server was started with another file: nothing is removed by mistake
+        raise _NotRestored("its token is not in the token file of this server", is_final=False)
     packages = document["packages"] if state.has_packages(document.get("packages")) else None
     try:
         home = await in_thread(find_files, discard=lambda made: made.close())

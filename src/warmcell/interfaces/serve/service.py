@@ -74,6 +74,8 @@ class Service:
         self._config = config or ProcessConfig(python_path=settings.python)
         self._local_tenant = local_tenant(settings)
         self._tenants = self._read_tenants()
+        #: Ids of all tenants since the start. What others have saved stays: it may be the wrong token file.
+        self._known = {tenant.id for tenant in self._tenants}
         self.policy, self.policy_version = self._read_policy(), 0
         self.backend = self._make_backend(self.policy)
         self.gpus = GpuAccess(self._config)
@@ -97,16 +99,14 @@ class Service:
         self.resources = HostResources(connections if worker is None else 2 * connections, settings.state)
         #: By right: tasks that are cancelled when it is lost.
         self._revocable: defaultdict[Right, set[asyncio.Future[Any]]] = defaultdict(set)
-        self.reloads = 0
-        self.open_requests = OpenRequests()
-        self.is_worker = worker is not None
+        self.reloads, self.open_requests = 0, OpenRequests()
+        self.is_worker, self.sign_in_code_used = worker is not None, False
         #: State of protocols beside sandboxes.
         self.state = TypedState()
-        self.sign_in_code_used = False
         #: Called at the beginning of a shutdown, while the sandboxes are there.
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self.on_close: list[Callable[[], Awaitable[None]]] = []
-        #: Called after a reload with the ids of the remaining tenants.
+        #: Called after a reload with the ids of the tenants that were revoked.
         self.on_revoked: list[Callable[[set[str]], Awaitable[None]]] = []
         self.queue = queue or FairSemaphore(self._config.most_at_once, settings.max_waiting)
 
@@ -121,12 +121,10 @@ class Service:
 
     def tenant(self, token: str | None) -> Tenant | None:
         """The tenant of a token, or None if the token is unknown."""
-        if self.settings.is_open:
-            return self._local_tenant
-        return find_tenant(self._tenants, token or "")
+        return self._local_tenant if self.settings.is_open else find_tenant(self._tenants, token or "")
 
     def find_tenant_by_id(self, identity: str) -> Tenant | None:
-        """The tenant of a saved object; None if its token was revoked."""
+        """The tenant of a saved object; None if no token is its own."""
         known = (self._local_tenant,) if self.settings.is_open or self.settings.tokens is None else self._tenants
         return next((tenant for tenant in (*known, *self._tenants) if tenant.id == identity), None)
 
@@ -325,10 +323,12 @@ class Service:
             if not self._is_present(right):
                 for task in list(tasks):
                     task.cancel()
-        tenants = {tenant.id for tenant in self._tenants}
-        revoked = [entry for entry in self.sandboxes.all() if not self._may_have(entry)]
-        await asyncio.gather(*(self.sandboxes.remove(entry) for entry in revoked), return_exceptions=True)
-        await self._call_each([partial(forget, tenants) for forget in self.on_revoked], "ending what was revoked")
+        present = {tenant.id for tenant in self._tenants}
+        self._known |= present
+        ended = [entry for entry in self.sandboxes.all() if not self._may_have(entry)]
+        await asyncio.gather(*(self.sandboxes.remove(entry) for entry in ended), return_exceptions=True)
+        revoked = self._known - present
+        await self._call_each([partial(forget, revoked) for forget in self.on_revoked], "ending what was revoked")
 
     async def aclose(self) -> None:
         """End everything that runs; clients that wait for it get an error about the host. Idempotent."""

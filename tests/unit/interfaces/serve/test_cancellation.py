@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from tests.helpers import cancel_at_every_await
 
-from warmcell.interfaces.serve import event_streams
+from warmcell.interfaces.serve import event_streams, sandbox_registry
 from warmcell.interfaces.serve.event_streams import EventStream, stream_events, with_keepalives
 from warmcell.interfaces.serve.requests import while_connected
 from warmcell.interfaces.serve.responses import ClientDisconnected
@@ -229,6 +229,28 @@ async def test_a_jump_of_the_clock_ends_no_sandbox(monkeypatch: pytest.MonkeyPat
     for jump in (1e6, -1e6):
         monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
         assert not entry.has_left(51) and entry.has_left(-1e5) and 0 <= entry.age < 1e5
+    await registry.aclose()
+
+
+async def test_a_clock_that_was_ahead_at_the_start_ends_no_restored_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was removed early, by so much as the clock had been ahead."""
+    import time
+
+    registry, made, ahead = SandboxRegistry(), time.time() - 1000, [5000.0]
+    clock = SimpleNamespace(time=lambda: time.time() + ahead[0], monotonic=time.monotonic)
+    monkeypatch.setattr(sandbox_registry, "time", clock)
+    entry = registry.restore(Sandbox(), LOCAL_TENANT, "a", made, made + 7000, {})  # type: ignore[arg-type]
+    assert not entry.has_left(1001)
+    ahead[0] = 0.0
+    await registry._expire(entry)
+    assert registry.all() == [entry] and entry.has_left(5900) and not entry.has_left(6001)
+    registry.prolong(entry, 50, LOCAL_TENANT)
+    ahead[0] = -9000.0  # the clock is behind: what a client has set since then holds
+    assert not entry.read_clock_again() and not entry.has_left(51)
+    again = registry.restore(Sandbox(), LOCAL_TENANT, "b", made, made + 7000, {})  # type: ignore[arg-type]
+    assert not again.has_left(7001)
+    await registry._expire(entry)
+    assert registry.all() == [again]
     await registry.aclose()
 
 

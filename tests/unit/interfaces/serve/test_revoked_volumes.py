@@ -22,10 +22,10 @@ async def test_a_volume_that_cannot_be_removed_keeps_no_other(tmp_path: Path, mo
     service = Service(Settings(tokens=file))
     volumes = volumes_of(service)
     made = [await volumes.create(tenant, "data") for tenant in tenants]
-    kept: list[set[str]] = []
+    noted: list[set[str]] = []
 
-    async def note(present: set[str]) -> None:
-        kept.append(present)
+    async def note(revoked: set[str]) -> None:
+        noted.append(revoked)
 
     def remove(path: str) -> None:
         if path == made[0].path:  # a request has just written to it
@@ -37,5 +37,5 @@ async def test_a_volume_that_cannot_be_removed_keeps_no_other(tmp_path: Path, mo
     service._tenants = (tenants[2],)
     await service.end_revoked()
     assert [volumes.find_any(volume.id) for volume in made] == [None, None, made[2]]
-    assert not Path(made[1].path).exists() and kept == [{tenants[2].id}]
+    assert not Path(made[1].path).exists() and noted == [{tenants[0].id, tenants[1].id}]
     await service.aclose()

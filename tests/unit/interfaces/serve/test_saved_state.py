@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import PATIENCE, is_root
+from tests.helpers import PATIENCE, is_root, until_async
 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, InvalidRequest
-from warmcell.interfaces.serve import saved_state
+from warmcell.interfaces.serve import saved_sandboxes, saved_state
 from warmcell.interfaces.serve.app import restore_all
 from warmcell.interfaces.serve.e2b.volumes import volumes_of
 from warmcell.interfaces.serve.responses import HttpError
@@ -109,7 +109,9 @@ def test_nothing_is_removed_while_a_record_cannot_be_read(tmp_path: Path) -> Non
     assert os.path.isdir(home.path), "the record may name it"
 
 
-async def test_a_sandbox_that_cannot_be_restored_now_keeps_its_files(service: Service) -> None:
+async def test_a_sandbox_that_cannot_be_restored_now_keeps_its_files(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = saved(service)
     home, image = state.make_home(), Path(state.path, "sessions/image")
     image.touch()
@@ -126,7 +128,10 @@ async def test_a_sandbox_that_cannot_be_restored_now_keeps_its_files(service: Se
     assert names(state, SANDBOXES) == ["a.json"]
     state.put(SANDBOXES, "a", document | {"expires": 1.0})
     await restore_sandboxes(service, {"v1": fail})
-    assert names(state, SANDBOXES) == names(state, "homes") == names(state, "sessions") == []
+    assert os.path.isdir(home.path) and image.exists(), "the clock may be wrong"
+    monkeypatch.setattr(saved_sandboxes, "GRACE_SECONDS", 0.0)
+    await restore_sandboxes(service, {"v1": fail})
+    await until_async(lambda: names(state, SANDBOXES) == names(state, "homes") == names(state, "sessions") == [])
 
 
 async def test_a_stop_while_sandboxes_are_restored_removes_none(

@@ -39,8 +39,8 @@ class Snapshots:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._all: dict[str, Snapshot] = {}
-        service.on_close.append(lambda: self._keep_only(set()))
-        service.on_revoked.append(self._keep_only)
+        service.on_close.append(lambda: self._remove_all({snapshot.tenant_id for snapshot in self._all.values()}))
+        service.on_revoked.append(self._remove_all)
 
     def load(self) -> None:
         """Restore the snapshots of the previous server."""
@@ -103,9 +103,9 @@ class Snapshots:
             self._service.saved.remove(SNAPSHOTS, snapshot.id)
         await in_thread(snapshot.home.close)
 
-    async def _keep_only(self, tenants: set[str]) -> None:
+    async def _remove_all(self, tenants: set[str]) -> None:
         for snapshot in list(self._all.values()):
-            if snapshot.tenant_id not in tenants:
+            if snapshot.tenant_id in tenants:
                 await self.remove(snapshot)
 
 

@@ -155,7 +155,7 @@ class TemplateBuilds:
         self._slots = asyncio.Semaphore(MAX_BUILDS)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         service.on_close.append(lambda: cancel_and_wait(*(task for _, task in self._tasks.values())))
-        service.on_revoked.append(self._keep_only)
+        service.on_revoked.append(self._cancel_all)
 
     def records(self, tenant: Tenant) -> TemplateRecords:
         return TemplateRecords(self.store.path, tenant.id)
@@ -328,9 +328,9 @@ class TemplateBuilds:
         if build in self._tasks:
             await cancel_and_wait(self._tasks[build][1])
 
-    async def _keep_only(self, tenants: set[str]) -> None:
+    async def _cancel_all(self, tenants: set[str]) -> None:
         for owner, task in list(self._tasks.values()):
-            if owner not in tenants:
+            if owner in tenants:
                 await cancel_and_wait(task)
 
 

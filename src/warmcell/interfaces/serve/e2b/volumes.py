@@ -64,7 +64,7 @@ class Volumes:
         #: Their directory without a state; removed with the server.
         self._private: PrivateDirectory | None = None
         service.on_close.append(self._close)
-        service.on_revoked.append(self._keep_only)
+        service.on_revoked.append(self._remove_all)
 
     def load(self) -> None:
         """Restore the volumes of the previous server. A directory without a record was being made or removed."""
@@ -165,9 +165,9 @@ class Volumes:
             mounts.append((found, MountPoint(found.path, path, writable=True)))
         return mounts
 
-    async def _keep_only(self, tenants: set[str]) -> None:
+    async def _remove_all(self, tenants: set[str]) -> None:
         """Remove volumes of revoked tokens, whose sandboxes have ended."""
-        for volume in [volume for volume in self._all.values() if volume.tenant_id not in tenants]:
+        for volume in [volume for volume in self._all.values() if volume.tenant_id in tenants]:
             if volume.id not in self._all:  # another reload has removed it meanwhile
                 continue
             volume.users = 0

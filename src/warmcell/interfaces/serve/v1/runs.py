@@ -216,8 +216,8 @@ class RunsByTenant:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._jobs: dict[str, BackgroundJobs] = {}
-        service.on_close.append(lambda: self._keep_only(set()))
-        service.on_revoked.append(self._keep_only)
+        service.on_close.append(lambda: self._end(set(self._jobs)))
+        service.on_revoked.append(self._end)
 
     def of(self, tenant: Tenant) -> BackgroundJobs:
         return self._jobs.setdefault(tenant.id, BackgroundJobs(MAX_RUNS))
@@ -233,8 +233,8 @@ class RunsByTenant:
         self._service.open_requests.add(tenant.id, request, job.task)
         return job
 
-    async def _keep_only(self, tenants: set[str]) -> None:
-        for identity in self._jobs.keys() - tenants:
+    async def _end(self, tenants: set[str]) -> None:
+        for identity in self._jobs.keys() & tenants:
             await self._jobs.pop(identity).aclose()
 
 
