@@ -56,6 +56,22 @@ def test_a_build_that_ends_while_its_status_is_read_stays_ready(
     assert found is not None and found.status == READY
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"builds": {"a": 1}, "tags": {}}'])
+def test_a_damaged_template_is_missing_and_the_others_stay(
+    records: TemplateRecords, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a power loss leaves it. No request for a sandbox or a template of the tenant worked any more."""
+    damaged, build = start_build(records)
+    other, _ = records.request_build("other", ["default"], 4)
+    Path(records.place_of(build, "log")).write_text("")
+    Path(records.path, f"{damaged}.json").write_text(damage)
+    assert [template.id for template in records.all()] == [other.id] and records.find("name") is None
+    assert f"{damaged}.json is damaged" in caplog.text
+    assert records.remove_leftovers() == [] and os.path.exists(records.place_of(build, "log"))
+    records.remove(damaged)
+    assert records.remove_leftovers() == [build]
+
+
 async def test_no_sandbox_gets_half_of_the_files_of_a_build_that_is_replaced(
     records: TemplateRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -36,6 +37,7 @@ from warmcell.core.light import closing_fd
 from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError
 from warmcell.workspace.remove import remove_directory
 
+_log = logging.getLogger("warmcell.serve")
 DEFAULT_TAG = "default"
 WAITING, BUILDING, READY, ERROR = "waiting", "building", "ready", "error"
 #: A requested build that is not started, or whose server ended during it, is forgotten after so long.
@@ -188,10 +190,15 @@ class TemplateRecords:
             os.unlink(self._file(identity))
 
     def remove_leftovers(self) -> list[str]:
-        """Remove files of builds that no template has any more; returns the ids of those builds."""
+        """Remove files of builds that no template has any more; returns the ids of those builds.
+
+        None are removed while a record is damaged: it may have named them.
+        """
         with self._lock():
-            known = {build for template in self._all() for build in template.builds}
-            names = [name for name in os.listdir(self.path) if name.count(".") == 1]
+            templates, names = self._all(), [name for name in os.listdir(self.path) if name.count(".") == 1]
+            if len(templates) < sum(name.endswith(".json") for name in names):
+                return []
+            known = {build for template in templates for build in template.builds}
             stale = [name for name in names if not name.endswith(".json") and name.partition(".")[0] not in known]
             for name in stale:
                 path = os.path.join(self.path, name)
@@ -271,16 +278,21 @@ class TemplateRecords:
         try:
             with open(self._file(identity), encoding="ascii") as file:
                 plain = json.load(file)
+            builds = {name: Build(**fields) for name, fields in plain.pop("builds").items()}
+            tags = {tag: (build, created) for tag, (build, created) in plain.pop("tags").items()}
+            return Template(**plain, builds=builds, tags=tags)
         except FileNotFoundError:
             return None
-        builds = {name: Build(**fields) for name, fields in plain.pop("builds").items()}
-        tags = {tag: (build, created) for tag, (build, created) in plain.pop("tags").items()}
-        return Template(**plain, builds=builds, tags=tags)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # the tenant's other templates work
+            _log.error("the template %s is damaged, remove it or restore a backup: %s", self._file(identity), error)
+            return None
 
     def _write(self, template: Template) -> None:
         draft = self._file(template.id) + ".new"
         with open(draft, "w", encoding="ascii") as file:
             json.dump(dataclasses.asdict(template), file)
+            file.flush()
+            os.fsync(file.fileno())  # else a power loss may leave an empty record
         os.rename(draft, self._file(template.id))
 
 
