@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import logging
 import signal
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -128,6 +129,9 @@ class ClusterFront:
         self._slots = 1
         self._running = 0
         self._reloading: set[asyncio.Task[None]] = set()
+        #: By tenant: held while its sandboxes are counted, so that the next count has the one that this is for.
+        self._counting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._counts = itertools.count(1)
         self.nodes = ClusterNodes(backend, self._define)
         self.nodes.on_change = self._resize
 
@@ -277,10 +281,12 @@ class ClusterFront:
         if not is_creating or (tenant := self._find_tenant(find_token(request))) is None:
             await relay(peer, request.scope, receive, send)
             return
-        counts = await self.nodes.count_sandboxes()
-        elsewhere = sum(count[tenant.id] for other, count in counts.items() if other is not peer)
-        headers = [*request.scope["headers"], (ELSEWHERE.encode(), str(elsewhere).encode())]
-        peer.creating[tenant.id] += 1
+        async with self._counting[tenant.id]:
+            counts = await self.nodes.count_sandboxes()
+            elsewhere = sum(count[tenant.id] for other, count in counts.items() if other is not peer)
+            counted = f"{next(self._counts)} {elsewhere}"
+            peer.creating[tenant.id] += 1
+        headers = [*request.scope["headers"], (ELSEWHERE.encode(), counted.encode())]
         peer.sandboxes += 1
         with ExitStack() as creating:
             creating.callback(peer.creating.subtract, [tenant.id])

@@ -21,7 +21,7 @@ from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.languages.config import ProcessConfig
 from warmcell.policy.model import SandboxPolicy
 
-#: A header of the front: how many sandboxes the tenant has on other nodes.
+#: A header of the front: the number of its count, and how many sandboxes the tenant has on other nodes by it.
 ELSEWHERE = "x-warmcell-sandboxes-elsewhere"
 
 
@@ -48,13 +48,21 @@ class ClusterQuota(TenantQuota):
 
     def __init__(self) -> None:
         super().__init__()
-        self.elsewhere: Counter[str] = Counter()
+        #: By tenant: the number of the front's count, and what it found.
+        self._elsewhere: dict[str, tuple[int, int]] = {}
+
+    def note_elsewhere(self, tenant_id: str, number: int, found: int) -> None:
+        """The count with the highest number stays: requests may overtake each other."""
+        self._elsewhere[tenant_id] = max(self._elsewhere.get(tenant_id, (0, 0)), (number, found))
+
+    def _count_elsewhere(self, tenant_id: str) -> int:
+        return self._elsewhere.get(tenant_id, (0, 0))[1]
 
     def take(self, tenant_id: str, limit: int) -> bool:
-        return super().take(tenant_id, limit - self.elsewhere[tenant_id])
+        return super().take(tenant_id, limit - self._count_elsewhere(tenant_id))
 
     def count(self, tenant_id: str) -> int:
-        return super().count(tenant_id) + self.elsewhere[tenant_id]
+        return super().count(tenant_id) + self._count_elsewhere(tenant_id)
 
     def by_tenant(self) -> Counter[str]:
         return +self._used
@@ -107,9 +115,9 @@ class _ElsewhereCounts:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             connection = HTTPConnection(scope)
-            count = connection.headers.get(ELSEWHERE)
-            if count is not None and (tenant := self._service.tenant(find_token(connection))) is not None:
-                self._service.quota.elsewhere[tenant.id] = int(count)
+            counted = connection.headers.get(ELSEWHERE)
+            if counted is not None and (tenant := self._service.tenant(find_token(connection))) is not None:
+                self._service.quota.note_elsewhere(tenant.id, *map(int, counted.split()))
         await self._app(scope, receive, send)
 
 

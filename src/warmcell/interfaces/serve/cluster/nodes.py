@@ -95,12 +95,14 @@ class ClusterNodes:
     async def count_sandboxes(self) -> dict[NodePeer, Counter[str]]:
         """Count sandboxes by node and tenant, including those that are being made."""
         peers = self.ready
+        # A node may answer before it has one that is made while the answer is on its way.
+        before = [+peer.creating for peer in peers]
         counts = await self._ask_each(peers, "count_sandboxes")
         found: dict[NodePeer, Counter[str]] = {}
-        for peer, count in zip(peers, counts, strict=True):
+        for peer, creating, count in zip(peers, before, counts, strict=True):
             if isinstance(count, Counter):
                 # One that is being made may be in both: then the quota is reached one sandbox too early, for a moment.
-                found[peer] = count + peer.creating
+                found[peer] = count + (creating | peer.creating)
                 peer.sandboxes = found[peer].total()
         return found
 
