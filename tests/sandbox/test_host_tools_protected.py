@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -270,6 +271,33 @@ def test_a_repository_of_another_owner_is_read_only_as_a_whole(
     assert next(find_protected(str(repository))) == other
     monkeypatch.setattr(protected_paths, "_owner", lambda path: (0, int(path.endswith("part"))))
     assert str(repository / ".git/modules") in list(find_protected(str(repository)))
+
+
+def test_what_is_created_in_a_repository_is_its_owners(repository: Path) -> None:
+    """Whatever the umask: git of the host reads it."""
+    before = os.umask(0o777)
+    try:
+        list(find_protected(str(repository)))
+    finally:
+        os.umask(before)
+    names, part = ("config.worktree", "hooks", "commondir"), repository / ".git/modules/part"
+    assert [oct((part / name).stat().st_mode & 0o777) for name in names] == ["0o600", "0o700", "0o600"]
+
+
+def test_a_full_disk_leaves_no_empty_commondir(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git fails on one. Without any, a guest could write it once there is room again."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(SandboxError, match="No space left") as failure:
+        patched.setattr(protected_paths, "write_all", refuse)
+        list(find_protected(str(repository)))
+    assert failure.value.fault == "host" and not (repository / ".git/commondir").exists()
+    (repository / ".git/commondir").touch()  # as a killed program leaves it
+    list(find_protected(str(repository)))
+    assert (repository / ".git/commondir").read_text() == ".\n"
+    git(repository, "status")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can list every directory")

@@ -5,13 +5,18 @@ A guest that could write them could run code outside of the cage, by the next `g
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.light import closing_fd, on_error
+from warmcell.lifetime.descriptors import host_failure, is_shortage
+from warmcell.lifetime.own_modes import grant_owner, make_directory
+from warmcell.workspace.files import write_all
 from warmcell.workspace.untrusted_files import open_regular
 
 _GIT = ("config", "config.worktree", "hooks", "commondir")
@@ -30,6 +35,7 @@ PROTECTED: tuple[tuple[str, ...], ...] = (
 
 
 _GIT_FLAGS = frozenset({*_GIT, "modules", "worktrees", "rebase-merge"})
+_WRITE = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def flag_reason(path: str) -> str | None:
@@ -121,12 +127,33 @@ def _create_missing(git: str, worktrees: list[str]) -> None:
     `extensions.worktreeConfig` is set; it may be empty.
     """
     for place in (git, *worktrees):
-        with suppress(OSError), open(os.path.join(place, "config.worktree"), "x"):
-            pass
-    with suppress(OSError):  # if it fails, a guest, with our rights at most, cannot create it either
-        os.mkdir(os.path.join(git, "hooks"))
-    with suppress(OSError), open(os.path.join(git, "commondir"), "x") as file:
-        file.write(".\n")
+        with _refuse_shortage(place), open(os.path.join(place, "config.worktree"), "x") as file:
+            grant_owner(file.fileno())
+    with _refuse_shortage(git):
+        make_directory(os.path.join(git, "hooks"), 0o777)
+    with _refuse_shortage(git):
+        _write_commondir(os.path.join(git, "commondir"))
+
+
+@contextmanager
+def _refuse_shortage(git: str) -> Iterator[None]:
+    """Ignore what a guest, with our rights at most, cannot do either. A full disk may have room a moment later."""
+    try:
+        yield
+    except OSError as error:
+        if is_shortage(error) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise host_failure(error, f"protect the configuration of git in {git!r}") from error
+
+
+def _write_commondir(path: str) -> None:
+    """Git fails on an empty one, which a killed program may have left."""
+    kind = _kind(path)
+    if kind and (kind != stat.S_IFREG or os.lstat(path).st_size):
+        return
+    flags = _WRITE if kind else _WRITE | os.O_CREAT | os.O_EXCL
+    with closing_fd(os.open(path, flags, 0o666)) as file, on_error(lambda: os.unlink(path)):
+        grant_owner(file)
+        write_all(file, b".\n")
 
 
 def _find_submodules(directory: str, depth: int) -> Iterator[str]:
