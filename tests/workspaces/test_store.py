@@ -29,6 +29,7 @@ from warmcell.workspace.root import Root
 from warmcell.workspace.workspace import Workspace
 from warmcell.workspaces import GitRepo, Manifest, WorkspaceStore
 from warmcell.workspaces.snapshots import take
+from warmcell.workspaces.snapshots.objects import LocalObjects
 from warmcell.workspaces.snapshots.take import DirectoryReader
 from warmcell.workspaces.store import SharedSnapshots
 
@@ -139,6 +140,39 @@ def test_a_full_disk_is_the_hosts_fault(store: WorkspaceStore, tmp_path: Path, m
             work()
         assert failure.value.fault == "host"
     assert [found.id for found in store.list()] == [made.id] and list(tmp_path.glob("a.tar*")) == []
+
+
+def test_a_umask_takes_no_file_of_the_store_from_its_owner(tmp_path: Path) -> None:
+    repository = _make_repository(tmp_path / "repository")
+    manifest = Manifest(files={"a": "A"}, git=[GitRepo(str(repository), None, "checkout")])
+    before = os.umask(0o777)
+    try:
+        store = WorkspaceStore(tmp_path / "store")
+        back = store.resume(store.snapshot(store.provision(manifest)))
+    finally:
+        os.umask(before)
+    closed = [path for path in Path(store.path).rglob("*") if not path.stat().st_mode & 0o400]
+    assert closed == []
+    assert (directory_of(store, back) / "a").read_text() == "A"
+    assert (directory_of(store, back) / "checkout/file.txt").read_text() == "two\n"
+
+
+@pytest.mark.parametrize("kind", ["packs", "snapshots"])
+def test_a_snapshot_that_does_not_fit_leaves_no_unfinished_file(
+    store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made, put = store.provision(Manifest(files={"a": "text"})), LocalObjects.put
+
+    def refuse(objects: LocalObjects, of_kind: str, name: str, path: str) -> None:
+        if of_kind == kind:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(objects, of_kind, name, path)
+
+    with monkeypatch.context() as patched, pytest.raises(ExecutionFailed, match="write to the store: No space left"):
+        patched.setattr(LocalObjects, "put", refuse)
+        store.snapshot(made)
+    assert list_objects(store, "staging") == [] and store.snapshots() == ()
+    assert look(directory_of(store, store.resume(store.snapshot(made)))) == look(directory_of(store, made))
 
 
 def test_a_sandbox_on_a_workspace(store: WorkspaceStore) -> None:

@@ -162,6 +162,7 @@ def _git(repository: GitRepo, words: tuple[str, ...]) -> None:
             capture_output=True,
             timeout=_GIT_SECONDS,
             check=False,
+            umask=0o022,  # git could not enter directories that the host's umask takes from their owner
         )
     except FileNotFoundError:
         raise ProvisionFailed(repository.url, "git is not installed", "install git") from None

@@ -122,11 +122,7 @@ class SnapshotArchive:
             digest = self.codec.digest(data)
             if digest not in added and not index.has_chunk(database, digest):
                 added.add(digest)
-                try:
-                    writer.append(digest, self.codec.seal(data, digest))
-                except OSError as error:  # an error of the store, not of the file being read
-                    reason = f"could not write to the store: {error.strerror}"
-                    raise ExecutionFailed(reason, hint="free space on its disk") from error
+                writer.append(digest, self.codec.seal(data, digest))
             return digest
 
         return add

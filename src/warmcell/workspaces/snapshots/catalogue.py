@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, SandboxError, SnapshotInvalid
 from warmcell.core.light import Closing
-from warmcell.lifetime.own_modes import make_directory
+from warmcell.lifetime.own_modes import change_mode, make_directory
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, Pack, damage_error
 from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging, missing
 
@@ -36,6 +37,10 @@ class Catalogue:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        # SQLite would create it by the umask. It is not opened: closing it would drop the locks of other threads.
+        with suppress(OSError):
+            os.mknod(path, stat.S_IFREG | 0o600)
+            change_mode(path, 0o600)
         with self.connect() as database:
             database.executescript(_TABLES)
 

@@ -18,9 +18,10 @@ import zlib
 from typing import Any, NamedTuple
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SnapshotInvalid
-from warmcell.core.light import Closing
+from warmcell.core.light import Closing, on_error
+from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.files import write_all
-from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging
+from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging, discard, explain_writes
 
 #: Files are split into blocks of this size.
 BLOCK = 256 * 1024
@@ -164,7 +165,9 @@ class PackWriter(Closing):
     def append(self, digest: str, stored: bytes) -> None:
         if self._fd < 0:
             self._path = self._staging.new_path()
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with explain_writes():
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                grant_owner(self._fd)
         self._places.append(ChunkPlace(digest, self._size, len(stored)))
         self._buffer += stored
         self._size += len(stored)
@@ -180,10 +183,11 @@ class PackWriter(Closing):
         rows = b"".join(_ROW.pack(bytes.fromhex(place.digest), *place[1:]) for place in self._places)
         self._buffer += rows + _FOOTER.pack(len(self._places), _digest(rows), _MAGIC)
         self._flush()
-        os.close(self._fd)
-        self._fd = -1
         name = secrets.token_hex(16)
-        self._objects.put(PACKS, name, self._path)
+        with explain_writes(), on_error(lambda: discard(self._path)):
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self._objects.put(PACKS, name, self._path)
         self.packs.append(Pack(name, self._places))
         self._places, self._size = [], 0
 
@@ -194,7 +198,8 @@ class PackWriter(Closing):
             os.unlink(self._path)
 
     def _flush(self) -> None:
-        write_all(self._fd, bytes(self._buffer))
+        with explain_writes():
+            write_all(self._fd, bytes(self._buffer))
         self._buffer.clear()
 
 

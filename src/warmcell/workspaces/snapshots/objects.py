@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError, SnapshotInvalid
-from warmcell.core.light import closing_fd
-from warmcell.lifetime.own_modes import make_directories
+from warmcell.core.errors import BackendUnavailable, ExecutionFailed, InvalidRequest, SandboxError, SnapshotInvalid
+from warmcell.core.light import closing_fd, on_error
+from warmcell.lifetime.own_modes import change_mode, grant_owner, make_directories
 
 PACKS, SNAPSHOTS = "packs", "snapshots"
 _UNFINISHED = ".new-"
@@ -112,6 +112,7 @@ class UrlObjects:
                     self._files.get_file(self._file(kind, name), path + ".part")
                 except FileNotFoundError:
                     raise missing(kind, name) from None
+            change_mode(path + ".part", 0o600)  # whatever the umask
             os.rename(path + ".part", path)
         return path
 
@@ -136,6 +137,16 @@ class UrlObjects:
             raise BackendUnavailable(reason, hint=hint) from error
 
 
+@contextmanager
+def explain_writes() -> Iterator[None]:
+    """Turn an error of the store's disk into a typed one: to callers, an `OSError` is that of a file being read."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"could not write to the store: {error.strerror}"
+        raise ExecutionFailed(reason, hint="free space on its disk") from error
+
+
 class Staging:
     """A local directory for unfinished files. `clear` removes those that killed programs left."""
 
@@ -148,15 +159,23 @@ class Staging:
 
     def put_bytes(self, objects: Objects, kind: str, name: str, data: bytes) -> None:
         path = self.new_path()
-        with open(path, "xb") as file:
-            file.write(data)
-        objects.put(kind, name, path)
+        with explain_writes(), on_error(lambda: discard(path)):
+            with open(path, "xb") as file:
+                grant_owner(file.fileno())
+                file.write(data)
+            objects.put(kind, name, path)
 
     def clear(self) -> None:
         """Only while no other program writes to the store."""
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def discard(path: str) -> None:
+    """Remove an unfinished file."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def missing(kind: str, name: str) -> SnapshotInvalid:
