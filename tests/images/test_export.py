@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -93,6 +94,28 @@ def test_an_archive_has_its_name_when_it_is_complete(
     store.export("team/app:1", out, format="docker")
     assert seen and not any(seen)
     assert [path.name for path in tmp_path.glob("out.tar*")] == ["out.tar"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("format", ["oci", "docker"])
+def test_an_export_replaces_no_file_that_came_meanwhile(
+    store: ImageStore, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, has_links: bool
+) -> None:
+    out, add = tmp_path / "out.tar", export._Tar.add
+
+    def take_name(target: Any, *arguments: Any) -> None:
+        out.write_text("of another program")
+        add(target, *arguments)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patched, pytest.raises(InvalidRequest, match="exists"):
+        patched.setattr(export._Tar, "add", take_name)
+        if not has_links:
+            patched.setattr(os, "link", refuse)
+        store.export("team/app:1", out, format=format)  # type: ignore[arg-type]
+    assert [path.read_text() for path in tmp_path.glob("out.tar*")] == ["of another program"]
 
 
 def test_what_cannot_be_exported(store: ImageStore, image: Image, tmp_path: Path) -> None:

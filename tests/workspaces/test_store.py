@@ -7,6 +7,7 @@ import os
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import until
@@ -24,6 +25,7 @@ from warmcell import (
     SnapshotNotFound,
     WorkspaceNotFound,
 )
+from warmcell.images.layer_tar import write_tree
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.workspace.root import Root
 from warmcell.workspace.workspace import Workspace
@@ -349,6 +351,21 @@ def test_export_to_a_directory_and_a_tar_file(store: WorkspaceStore, tmp_path: P
     with pytest.raises(InvalidRequest, match="exists"):
         store.export(taken, tmp_path / "copy")
     assert [path.name for path in list_objects(store, "work")] == [made.id]
+
+
+def test_an_export_replaces_no_file_that_came_meanwhile(
+    store: WorkspaceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, target = store.provision(), tmp_path / "copy.tar"
+
+    def take_name(*arguments: Any) -> int:
+        target.write_text("of another program")
+        return write_tree(*arguments)
+
+    monkeypatch.setattr("warmcell.workspaces.export.write_tree", take_name)
+    with pytest.raises(InvalidRequest, match="exists"):
+        store.export(made, target)
+    assert [path.read_text() for path in tmp_path.glob("copy.tar*")] == ["of another program"]
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])

@@ -11,7 +11,6 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 from warmcell.core.errors import InvalidRequest
@@ -31,6 +30,7 @@ from warmcell.images.manifests import (
     parse_manifest,
 )
 from warmcell.images.references import parse_reference
+from warmcell.workspace.new_file import create_file
 from warmcell.workspace.remove import remove_directory
 
 _SUFFIXES = {"gzip": "+gzip", "zstd": "+zstd", "none": ""}
@@ -177,11 +177,11 @@ def _open_tar(path: str) -> Iterator[Target]:
     """A new archive, which has its name when it is complete."""
     if os.path.lexists(path):
         raise _path_exists(path)
-    draft = f"{path}.{os.urandom(6).hex()}.new"
-    with on_error(lambda: Path(draft).unlink(missing_ok=True)):
-        with open(draft, "xb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
+    try:
+        with create_file(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
             yield _Tar(archive)
-        os.rename(draft, path)
+    except FileExistsError:
+        raise _path_exists(path) from None
 
 
 def _path_exists(path: str) -> InvalidRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from pathlib import Path
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import on_error
@@ -14,6 +13,7 @@ from warmcell.images.limits import Budget, ImageLimits
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.own_modes import make_directory
 from warmcell.workspace.copy import copy_tree
+from warmcell.workspace.new_file import create_file
 from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import Root
 from warmcell.workspaces.snapshots.take import LIMITS
@@ -40,16 +40,13 @@ def export_directory(directory: str, target: str) -> None:
 
 
 def _write_tar(directory: str, target: str) -> None:
-    draft = f"{target}.{os.urandom(6).hex()}.new"
     budget = Budget(ImageLimits(LIMITS.total_bytes, LIMITS.entries))
-    with on_error(lambda: Path(draft).unlink(missing_ok=True)):
-        with open(draft, "xb") as file:
-            if target.endswith(_COMPRESSED):
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                    write_tree(directory, packed, budget)
-            else:
-                write_tree(directory, file, budget)
-        os.rename(draft, target)
+    with create_file(target) as file:
+        if target.endswith(_COMPRESSED):
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                write_tree(directory, packed, budget)
+        else:
+            write_tree(directory, file, budget)
 
 
 def _copy(directory: str, target: str) -> None:
