@@ -178,6 +178,38 @@ def test_kept_changes_are_found_again_whatever_the_umask(place: Path) -> None:
     assert read_tree(place / "lower") == {"file": "kept"}
 
 
+def test_changes_are_kept_on_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may be full because of them."""
+    layer = ChangeLayer(str(place / "lower"), "/work", may_mount=False)
+    (Path(layer.copy_path) / "new").write_text("kept")
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", refuse_space)
+        layer.keep()
+    layer.close()
+    again = ChangeLayer(str(place / "lower"), "/work", may_mount=False, resume=True)
+    assert [change.path for change in again.changes()] == ["new"]
+    again.keep()
+    again.close()
+
+
+@pytest.mark.parametrize("way", ["keep", "close"])
+def test_changes_that_cannot_be_marked_as_kept_are_not_removed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    layer = ChangeLayer(str(place / "lower"), "/work", may_mount=False, keeps=way == "close")
+    new = Path(layer.copy_path) / "new"
+    new.write_text("kept")
+    with monkeypatch.context() as patched, pytest.raises(SandboxError, match="could not keep the changes"):
+        patched.setattr(os, "rename", refuse_space)
+        getattr(layer, way)()
+    layer.close()
+    assert new.read_text() == "kept" and layer.lower._fd < 0
+
+
+def refuse_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_base_that_cannot_be_written_leaves_the_previous_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was written in part would be merged as if the rest had been deleted."""
     directory, state = place / "layer/bases", os.stat(place / "lower/file")

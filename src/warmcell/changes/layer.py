@@ -42,7 +42,10 @@ from warmcell.workspace.root import OPEN_DIRECTORY, Root, translate_os_errors
 _PREFIX = "layer-"
 #: Bases are recorded after runs, taking at most 1/20 of the time.
 _RECORD_INTERVAL = 20
-_BASES, _NAMES, _ABOUT, _KEPT = "bases", "names", "about.json", "kept"
+_BASES, _NAMES, _ABOUT = "bases", "names", "about.json"
+#: An empty file that is renamed when the layer is kept: a new one could not be created on a full disk.
+_KEPT, _UNKEPT = "kept", "unkept"
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def state_place() -> str:
@@ -194,14 +197,16 @@ class ChangeLayer:
 
     def keep(self) -> str:
         """Make `close` keep the layer for the next one with `resume`. Returns its directory."""
+        self._is_kept = True  # first: without the mark too, `close` must not remove what is wanted
         self.keep_if_killed()
-        self._is_kept = True
         return self.place
 
     def keep_if_killed(self) -> None:
         """Have the next layer with `resume` find it if this program is killed. `close` still removes it."""
-        with open(os.path.join(self.place, _KEPT), "w") as file:
-            grant_owner(file.fileno())
+        try:
+            _mark_as_kept(self.place)
+        except OSError as error:
+            raise host_failure(error, f"keep the changes in {self.place!r}") from error
 
     def _detect(self) -> list[Detected]:
         with Lower(self.lower) as lower, translate_os_errors(()):
@@ -233,8 +238,13 @@ class ChangeLayer:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._keeps and self._upper is not None and self._held is not None and self._may_have_changes():
-            self.keep()
+        try:
+            if self._keeps and self._upper is not None and self._held is not None and self._may_have_changes():
+                self.keep()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         overlay, self.overlay = self.overlay, None
         if overlay is not None:
             overlay.close()
@@ -270,11 +280,22 @@ def _create(lower: Root) -> HeldDirectory:
     parent = state_place()
     make_directories(parent)
     held = create_held_directory(_PREFIX, parent)
-    for name in (UPPER, WORK, _BASES):
-        make_directory(os.path.join(held.path, name))
-    # The overlay's top directory takes its mode from here.
-    os.chmod(os.path.join(held.path, UPPER), stat.S_IMODE(os.fstat(lower.fd).st_mode) & 0o777 | 0o700)
+    with on_error(held.release):
+        for name in (UPPER, WORK, _BASES):
+            make_directory(os.path.join(held.path, name))
+        # The overlay's top directory takes its mode from here.
+        os.chmod(os.path.join(held.path, UPPER), stat.S_IMODE(os.fstat(lower.fd).st_mode) & 0o777 | 0o700)
+        with closing_fd(os.open(os.path.join(held.path, _UNKEPT), _CREATE, 0o600)) as file:
+            grant_owner(file)
     return held
+
+
+def _mark_as_kept(place: str) -> None:
+    try:
+        os.rename(os.path.join(place, _UNKEPT), os.path.join(place, _KEPT))
+    except FileNotFoundError:  # it has the mark already
+        with open(os.path.join(place, _KEPT), "a") as file:
+            grant_owner(file.fileno())
 
 
 def _identity(root: Root) -> list[int]:
