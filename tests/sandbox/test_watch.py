@@ -69,6 +69,20 @@ def test_new_directories_are_watched_before_events_are_read(sandbox: Sandbox) ->
     ]
 
 
+def test_the_rest_of_a_very_large_tree_is_watched_before_events_are_read(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_watch, "MOST_AT_ONCE", 1)
+    work = Path(sandbox.work_dir)
+    (work / "sub" / "deep").mkdir(parents=True)
+    events = sandbox.watch(recursive=True)
+    known = events._async._driver._watch._directories
+    until(lambda: len(known) == 3)
+    (work / "sub" / "deep" / "new").touch()
+    assert events_until_mark(sandbox, events) == [(".", "overflow"), ("sub/deep/new", "created")]
+    events.close()
+
+
 def test_events_during_the_scan_of_a_new_directory_are_reported_once(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,20 @@ def test_one_call_does_little_for_a_large_tree(workspace: Workspace, monkeypatch
     watch.close()
 
 
+@pytest.mark.attack("RX-11")
+def test_the_rest_of_a_very_large_tree_is_watched_later(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest chooses its size. What happens there meanwhile is reported as lost."""
+    monkeypatch.setattr(file_watch, "MOST_AT_ONCE", 10)
+    for number in range(100):
+        workspace.mkdir(f"tree/{number}", parents=True)
+    watch = workspace.watch(recursive=True)
+    assert watch.has_work and len(watch._directories) < 10
+    assert collect(watch) == [("overflow", ".")] and len(watch._directories) == 102
+    (Path(workspace.host_path) / "tree/7/new").mkdir()
+    assert collect(watch) == [("created", "tree/7/new")]
+    watch.close()
+
+
 def lose_records(watch: FileWatch) -> None:
     """As the kernel does when its queue is full."""
     os.read(watch.descriptor, 1 << 16)

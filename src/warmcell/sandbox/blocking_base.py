@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from warmcell.backends.output_callbacks import OnText, Texts, refuse_coroutine
 from warmcell.core.light import on_error
 from warmcell.lifetime.portal import portal
+from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.async_base import AsyncSandboxBase
 from warmcell.sandbox.ports import AsyncExposedPort, ExposedPort
 from warmcell.sandbox.processes import AsyncProcess, Process
@@ -87,7 +88,10 @@ class BlockingBase:
     @same_arguments(AsyncSandboxBase.watch)
     def watch(self, *args: Any, **kwargs: Any) -> Watch:
         async def begin() -> AsyncWatch:
-            return await self._async.watch(*args, **kwargs).__aenter__()
+            make = functools.partial(self._async.watch, *args, **kwargs)
+            # A tree may be large, and all other blocking sandboxes have this loop.
+            made = await in_thread(make) if kwargs.get("recursive") else make()
+            return await made.__aenter__()
 
         return Watch(portal.make(AsyncWatch.aclose, begin))
 

@@ -98,6 +98,8 @@ def _check_result(answer: int) -> int:
 MOST_DIRECTORIES = 4096
 #: How deep a tree is watched.
 MOST_DEEP = 64
+#: Entries listed and directories watched by the constructor; `gather` does the rest.
+MOST_AT_ONCE = 1 << 17
 #: Entries reported for one directory that was filled before it could be watched.
 MOST_FOUND = 4096
 #: Characters of paths in undelivered events.
@@ -128,6 +130,7 @@ class FileEvent:
 class FileWatch:
     """Watches from construction until `close`. `descriptor` can be polled; no method blocks.
 
+    Of a very large tree the constructor watches a part. `gather` watches the rest and then reports an "overflow".
     With `recursive`, call `gather` promptly: it adds new directories, and until then their content is not watched.
     Links are not followed: a directory is opened without them and watched by descriptor.
 
@@ -167,8 +170,10 @@ class FileWatch:
             self._directories.place(self._base_watch, parts)
             if recursive:
                 self._waiting.append((parts, False))
-            while self._step():
-                pass
+            for _ in range(MOST_AT_ONCE):
+                if not self._step():
+                    break
+            self._has_lost = self.has_work
 
     @property
     def is_closed(self) -> bool:
@@ -186,7 +191,7 @@ class FileWatch:
     @property
     def is_over(self) -> bool:
         """Whether the watched directory was removed, so that there will be no more events."""
-        return self._was_removed and not self._has_work
+        return self._was_removed and not self.has_work
 
     def close(self) -> None:
         self._owned.close()
@@ -212,15 +217,16 @@ class FileWatch:
     def gather(self) -> bool:
         """Process kernel records and start watching new directories, for a short time. Returns whether work is left."""
         until = time.monotonic() + SLICE_SECONDS
-        if not self._has_work:
+        if not self.has_work:
             self._read_records()
         while not self.is_full and self._step():
             if time.monotonic() > until:
-                return self._has_work and not self.is_full
+                return self.has_work and not self.is_full
         return False
 
     @property
-    def _has_work(self) -> bool:
+    def has_work(self) -> bool:
+        """Whether `gather` has directories to watch or records to process."""
         scan = self._listing or self._moved is not None or self._waiting or self._stale or self._has_lost
         return bool(scan or self._records)
 

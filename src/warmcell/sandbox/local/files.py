@@ -82,12 +82,17 @@ class LocalWatch:
         self._next_slice: asyncio.TimerHandle | None = None
         if watch.is_recursive:
             with suppress(RuntimeError):  # no loop yet: the first `next` registers
-                self._register(asyncio.get_running_loop())
+                self._begin(asyncio.get_running_loop())
 
     async def begin(self) -> None:
         """The kernel has been watching since the constructor, which may have run in a thread."""
         if self._watch.is_recursive and not self._watch.is_closed:
-            self._register(running_loop())
+            self._begin(running_loop())
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._register(loop)
+        if self._watch.has_work and self._next_slice is None:  # of a very large tree, also before events are read
+            self._gather(loop)
 
     async def next(self) -> FileEvent | None:
         """The next event, or None once the watch is closed."""
