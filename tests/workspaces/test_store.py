@@ -70,6 +70,21 @@ def _make_repository(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("names", [["GIT_DIR", "GIT_INDEX_FILE"], ["GIT_WORK_TREE"]], ids=" ".join)
+def test_a_program_in_a_hook_of_git_changes_only_its_clone(
+    store: WorkspaceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    hooked, other = _make_repository(tmp_path / "hooked"), _make_repository(tmp_path / "other")
+    places = {"GIT_DIR": hooked / ".git", "GIT_INDEX_FILE": hooked / ".git/index", "GIT_WORK_TREE": hooked}
+    before = look(hooked)
+    for name in names:
+        monkeypatch.setenv(name, str(places[name]))
+    made = store.provision(Manifest(git=[GitRepo(str(other), "first", "checkout")]))
+    assert look(hooked) == before
+    assert (directory_of(store, made) / "checkout/file.txt").read_text() == "one\n"
+    assert (directory_of(store, made) / "checkout/.git/index").is_file()
+
+
 @pytest.mark.parametrize("into", ["vendor/second", "vendor", "file.txt/second"])
 def test_a_repository_does_not_lead_the_next_one_out(store: WorkspaceStore, tmp_path: Path, into: str) -> None:
     outside = tmp_path / "outside"

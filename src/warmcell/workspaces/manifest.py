@@ -23,6 +23,11 @@ _GIT_SECONDS = 600.0
 _UPLOADS = ArchiveLimits(entries=2_000_000, total_bytes=16 << 30)
 #: No hooks, helpers or user configuration: a repository must not decide what the host executes.
 _GIT_OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never", "-c", "core.fsmonitor=false")
+#: Git sets these for its hooks and aliases. They would make git write to the repository that started this program.
+_OF_OTHER_REPOSITORY = frozenset(
+    "GIT_DIR GIT_WORK_TREE GIT_COMMON_DIR GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES "
+    "GIT_PREFIX GIT_GRAFT_FILE GIT_SHALLOW_FILE".split()
+)
 _GIT_ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -154,10 +159,11 @@ def _clone(repository: GitRepo, directory: str) -> None:
 
 def _git(repository: GitRepo, words: tuple[str, ...]) -> None:
     suggestion = "check the address and the ref"
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_OTHER_REPOSITORY}
     try:
         ended = subprocess.run(
             ["git", *_GIT_OPTIONS, *words],
-            env=os.environ | _GIT_ENVIRONMENT,
+            env=inherited | _GIT_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_GIT_SECONDS,
