@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.changes.tree import commit, read_tree
 
-from warmcell.changes import apply
+from warmcell.changes import apply, layer
 from warmcell.changes.base import Bases
 from warmcell.changes.detect import Detected
 from warmcell.changes.layer import ChangeLayer
@@ -224,6 +224,29 @@ def test_a_base_that_cannot_be_written_leaves_the_previous_one(place: Path, monk
         Bases(str(directory)).put(("file",), state, "", b"new")
     assert Bases(str(directory)).content(("file",)) == b"old"
     assert len(os.listdir(directory)) == 1
+
+
+def test_kept_changes_are_found_while_another_program_starts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at all layers, for interrupted commits and for those of killed programs."""
+    kept = ChangeLayer(str(place / "lower"), "/work", may_mount=False)
+    (Path(kept.copy_path) / "new").write_text("kept")
+    kept_place = kept.keep()
+    kept.close()
+    (place / "other").mkdir()
+    with Root(place / "other") as other:
+        layer._create(other).release()
+    found: list[bool] = []
+
+    def resume(_: str) -> None:
+        with Root(place / "lower") as lower:
+            held = layer.resume_layer(lower)
+        found.append(held is not None)
+        if held is not None:
+            held.release()
+
+    monkeypatch.setattr(layer, "recover", resume)
+    layer.recover_abandoned()
+    assert found == [True] and os.listdir(layer.state_place()) == [os.path.basename(kept_place)]
 
 
 def test_an_interrupted_commit_is_not_forgotten_for_lack_of_descriptors(place: Path, monkeypatch: Any) -> None:

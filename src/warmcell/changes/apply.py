@@ -79,11 +79,15 @@ def write_journal(directory: str, journal: Journal) -> None:
     sync_directory(directory)
 
 
+def has_journal(directory: str) -> bool:
+    return os.path.lexists(os.path.join(directory, _NAME))
+
+
 def read_journal(directory: str) -> Journal | None:
     """None if there is no journal. `BackendUnavailable` if it is damaged."""
-    path = os.path.join(directory, _NAME)
-    if not os.path.lexists(path):
+    if not has_journal(directory):
         return None
+    path = os.path.join(directory, _NAME)
     with open(open_regular(path, "journal"), "rb") as file:
         content = file.read()
     try:

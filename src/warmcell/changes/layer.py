@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from warmcell.cage.linux.kernel_files import is_root_of_host
 from warmcell.cage.overlay_server import UPPER, WORK
-from warmcell.changes.apply import recover
+from warmcell.changes.apply import has_journal, recover
 from warmcell.changes.base import Bases
 from warmcell.changes.commit import Committer, matching_paths
 from warmcell.changes.detect import Detected, Detector, Lower
@@ -28,7 +28,6 @@ from warmcell.lifetime.descriptors import host_failure
 from warmcell.lifetime.held_directories import (
     HeldDirectory,
     create_held_directory,
-    find_abandoned,
     hold,
     user_directory,
 )
@@ -346,10 +345,21 @@ def _recover_commit(place: str) -> bool:
 
 def recover_abandoned() -> None:
     """Complete or undo commits of killed programs, and remove their layers unless they were kept."""
-    for place in find_abandoned(state_place(), (_PREFIX,)):
-        try:
-            recover(place)
-            if not os.path.exists(os.path.join(place, _KEPT)):
-                remove_directory(place)
-        except (OSError, SandboxError, ValueError):  # the next start tries again
+    for place in (os.path.join(state_place(), name) for name in _names()):
+        # Not even locked: a program that starts now would take it for one in use, and go on without its changes.
+        if os.path.exists(os.path.join(place, _KEPT)) and not has_journal(place):
             continue
+        try:
+            held = hold(place)
+        except OSError:  # no descriptors left: the next start tries again
+            return
+        if held is not None:
+            with held:
+                _recover_layer(place)
+
+
+def _recover_layer(place: str) -> None:
+    with suppress(OSError, SandboxError, ValueError):  # the next start tries again
+        recover(place)
+        if not os.path.exists(os.path.join(place, _KEPT)):
+            remove_directory(place)
