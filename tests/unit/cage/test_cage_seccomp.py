@@ -14,6 +14,7 @@ from warmcell.cage.linux.seccomp import Profile
 from warmcell.cage.plan import LaunchPlan
 
 _KILL, _ALLOW, _NOTIFY, _ERRNO = 0x80000000, 0x7FFF0000, 0x7FC00000, 0x00050000
+_WITHOUT_EFFECT = _ERRNO  # success, and the call is not made
 EPERM, EINVAL, ENOTTY, ENOSYS = (_ERRNO | number for number in (1, 22, 25, 38))
 EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT = (_ERRNO | number for number in (93, 95, 97))
 _REFUSED = (EPERM, EINVAL, ENOTTY, ENOSYS, EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT)
@@ -96,7 +97,7 @@ def test_every_number_has_a_verdict(machine: str, profile: Profile) -> None:
         name = known.get(number, "")
         verdict = filter_.verdict(number)
         if name in special:
-            assert verdict in (_ALLOW, _NOTIFY, *_REFUSED), name
+            assert verdict in (_ALLOW, _NOTIFY, _WITHOUT_EFFECT, *_REFUSED), name
         else:
             expected = _ALLOW if name in seccomp._ALLOWED else ENOSYS
             assert verdict == filter_.verdict(number, *[(1 << 64) - 1] * 6) == expected, name or number
@@ -385,6 +386,14 @@ def test_shared_resources_are_refused_or_notified(machine: str) -> None:
     assert _filter(machine, Profile(True, has_host_disk=True)).verdict("fallocate") == EOPNOTSUPP
     landlock = _filter(machine, Profile(True, is_caged=False))
     assert landlock.verdict("flock") == _NOTIFY and landlock.verdict("inotify_init1") == ENOSYS
+
+
+@pytest.mark.parametrize("profile", _PROFILES, ids=lambda profile: "".join("FT"[flag] for flag in profile))
+def test_disks_of_the_host_are_not_flushed(machine: str, profile: Profile) -> None:
+    """Every program that waits for one of them would wait for a guest that does this in a loop."""
+    filter_ = _filter(machine, profile)
+    assert {filter_.verdict(name, 3) for name in ("sync", "syncfs")} == {_WITHOUT_EFFECT}
+    assert {filter_.verdict(name, 3) for name in ("fsync", "fdatasync", "sync_file_range")} == {_ALLOW}
 
 
 @pytest.mark.claim("WC-RX-2")

@@ -113,6 +113,8 @@ SMALL_SHARED_MEMORY = 1 << 16
 
 #: They keep pages in pipes and sockets that are no longer mapped or part of a file.
 _PINNING = ("vmsplice", "splice", "tee", "sendfile")
+#: They write all files of a disk, those of the host included, and other programs wait for that disk meanwhile.
+_FLUSHING = ("sync", "syncfs")
 #: They store any number of rules in kernel memory.
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
@@ -126,6 +128,7 @@ def rules_for_all(is_watched: bool) -> Dict[str, List[Instruction]]:
         "mmap": _mmap_rule(is_watched),
         "shmget": [load(argument(2)), *returns_if_any_bit(_SHM_HUGETLB, errno(_ENOMEM)), ret(ALLOW)],
         "memfd_create": [load(argument(1)), *returns_if_any_bit(_MFD_HUGETLB, errno(_EINVAL)), ret(ALLOW)],
+        **{name: [ret(errno(0))] for name in _FLUSHING},
     }
 
 
