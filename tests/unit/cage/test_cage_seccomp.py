@@ -384,6 +384,9 @@ def test_shared_resources_are_refused_or_notified(machine: str) -> None:
     assert filter_.verdict("flock") == filter_.verdict("inotify_add_watch") == _NOTIFY
     assert filter_.verdict("fallocate") == _ALLOW
     assert _filter(machine, Profile(True, has_host_disk=True)).verdict("fallocate") == EOPNOTSUPP
+    for name in ("setxattr", "lsetxattr", "fsetxattr"):
+        assert filter_.verdict(name) == _ALLOW
+        assert _filter(machine, Profile(True, has_host_disk=True)).verdict(name) == _NOTIFY
     landlock = _filter(machine, Profile(True, is_caged=False))
     assert landlock.verdict("flock") == _NOTIFY and landlock.verdict("inotify_init1") == ENOSYS
 

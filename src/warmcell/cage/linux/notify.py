@@ -24,13 +24,16 @@ _RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102
 _ADD_AND_REPLY = 2
 _MFD_CLOEXEC = 1
 _CONTINUE = 1
-_EPERM, _ENOENT, _ENOMEM, _EFAULT = 1, 2, 12, 14
+_EPERM, _ENOENT, _ENOMEM, _EFAULT, _ENOSPC = 1, 2, 12, 14, 28
 _LONGEST_PATH = 4096
 _MOST_REMEMBERED = 32
 
 _NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
 _SPAWNING = {"clone", "fork", "vfork", "execve", "execveat"}
 _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the address and its length
+_ADDING_ATTRIBUTES = {"setxattr", "lsetxattr", "fsetxattr"}
+#: The longest value that the kernel takes, and what an attribute counts besides its value: its name and its entry.
+_LONGEST_ATTRIBUTE, _ATTRIBUTE_ENTRY = 1 << 16, 512
 
 
 class Listener:
@@ -59,6 +62,8 @@ class Listener:
         self._scratch, self._keepers, self._connect, self._guest = scratch, keepers, connect, guest
         #: Set when the job is a program: our own code execs it before any guest code runs.
         self.may_exec_once = False
+        #: How many bytes the guest may still store in attributes of files, if its filter passes such calls on.
+        self.attribute_room = 1 << 62
         #: Called with each denial before the guest gets its error.
         self.on_denial: Optional[Callable[[str, str], None]] = None
         self._seen: Set[Tuple[str, str]] = set()
@@ -137,6 +142,8 @@ class Listener:
             return None if self._note_shared_memory(arguments[1]) else _ENOMEM
         if name == "flock":
             return guest_files.may_lock(pid, arguments[0] & 0x7FFFFFFF, arguments[1], self._is_own) or None
+        if name in _ADDING_ATTRIBUTES:
+            return self._take_attribute_room(arguments[3])
         if name == "ptrace" and self._keepers:
             return None if arguments[0] == 0 and has_guest_as_parent(pid, self._keepers) else _EPERM
         if name == "execve" and pid == self._guest and self.may_exec_once:
@@ -144,6 +151,14 @@ class Listener:
             return None
         self._remember("process" if name in _SPAWNING else "syscall", name)
         return _EPERM
+
+    def _take_attribute_room(self, size: int) -> Optional[int]:
+        """Attributes that were replaced or removed stay counted: which ones the guest has is not known here."""
+        needed = min(size, _LONGEST_ATTRIBUTE) + _ATTRIBUTE_ENTRY
+        if needed > self.attribute_room:
+            return _ENOSPC
+        self.attribute_room -= needed
+        return None
 
     def _examine(self, pid: int, descriptor: int, address: bytes, name: str) -> Optional[int]:
         destination = describe_address(address)

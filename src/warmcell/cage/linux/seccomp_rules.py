@@ -115,6 +115,8 @@ SMALL_SHARED_MEMORY = 1 << 16
 _PINNING = ("vmsplice", "splice", "tee", "sendfile")
 #: They write all files of a disk, those of the host included, and other programs wait for that disk meanwhile.
 _FLUSHING = ("sync", "syncfs")
+#: Some file systems, such as btrfs, store any number of attributes with a file and do not count them as its size.
+_ADDING_ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr")
 #: They store any number of rules in kernel memory.
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
@@ -148,8 +150,10 @@ def rules_without_cgroup() -> Dict[str, List[Instruction]]:
 
 
 def rules_for_host_disks() -> Dict[str, List[Instruction]]:
-    """fallocate takes gigabytes at once, faster than the watcher can react. Without it, libc writes zeros."""
-    return {"fallocate": [ret(errno(_EOPNOTSUPP))]}
+    """fallocate takes gigabytes at once, faster than the watcher can react. Without it, libc writes zeros. The manager
+    counts attributes, which no walk sees.
+    """
+    return {"fallocate": [ret(errno(_EOPNOTSUPP))], **{name: [ret(NOTIFY)] for name in _ADDING_ATTRIBUTES}}
 
 
 def _fcntl_rule(unknown: Sequence[int]) -> List[Instruction]:

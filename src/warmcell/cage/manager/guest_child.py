@@ -222,6 +222,8 @@ class GuestChild:
             self._given[NOTIFICATIONS], self.pid, connect, scratch, note, self._init.host_id, keepers=keepers
         )
         self._listener.may_exec_once = self._may_exec
+        if plan.watch.disk_bytes:
+            self._listener.attribute_room = plan.watch.disk_bytes
         self._listener.on_denial = self._send_denial if plan.terminals else None
 
     def _send_denial(self, kind: str, what: str) -> None:
