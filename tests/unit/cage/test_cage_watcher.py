@@ -320,6 +320,7 @@ def test_a_program_that_is_not_ours_is_looked_at_although_it_never_says_that_it_
 ) -> None:
     """The Python of an image waits for its job with the descriptor that the watcher waits for."""
     monkeypatch.setattr(_Cell, "answer_measured", lambda _: None)
+    monkeypatch.setattr(Ceilings, "look", lambda _: 0.1)
     begun, go = os.pipe()
     others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
     watch = Watch(memory_bytes=512 << 20, disk_bytes=disk_bytes, disk_paths=(str(tmp_path),))
@@ -332,6 +333,43 @@ def test_a_program_that_is_not_ours_is_looked_at_although_it_never_says_that_it_
     assert loop._waiting == {begun: 1} and (1 in loop._due) == is_early
     loop._forget(1)
     assert not loop._due
+    os.close(go)
+
+
+@pytest.mark.attack("RX-02", "S2-10")
+def test_a_program_that_is_not_ours_is_limited_while_it_waits_for_its_job(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its memory from the start, and in what it writes; what the host writes before the job comes does not count."""
+    looks: list[bool] = []
+    monkeypatch.setattr(Ceilings, "look", lambda self: looks.append(self.is_measured) or 0.1)
+    asks, asker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    begun, go = os.pipe()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    watch = Watch(memory_bytes=512 << 20, disk_bytes=1 << 20, disk_paths=(str(tmp_path),))
+    order = {"watch": 1, "ceilings": list(watch), "most_tasks": 0, "is_early": True, "answer": {"measured": True}}
+    with asks:
+        loop._add(order, [others[0], begun, *others[1:], asker.detach()])
+        cell = loop._cells[1]
+        assert 1 in loop._due
+
+        def check_until_measured() -> disk.DiskUse:
+            while not cell.is_measured:
+                loop._check_cell(1)
+            loop._check_cell(1)
+            assert looks.count(False) > 0 and looks[-1]
+            looks.clear()
+            assert cell.ceilings._disk is not None
+            return cell.ceilings._disk._at_start
+
+        before = check_until_measured()
+        assert not select.select([asks], [], [], 0)[0]
+        (tmp_path / "of the host").write_bytes(b"x")
+        send_packet(asks, {"measure": True})
+        loop._read_request(next(iter(loop._askers)))
+        assert check_until_measured().entries == before.entries + 1
+        assert receive_packet(asks)[0] == {"measured": True}
+        loop._forget(1)
     os.close(go)
 
 

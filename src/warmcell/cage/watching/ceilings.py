@@ -82,16 +82,20 @@ class Ceilings:
         self._descriptors = DescriptorTable(tree.proc, tree.network.path, tree.network.is_own)
         self._share = share_of_one_guest() if watch.descriptors else DescriptorUse()
         self._cpu_seen: Dict[int, usage.CpuTime] = {}
-        self._disk = None
-        if watch.disk_bytes:
-            paths = (tree.disk_paths, watch.overlays, watch.disk_totals)
-            self._disk = DiskCeiling(watch.disk_bytes, *paths, watch.disk_devices)
+        self._disk = self._new_disk()
         self._idle = IdleCheck(tree.proc, tree.network.path)
         self._long_looks = 0
         #: When the last complete look began.
         self._looked = -inf
         #: The pause that the last look allows.
         self._pause = FASTEST_LOOK
+
+    def _new_disk(self) -> Optional[DiskCeiling]:
+        watch = self._watch
+        if not watch.disk_bytes:
+            return None
+        paths = (self._tree.disk_paths, watch.overlays, watch.disk_totals)
+        return DiskCeiling(watch.disk_bytes, *paths, watch.disk_devices)
 
     @property
     def is_measured(self) -> bool:
@@ -101,6 +105,10 @@ class Ceilings:
     def measure(self, seconds: float = inf) -> bool:
         """Measure disk use before the guest's code starts. False if time ran out: call it again to continue."""
         return self._disk is None or self._disk.measure(seconds)
+
+    def measure_again(self) -> None:
+        """Forget what was measured, because the host may have written since. Call `measure` next."""
+        self._disk = self._new_disk()
 
     def begin(self) -> float:
         """Call it when the guest's code starts. Returns the pause before the first look."""
@@ -131,14 +139,14 @@ class Ceilings:
     def _look_when_idle(self) -> float:
         """Measure what the last complete look may have missed: files, until a walk began after the tree was idle."""
         self._look_at_gpus()  # a device may be busy while all threads wait for it
-        if self._disk is None:
+        if self._disk is None or not self._disk.is_measured:
             return self._pause
         if self._disk.has_seen_all_since(self._idle.since):
             return min(self._pause, self._disk.pause())
         return min(self._pause, self._look_at_disk(self._tree.pids()))
 
     def _look_at_disk(self, pids: List[int]) -> float:
-        if self._disk is None:
+        if self._disk is None or not self._disk.is_measured:
             return SLOWEST_LOOK
         # Files behind descriptors in flight cannot be seen.
         pause = self._disk.look(self._tree.proc, pids, hides=bool(self._descriptors.last.in_flight))

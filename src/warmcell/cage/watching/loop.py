@@ -46,6 +46,7 @@ class _Cell:
         "init",
         "is_blind",
         "is_early",
+        "is_requested",
         "processes",
         "scratch",
         "watch",
@@ -59,8 +60,10 @@ class _Cell:
         #: The channel that waits until the disk is measured, and the answer to send then.
         self.asker = packet_socket(asker) if asker >= 0 else None
         self.answer: Dict[str, Any] = {}
-        #: Whether it is looked at before `go` is closed: a program that is not ours has that descriptor.
+        #: Whether it is looked at before `go` is closed: a program that is not ours has that descriptor. Then its disk is
+        #: measured twice, also when the measurement is requested: what the host wrote before that does not count.
         self.is_early = False
+        self.is_requested = False
         #: Whether a look at it has failed: a cell that cannot be measured must not run.
         self.is_blind = False
         self._ceilings: Optional[Ceilings] = None
@@ -80,6 +83,11 @@ class _Cell:
     def begin(self) -> float:
         """Call it when the guest's code starts. Returns the pause before the first look."""
         return self.ceilings.begin() if self.watch.disk_bytes else pause_before_first_look(self.watch)
+
+    def request_measurement(self) -> None:
+        self.is_requested = True
+        if self._ceilings is not None:
+            self._ceilings.measure_again()
 
     def answer_measured(self) -> None:
         """Send the answer. Without it the guest would never start, so an error ends the cell."""
@@ -198,8 +206,8 @@ class Loop:
         if cell.watch.gpus:
             cell.ceilings  # noqa: B018  # load the driver's library now, while the guest waits
         cell.is_early = order.get("is_early", False)
-        if cell.is_early and not cell.watch.disk_bytes:  # else from the measurement on
-            self._due[number] = time.monotonic() + cell.begin()
+        if cell.is_early:
+            self._due[number] = time.monotonic() + pause_before_first_look(cell.watch)
 
     def _read_request(self, descriptor: int) -> None:
         """The supervisor requests a measurement when it has a job for the guest, or closes the channel."""
@@ -212,6 +220,7 @@ class Loop:
         except OSError:
             has_asked = True  # it may wait for an answer
         if has_asked:
+            self._cells[number].request_measurement()
             self._due[number] = time.monotonic()
 
     def _ignore_requests(self, cell: _Cell) -> None:
@@ -224,13 +233,15 @@ class Loop:
         self._poll.unregister(go)
         os.close(go)
         cell = self._cells[number]
+        if not cell.is_measured:
+            cell.is_requested = True
         self._due[number] = time.monotonic() + (cell.begin() if cell.is_measured else 0.0)
 
     def _check_cell(self, number: int) -> None:
         cell = self._cells[number]
         pause: Optional[float] = None
         try:
-            pause = self._look(number) if cell.is_measured else self._measure(number)
+            pause = self._check(number)
         except OSError as error:
             # A cell that ends during a look is reported when it is reaped.
             cell.is_blind = not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0)
@@ -243,6 +254,14 @@ class Loop:
         else:
             self._due[number] = time.monotonic() + pause
 
+    def _check(self, number: int) -> Optional[float]:
+        cell = self._cells[number]
+        if cell.is_measured:
+            return self._look(number)
+        if cell.is_early:  # its memory counts while its disk is measured
+            self._look(number)
+        return self._measure(number)
+
     def _look(self, number: int) -> float:
         if number not in self._looked_at:
             self._looked_at.add(number)
@@ -254,6 +273,8 @@ class Loop:
         cell = self._cells[number]
         if not cell.ceilings.measure(_MEASURE_AT_A_TIME):
             return 0.0
+        if cell.is_early and not cell.is_requested:
+            return cell.begin()
         self._ignore_requests(cell)
         cell.answer_measured()
         return None if self._waiting.get(cell.go) == number and not cell.is_early else cell.begin()
