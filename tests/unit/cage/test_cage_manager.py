@@ -17,8 +17,9 @@ from tests.helpers import fork_child, in_a_fork
 
 from warmcell.cage.cell import CellShape
 from warmcell.cage.linux import mounts
+from warmcell.cage.linux.descriptors import close_all
 from warmcell.cage.manager.cell_maker import without_sources
-from warmcell.cage.manager.guest_child import ExitReport, exit_report_of
+from warmcell.cage.manager.guest_child import ExitReport, GuestChild, exit_report_of
 from warmcell.cage.manager.loop import Manager
 from warmcell.cage.manager.zygote_handle import ZygoteHandle
 from warmcell.cage.plan import Bind, LaunchPlan
@@ -326,6 +327,20 @@ def test_a_zygote_does_not_learn_what_the_root_has() -> None:
         lesson, _ = receive_packet(theirs)
     told = [(bind["target"], bind["source"]) for bind in lesson["plan"]["binds"]]
     assert told == [("/data", ""), ("/work", ""), ("/data/inside", "")]
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.attack("RX-16")
+def test_mounts_that_may_take_long_to_free_are_left_to_init() -> None:
+    """The overlay of an image keeps all files that its guest has looked at; and a caller's path must be free at once."""
+    guest: Any = GuestChild.__new__(GuestChild)
+    guest._init = SimpleNamespace(pid=os.getpid())
+    layer, own = Bind("/layer", "/", as_owner=True), Bind("/data", "/data", as_owner=True)
+    for plan, most in ((LaunchPlan(), 1), (LaunchPlan(layers=(layer,)), 0), (LaunchPlan(binds=(own,)), 0)):
+        guest._plan = plan
+        opened = guest.open_mount_namespace()
+        close_all(opened)
+        assert len(opened) == most
 
 
 @pytest.mark.needs("linux")
