@@ -119,7 +119,7 @@ class CellMaker:
             self._roots = SharedRoots(lambda bind: self._open_tree(bind, host_id))
             self._home = namespaces.HomeNamespace("mnt")
             self._networks = None if has_host_network else NetworkNamespaces(is_for_one)
-            self._inits = SleepingInits(self.ids, on_birth, keeps_spares, self._roots.tmpfs, self._networks)
+            self._inits = SleepingInits(self.ids, on_birth, keeps_spares, self._roots.tmpfs, self._networks, self._home)
 
     @property
     def is_complete(self) -> bool:

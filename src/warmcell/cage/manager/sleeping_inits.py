@@ -62,11 +62,11 @@ class InitMounts:
     whole machine. A guest needs none of the host's mounts, since its root is a detached tree; but without a visible
     /proc, the kernel refuses to mount another.
 
-    Owned by the manager, which must have its own mount namespace. In the block, this process is in it.
+    Owned by the manager, which must have its own mount namespace, `home`. In the block, this process is in it.
     """
 
-    def __init__(self) -> None:
-        self._home = namespaces.HomeNamespace("mnt")
+    def __init__(self, home: namespaces.HomeNamespace) -> None:
+        self._home = home
         with step("make mounts of init"), OwnedDescriptors() as owned:
             self._home.enter_new()
             try:
@@ -107,8 +107,10 @@ class SleepingInits:
         keeps_spares: bool,
         tmpfs: str,
         networks: Optional[NetworkNamespaces],
+        home: namespaces.HomeNamespace,
     ) -> None:
         self._ids = ids
+        self._home = home
         self._on_birth = on_birth
         self._networks = networks
         #: Made with the first spare, or for the second cell: for a single cell it would take longer than it saves.
@@ -146,7 +148,7 @@ class SleepingInits:
 
     def _prepare_mounts(self) -> None:
         if self._mounts is None:
-            self._mounts = InitMounts()
+            self._mounts = InitMounts(self._home)
 
     def _make(self, inside: Tuple[int, int] = _USUAL_IDS) -> SleepingInit:
         if self._calls is None or self._ids_of_calls != inside:
