@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers import open_descriptors
 
 import warmcell.guest
 from warmcell import Sandbox
@@ -62,6 +63,19 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
                 assert hears.recv(16) == b"alive"
             finally:
                 process.kill()
+
+
+def test_a_terminal_that_cannot_be_given_its_size_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warmcell.guest.live import starting
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(starting, "resize", fail)
+    before = open_descriptors()
+    with pytest.raises(OSError, match="Too many open files"):
+        starting.Terminal(80, 24)
+    assert open_descriptors() <= before
 
 
 #: An agent with room for fewer descriptors than a program has.

@@ -117,12 +117,12 @@ class Terminal:
             fcntl.ioctl(self.master, _TIOCSPTLCK, struct.pack("i", 0))
             (number,) = struct.unpack("i", fcntl.ioctl(self.master, _TIOCGPTN, struct.pack("i", 0)))
             self._path = f"/dev/pts/{number}"
+            resize(self.master, columns, rows)
             # Held until the program has it open: a terminal without users reads like one whose program has ended.
             self.held = out_of_the_way(os.open(self._path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
         except OSError:
             os.close(self.master)
             raise
-        resize(self.master, columns, rows)
 
     def streams(self):
         """Actions that open the terminal in the session leader, which makes it the controlling terminal."""

@@ -268,9 +268,17 @@ class NestedOutput:
         self._most = most
         self._kept = (bytearray(), bytearray())
         self.is_truncated = [False, False]
-        pipes = (os.pipe(), os.pipe())
-        self._readers = [reader for reader, _ in pipes]
-        self._writers = [writer for _, writer in pipes]
+        self._readers: list[int] = []
+        self._writers: list[int] = []
+        try:
+            for _ in self._kept:
+                reader, writer = os.pipe()
+                self._readers.append(reader)
+                self._writers.append(writer)
+        except OSError:
+            for descriptor in (*self._readers, *self._writers):
+                os.close(descriptor)
+            raise
         self.stdout, self.stderr = (f"/proc/self/fd/{writer}" for writer in self._writers)
         self._drained = allocate_lock()
         self._drained.acquire()
