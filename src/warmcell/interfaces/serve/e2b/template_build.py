@@ -33,12 +33,18 @@ from warmcell.interfaces.serve.e2b.template_records import Uploads
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import USER_HOME
+from warmcell.workspace.names import Parts
 from warmcell.workspace.private_directory import PrivateDirectory
+from warmcell.workspace.root import Quota, Root, space_for, translate_os_errors
+from warmcell.workspace.walk import Descent, TreeLimits
 
 #: A step may take this long.
 STEP_SECONDS = 900.0
 #: E2B's names for the phases before and after the steps.
 BASE, FINALIZE = "base", "finalize"
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Those of the copy that a sandbox gets.
+_HOME_LIMITS = ImageLimits(entries=TreeLimits().entries, name_bytes=TreeLimits().path_bytes)
 #: Receives the message, the level and the step of a log entry.
 Log = Callable[[str, str, str], None]
 #: The user that E2B adds to every image, and its id if that is free.
@@ -251,25 +257,44 @@ def _describe(error: SandboxError, asked: TemplateStep | None) -> str:
     return error.message
 
 
-def copy_home_of(image: Image, target: str) -> None:
-    """Copy the image's /home/user to a directory of the host; sandboxes have a copy of that mounted there."""
-    tree = Tree(image.layer_paths)
+def copy_home_of(image: Image, target: str, most_mb: int, check: Callable[[], object]) -> None:
+    """Copy the image's /home/user to a directory of the host; sandboxes have a copy of that mounted there.
+
+    A hard link takes no disk in a layer, and becomes a file here, so the copy has the limits of a sandbox's own.
+    `check` raises to end it.
+    """
+    tree, budget = Tree(image.layer_paths), Budget(_HOME_LIMITS)
     os.mkdir(target, 0o700)
     home = tree.find(USER_HOME)
-    if home is not None and home.is_directory:
-        _copy_children(tree, home, target)
+    if home is None or not home.is_directory:
+        return
+    quota = Quota(most_mb, f"that {USER_HOME} of a sandbox may have", "write less there, or write it elsewhere")
+    with Root(target, quota=quota) as root, Descent(root, create=True) as descent:
+        waiting: list[tuple[Node, Parts]] = [(home, ())]
+        while waiting:  # a step chooses the depth
+            directory, place = waiting.pop()
+            above = descent.enter(place)
+            for node in tree.children(directory):
+                check()
+                parts = (*place, posixpath.basename(node.path))
+                budget.count_entry(tuple(map(os.fsencode, parts)))
+                if node.is_directory:
+                    waiting.append((node, parts))
+                else:
+                    _copy_entry(tree, node, root, above, parts)
 
 
-def _copy_children(tree: Tree, directory: Node, target: str) -> None:
-    for node in tree.children(directory):
-        path = os.path.join(target, os.path.basename(node.path))
-        if node.is_directory:
-            os.mkdir(path, 0o755)
-            _copy_children(tree, node, path)
-        elif node.is_link:
-            os.symlink(os.readlink(node.places[0]), path)
+def _copy_entry(tree: Tree, node: Node, root: Root, above: int, parts: Parts) -> None:
+    """Copy a file or a link into the open directory `above`."""
+    with translate_os_errors(parts):
+        if node.is_link:
+            os.symlink(os.readlink(node.places[0]), parts[-1], dir_fd=above)
         elif node.is_file:
-            with open(tree.open(node), "rb") as source, open(path, "xb") as copy:
+            with (
+                open(tree.open(node), "rb") as source,
+                root.charge(parts, space_for(node.state.st_size)),
+                open(os.open(parts[-1], _CREATE, 0o600, dir_fd=above), "wb") as copy,
+            ):
                 os.fchmod(copy.fileno(), (node.state.st_mode & 0o777) | 0o600)
                 shutil.copyfileobj(source, copy, 1 << 20)
 

@@ -283,7 +283,7 @@ class TemplateBuilds:
         def carry_out() -> Image:
             with self.store.lease(base):
                 image = work.run(base, name, is_template=is_template)
-                copy_home_of(image, records.place_of(build.id, "home"))
+                copy_home_of(image, records.place_of(build.id, "home"), most_mb, cancellation.check)
                 return image
 
         try:
