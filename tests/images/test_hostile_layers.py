@@ -41,6 +41,10 @@ from warmcell.images import Image, ImageLimits, ImageStore
 from warmcell.images import decompress as decompress_module
 from warmcell.images.blobs import BlobStore
 from warmcell.images.build import copy
+from warmcell.images.decompress import LayerReader
+from warmcell.images.layers import MergingUnpacker
+from warmcell.images.limits import Budget
+from warmcell.images.unpack import Unpacker
 
 pytestmark = pytest.mark.claim("WC-IM-4")
 Entries = list[tuple[tarfile.TarInfo, bytes]]
@@ -272,6 +276,17 @@ def test_paths_are_bounded_in_sum(tmp_path: Path) -> None:
         with pytest.raises(ImageInvalid, match="20000 bytes"):
             store.import_(source, "hostile")
     assert_nothing_is_left(store)
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_parents_that_no_entry_lists_count_as_paths(tmp_path: Path, is_merged: bool) -> None:
+    """A path of 4 KB has 2,000 of them, and a merged layer keeps each in memory: 16 MB for one entry."""
+    tree, budget = tmp_path / "tree", Budget(ImageLimits(name_bytes=20_000))
+    tree.mkdir()
+    data = layer(entry("d/" * 200 + "x"))
+    unpacker = (MergingUnpacker if is_merged else Unpacker)(str(tree), budget)
+    with pytest.raises(ImageInvalid, match="20000 bytes"):
+        unpacker.unpack(LayerReader(iter([data]), budget, len(data)))
 
 
 @pytest.mark.parametrize("size", [1 << 57, 1 << 80])

@@ -23,8 +23,9 @@ MAX_NAME_BYTES = 255
 class ImageLimits:
     """Limits on one image. An image that exceeds one is discarded.
 
-    `unpacked_bytes`, `entries` and `name_bytes` (the total length of all paths, which are kept in memory) count all
-    layers together. `ratio` is the unpacked to the compressed size of one layer, checked from `ratio_from_bytes` on.
+    `unpacked_bytes`, `entries` and `name_bytes` (the total length of all paths, which are kept in memory, with those of
+    parents that no entry lists) count all layers together. `ratio` is the unpacked to the compressed size of one layer,
+    checked from `ratio_from_bytes` on.
     """
 
     unpacked_bytes: int = 64 * 1024 * MIB

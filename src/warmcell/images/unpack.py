@@ -196,9 +196,9 @@ class Unpacker:
         depth, fd = self._open_deepest(path)
         with on_error(lambda: os.close(fd)):
             for length in range(depth + 1, len(path) + 1):
-                name = path[length - 1]
-                self._budget.count_entry()
-                self.owners.pop(os.fsdecode(b"/".join(path[:length])), None)
+                made, name = path[:length], path[length - 1]
+                self._budget.count_entry(made)
+                self.owners.pop(os.fsdecode(b"/".join(made)), None)
                 os.mkdir(name, 0o755, dir_fd=fd)
                 os.chmod(name, 0o755, dir_fd=fd)  # whatever the umask
                 below = os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
