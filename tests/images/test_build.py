@@ -209,6 +209,15 @@ def test_archives_are_unpacked_by_add_alone(store: ImageStore, context: Path) ->
         build(store, context, "FROM scratch\nADD a.tar /\n")
 
 
+def test_the_owner_of_an_archives_new_parents_is_not_another_builds(store: ImageStore, context: Path) -> None:
+    """The digest had the owner of each file, and an archive has its own: the cached layer had the first build's."""
+    (context / "a.tar").write_bytes(layer(entry("file", b"x")))
+    build(store, context, "FROM scratch\nADD --chown=5:6 a.tar /srv/app/\n")
+    other = build(store, context, "FROM scratch\nADD a.tar /srv/app/\n")
+    again = build(store, context, "FROM scratch\nADD --chown=5:6 a.tar /srv/app/\n")
+    assert [store.owners(image)[0].get("srv", (0, 0, 0o755))[:2] for image in (other, again)] == [(0, 0), (5, 6)]
+
+
 def test_huge_files_are_refused_before_they_are_read(tmp_path: Path, context: Path) -> None:
     store = ImageStore(tmp_path / "store", limits=ImageLimits(unpacked_bytes=1 << 20, entries=1000))
     with (context / "huge").open("wb") as file:

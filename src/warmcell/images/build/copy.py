@@ -54,6 +54,7 @@ class Copier:
     def digest(self) -> str:
         """A hash of names, types, modes, owners and content, but not times: a fresh clone hits the cache."""
         found, budget = hashlib.sha256(), Budget(self._limits)
+        found.update(repr(self._owner_of_new()).encode())  # of parents, also where an archive is the only item
         for item in self._items:
             attributes = item.attributes
             head = [item.path, attributes.mode, attributes.uid, attributes.gid, self._content_digest(item, budget)]
