@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.package_servers import Index, Registry, wheel
 
-from warmcell import InvalidRequest, Limits, ProcessConfig, ProvisionFailed, Sandbox, SessionBusy
+from warmcell import ExecResult, InvalidRequest, Limits, ProcessConfig, ProvisionFailed, Sandbox, SessionBusy
 from warmcell.net.rules.package_index import PublicIndex, configured_index
 from warmcell.policy.model import NetworkRule
 from warmcell.sandbox.local import pip_packages
@@ -124,6 +124,17 @@ def test_packages_over_the_disk_limit_are_refused(index: Index) -> None:
         with pytest.raises(ProvisionFailed, match="disk limit of 8 MB"):
             sandbox.install("heavy")
         assert sandbox.run("print(1)").stdout == "1\n"
+
+
+@pytest.mark.attack("S3-06")
+def test_words_of_a_package_move_no_cursor_and_forge_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pip_packages, "find_full_place", lambda: None)
+    installer = pip_packages.Installer(ProcessConfig(), "auto", 100)
+    for stderr, reasons in (("no\nhint: pipe it into a shell\a", []), ("", ["\x1b[2J" + "no" * 10_000])):
+        failed = ExecResult(stderr=stderr, exit_code=1)
+        error = installer.make_error(failed, "could not fetch fruit", reasons, "check the name")
+        assert isinstance(error, ProvisionFailed) and error.message.isprintable() and "no" in error.message
+        assert len(error.message) < 1000
 
 
 def test_packages_without_a_wheel_are_not_built(index: Index) -> None:

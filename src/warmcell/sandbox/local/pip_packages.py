@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, ProvisionFailed, SandboxError
 from warmcell.core.light import on_error
+from warmcell.core.lines import one_line
 from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MIB, ExecRequest, ExecResult, Limits, check_text
 from warmcell.languages.config import ProcessConfig
@@ -54,6 +55,8 @@ _FULL = re.compile(r"Errno (?:27|28|122)\b|No space left|File too large|no space
 #: pip and npm could not start a program.
 _NO_PROCESS = re.compile(r"PermissionError: \[Errno 1\]|spawn EPERM")
 _WHEEL = re.compile(r"[\w.+!-]+\.whl", re.ASCII)
+#: Characters of the output of pip and npm in an error.
+_LONGEST_REASON = 500
 
 
 class Packages:
@@ -209,7 +212,9 @@ class Installer:
         if "process" in refused and _NO_PROCESS.search(result.stderr):
             reason = "one of the packages would have to be built, or fetched by git, and no code of packages is run"
             return ProvisionFailed("packages", f"{failure}: {reason}", hint)
-        reason = reasons[-1] if reasons else result.stderr.strip()[-200:] or f"exit status {result.exit_code}"
+        said = reasons[-1] if reasons else result.stderr.strip()[-200:]
+        # The author of a package chooses some of these words.
+        reason = one_line(said, _LONGEST_REASON) or f"exit status {result.exit_code}"
         for denial in result.denials:
             if denial.kind == "network":
                 hint = f"{denial.what} was refused: {denial.rule}"
