@@ -13,6 +13,7 @@ from warmcell import ExecResult, InvalidRequest, Limits, ProcessConfig, Provisio
 from warmcell.net.rules.package_index import PublicIndex, configured_index
 from warmcell.policy.model import NetworkRule
 from warmcell.sandbox.local import pip_packages
+from warmcell.sandbox.local.npm_packages import check_npm_names
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -167,6 +168,15 @@ def test_a_model_names_packages_and_nothing_else(requirement: str) -> None:
 def test_names_with_versions() -> None:
     names = ["pandas", "pandas==2.2.0", "fastapi[standard]>=0.110", "numpy >= 2, < 3", "a.b-c_d~=1.0"]
     assert pip_packages.check_requirements(names) == tuple(names)
+
+
+@pytest.mark.attack("S2-32")
+def test_names_are_short() -> None:
+    """Matching a name that ends in many spaces takes quadratic time."""
+    assert pip_packages.check_requirements(["a" * 1000]) == ("a" * 1000,)
+    for check in (pip_packages.check_requirements, check_npm_names):
+        with pytest.raises(InvalidRequest, match="is not a name with a version"):
+            check(["a" * 1001])
 
 
 def test_other_backends_refuse_install() -> None:

@@ -50,6 +50,8 @@ _REQUIREMENT = re.compile(
     r"(?:(?:===|[=~!<>]=|[<>])\s*[\w.*+!-]+\s*(?:,\s*(?:===|[=~!<>]=|[<>])\s*[\w.*+!-]+\s*)*)?",
     re.ASCII,
 )
+#: With extras and versions. Matching spaces takes quadratic time.
+_LONGEST_NAME = 1000
 #: The errno depends on what is full: the file size limit, the file system or a quota.
 _FULL = re.compile(r"Errno (?:27|28|122)\b|No space left|File too large|no space left|ENOSPC|EDQUOT|EFBIG")
 #: pip and npm could not start a program.
@@ -281,7 +283,7 @@ def check_names(names: Sequence[str], pattern: re.Pattern[str], examples: str) -
     if not names:
         raise InvalidRequest("name at least one", field="packages")
     for name in names:
-        if not pattern.fullmatch(check_text("packages", name)):
+        if len(check_text("packages", name)) > _LONGEST_NAME or not pattern.fullmatch(name):
             raise InvalidRequest(f"{name[:60]!r} is not a name with a version", field="packages", hint=examples)
     return tuple(names)
 
