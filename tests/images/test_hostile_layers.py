@@ -416,6 +416,7 @@ def wrong_documents(make: Any) -> dict[str, tuple[Layout, Any]]:
         "config": {"config": [1]},
         "workdir": {"config": {"WorkingDir": "a\0b"}},
         "labels": {"config": {"Labels": {"a": 1}}},
+        "volumes": {"config": {"Volumes": ["/data"]}},
         "rootfs": {"rootfs": None},
         "windows": {"os": "windows"},
         "too few diff_ids": {"rootfs": {"diff_ids": []}},
@@ -477,6 +478,7 @@ def test_links_in_a_layout_are_not_followed(store: ImageStore, tmp_path: Path, c
         {}, [], [1], [{}], [{"Config": "c", "Layers": ["missing"]}], [{"Config": "../../etc/passwd", "Layers": []}],
         [{"Config": "/etc/passwd", "Layers": []}], [{"Config": "a", "Layers": []}], [{"Config": 1, "Layers": []}],
         [{"Config": "c", "Layers": ["dangling"]}], [{"Config": "c", "Layers": ["x"] * 200}],
+        [{"Config": "c", "Layers": [], "RepoTags": 1}],
     ],
 )  # fmt: skip
 def test_wrong_archives_of_docker_save(store: ImageStore, tmp_path: Path, manifest: Any) -> None:

@@ -50,6 +50,7 @@ class Image:
 def parse_config(document: Mapping[str, Any]) -> ImageConfig:
     """Parse the `config` object of an image configuration. A null field counts as absent, as in Docker's images."""
     env = [text.partition("=") for text in _texts(document, "Env")]
+    _object(document, "Volumes")  # builds add to it
     return ImageConfig(
         env={name: value for name, _, value in env if name},
         workdir=posixpath.normpath("/" + _text(document, "WorkingDir").lstrip("/")),

@@ -298,7 +298,8 @@ def _name_in(descriptor: Descriptor) -> str | None:
 
 
 def _choose_docker(images: Sequence[dict[str, Any]], name: str | None) -> tuple[dict[str, Any], str | None]:
-    tags = [[tag for tag in image.get("RepoTags") or [] if isinstance(tag, str)] for image in images]
+    listed = [require_list(image.get("RepoTags") or [], "RepoTags") for image in images]
+    tags = [[tag for tag in found if isinstance(tag, str)] for found in listed]
     for image, known in zip(images, tags, strict=True):
         if name is not None and name in known:
             return image, name
