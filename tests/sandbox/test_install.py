@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.sandbox.package_servers import Index, Registry, wheel
@@ -136,6 +137,30 @@ def test_words_of_a_package_move_no_cursor_and_forge_no_hint(monkeypatch: pytest
         error = installer.make_error(failed, "could not fetch fruit", reasons, "check the name")
         assert isinstance(error, ProvisionFailed) and error.message.isprintable() and "no" in error.message
         assert len(error.message) < 1000
+@pytest.mark.attack("S2-24")
+async def test_the_packages_of_several_calls_share_the_disk_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call had the whole limit for what it added, and there may be any number of calls."""
+
+    async def do_nothing(*_: object) -> None:
+        pass
+
+    async def unpack(_: object, __: object, ___: object, packages: pip_packages.Packages) -> None:
+        (Path(packages.path) / f"{len(os.listdir(packages.path))}.py").write_bytes(bytes(600_000))
+
+    monkeypatch.setattr(pip_packages.Installer, "_index", lambda _: SimpleNamespace(urls=(), directories=()))
+    monkeypatch.setattr(pip_packages.Installer, "_download", do_nothing)
+    monkeypatch.setattr(pip_packages.Installer, "_unpack", unpack)
+    monkeypatch.setattr(pip_packages, "cache_directory", lambda *_: str(tmp_path))
+    installer = pip_packages.Installer(ProcessConfig(), "auto", 1)
+    first = await installer.install(["fruit"], None)
+    try:
+        with pytest.raises(ProvisionFailed, match="disk limit of 1 MB"):
+            await installer.install(["seeds"], first)
+        assert os.listdir(first.path) == ["0.py"]
+    finally:
+        first.close()
 
 
 def test_packages_without_a_wheel_are_not_built(index: Index) -> None:

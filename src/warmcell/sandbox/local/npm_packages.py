@@ -66,6 +66,7 @@ async def install_npm(installer: Installer, names: Sequence[str], before: Packag
             await in_thread(lambda: _prepare(settings.path, registry, packages))
             await _resolve(installer, npm, registry, names, settings.path, packages)
             await _unpack(installer, npm, registry, cache, settings.path, packages)
+            await in_thread(lambda: installer.check_size(packages))
         finally:
             await in_thread(settings.close)
             await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too

@@ -30,8 +30,8 @@ from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
 from warmcell.sandbox.local.guest_config import PACKAGES
 from warmcell.workspace.copy import copy_tree
 from warmcell.workspace.private_directory import PrivateDirectory
-from warmcell.workspace.root import Root
-from warmcell.workspace.walk import TreeLimits
+from warmcell.workspace.root import DIRECTORY_SPACE, Root, space_for
+from warmcell.workspace.walk import TreeLimits, walk
 
 if TYPE_CHECKING:
     from warmcell.enforcers.contract import SandboxEnforcer
@@ -120,6 +120,7 @@ class Installer:
                 wheels = await in_thread(lambda: list_wheels(downloads.path))
                 await self._unpack(wheels, downloads.path, packages)
                 await in_thread(lambda: _keep_commands(before, packages))
+                await in_thread(lambda: self.check_size(packages))
             finally:
                 await in_thread(downloads.close)
                 await in_thread(lambda: prune_cache(cache))  # a failed install has filled it too
@@ -203,14 +204,25 @@ class Installer:
         ) as backend:
             return await backend.execute_command(argv, "/work", request)
 
+    def check_size(self, packages: Packages) -> None:
+        """Bounds all packages of the sandbox together: a cage measures only what one installation adds."""
+        with Root(packages.path) as root:
+            entries = walk(root, limits=_COPY_LIMITS)
+            used = sum(space_for(entry.state.st_size) if entry.kind == "file" else DIRECTORY_SPACE for entry in entries)
+        if used > self.disk_mb * MIB:
+            raise self._too_large()
+
+    def _too_large(self) -> ProvisionFailed:
+        reason = f"the packages do not fit into the disk limit of {self.disk_mb} MB"
+        return ProvisionFailed("packages", reason, "raise Limits(disk_mb=...) of the sandbox")
+
     def make_error(self, result: ExecResult, failure: str, reasons: Sequence[str], hint: str) -> SandboxError:
         """The error for a failed run; `reasons` are from the output of the package manager."""
         refused = {denial.kind for denial in result.denials}
         if "disk" not in refused and (place := find_full_place()):
             return host_failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place), "install packages")
         if "disk" in refused or _FULL.search(result.stderr):
-            reason = f"the packages do not fit into the disk limit of {self.disk_mb} MB"
-            return ProvisionFailed("packages", reason, "raise Limits(disk_mb=...) of the sandbox")
+            return self._too_large()
         if "process" in refused and _NO_PROCESS.search(result.stderr):
             reason = "one of the packages would have to be built, or fetched by git, and no code of packages is run"
             return ProvisionFailed("packages", f"{failure}: {reason}", hint)
