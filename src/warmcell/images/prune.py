@@ -82,5 +82,20 @@ def is_disk_full(directory: str) -> bool:
     return status.f_bavail * status.f_frsize < MIB
 
 
+#: Images leave a twentieth of their disk free, but at most this, for the user's other programs.
+_KEPT_FREE, _FREE_SHARE = 2048 * MIB, 20
+
+
+def check_room(store: str) -> None:
+    """Raise `ExecutionFailed` if images leave too little of their disk free. The store may not exist yet."""
+    place = store
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    disk = os.statvfs(place)
+    kept = min(_KEPT_FREE, disk.f_blocks * disk.f_frsize // _FREE_SHARE)
+    if disk.f_bavail * disk.f_frsize < kept:
+        raise full_disk(store, f"it would leave less than {kept // MIB} MB of the disk free")
+
+
 def full_disk(directory: str, reason: str | None = None) -> ExecutionFailed:
     return ExecutionFailed(f"could not write to {directory}: {reason or os.strerror(errno.ENOSPC)}", hint=_HINT)

@@ -7,7 +7,7 @@ import os
 from warmcell.core.errors import BackendBusy
 from warmcell.core.light import on_error
 from warmcell.core.types import MIB
-from warmcell.images.prune import full_disk
+from warmcell.images.prune import check_room
 from warmcell.interfaces.docker.messages import DockerError
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.threads import in_thread
@@ -18,8 +18,6 @@ from warmcell.workspace.root import Quota
 _AT_ONCE, _MAX_WAITING, _QUEUE_SECONDS = max(4, len(os.sched_getaffinity(0))), 64, 3600.0
 #: The most disk for archives of requests in progress; half of the free disk if that is less.
 _MAX_UPLOADED_MB = 64 << 10
-#: Images leave a twentieth of their disk free, but at most this, for the user's other programs.
-_KEPT_FREE, _FREE_SHARE = 2048 * MIB, 20
 
 
 class ClientLeft(Exception):
@@ -60,13 +58,7 @@ class ImageWork:
 
     def check_store(self) -> None:
         """Raises `ExecutionFailed` if images leave too little of their disk free. Blocking."""
-        place = self._store
-        while not os.path.isdir(place):
-            place = os.path.dirname(place)
-        disk = os.statvfs(place)
-        kept = min(_KEPT_FREE, disk.f_blocks * disk.f_frsize // _FREE_SHARE)
-        if disk.f_bavail * disk.f_frsize < kept:
-            raise full_disk(self._store, f"it would leave less than {kept // MIB} MB of the disk free")
+        check_room(self._store)
 
     def close(self) -> None:
         """Refuse the jobs that wait. Call it before `directory` is removed."""

@@ -27,10 +27,11 @@ from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.image_files import ImageFiles, find_user
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.progress import BuildProgress
+from warmcell.images.prune import check_room
 from warmcell.images.records import StoreParts
 from warmcell.images.unpack import Unpacker
 from warmcell.interfaces.serve.e2b.template_records import Uploads
-from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.responses import HttpError, public_message
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import USER_HOME
 from warmcell.workspace.names import Parts
@@ -238,6 +239,7 @@ class TemplateBuild:
         for step in steps:
             self.cancellation.check()
             try:
+                check_room(self.store.path)
                 state = builder.apply(step, state)
             except SandboxError as error:
                 self.cancellation.check()
@@ -254,7 +256,7 @@ def _describe(error: SandboxError, asked: TemplateStep | None) -> str:
     if isinstance(error, BuildFailed) and asked is not None and asked.type.upper() == "RUN":
         status = error.result.exit_code
         return f"failed to run command '{asked.args[0][:1000]}': command failed: exit status {status}"
-    return error.message
+    return public_message(error)
 
 
 def copy_home_of(image: Image, target: str, most_mb: int, check: Callable[[], object]) -> None:
