@@ -1,4 +1,4 @@
-"""Interrupts that reach a server before the cell that they are for has started."""
+"""Interrupts that reach a server before the cell that they are for has started, and answers before their question."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from warmcell.interfaces.client.http_sandbox import HttpSession
 from warmcell.interfaces.serve.responses import outcome_to_dict
 from warmcell.interfaces.serve.v1.sandbox_state import SessionEntry
+from warmcell.interfaces.serve.v1.sessions import cell_callbacks
 from warmcell.sandbox.interface import NO_CALLBACKS
 from warmcell.sessions.cell_results import CellError, CellResult
 
@@ -104,3 +105,19 @@ async def test_a_client_asks_no_more_when_its_cell_has_ended() -> None:
     cell = asyncio.create_task(session.run("1", 60, NO_CALLBACKS))
     assert await session.interrupt() is False
     await cell
+
+
+async def test_an_answer_that_comes_before_the_question_was_sent() -> None:
+    """The question waits for a client that reads slowly, and another request answers it meanwhile."""
+    entry: Any = SessionEntry(Session())  # type: ignore[arg-type]
+    room = asyncio.Event()
+
+    async def emit(name: str, data: object) -> None:
+        await room.wait()
+
+    asking = asyncio.ensure_future(cell_callbacks(entry, emit, True)["on_input"]("? "))
+    await asyncio.sleep(0)
+    question, entry.question = entry.question, None  # as `type_input` takes it
+    question.set_result("an answer")
+    room.set()
+    assert await asking == "an answer"

@@ -109,9 +109,10 @@ async def run_cell(
 
 def cell_callbacks(found: SessionEntry, emit: Emit, answers_input: bool) -> dict[str, Any]:
     async def ask(prompt: str) -> str | None:
-        found.question = asyncio.get_running_loop().create_future()
-        await emit("input", {"prompt": prompt})
-        return await found.question
+        question: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        found.question = question
+        await emit("input", {"prompt": prompt})  # it may wait for the client, and be answered meanwhile
+        return await question
 
     callbacks: dict[str, Callable[[Any], Awaitable[object]]] = {
         "on_stdout": lambda text: emit("stdout", {"text": text}),
