@@ -25,6 +25,7 @@ from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.sessions.cell_events import Display, Done, Piece, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
+from warmcell.sessions.exchange import Listeners
 from warmcell.sessions.interpreter import Interpreter
 from warmcell.sessions.output_pipes import MarkedStream
 from warmcell.sessions.session_protocol import SessionProtocol
@@ -372,6 +373,37 @@ def test_a_cancellation_holds_between_two_callbacks() -> None:
         talk.close()
         thread.join(10)
     assert not thread.is_alive()
+
+
+def test_an_interrupt_ends_a_callback_that_waits_and_no_answer_is_sent() -> None:
+    class Obedient(Pretender):
+        def interrupt(self, *, is_repeated: bool = False) -> None:
+            self.theirs.sendall(_done(value="interrupted"))
+
+    is_asked, is_cancelled = threading.Event(), threading.Event()
+
+    def wait(prompt: object, run: Run) -> str:
+        with run.on_cancel(is_cancelled.set):
+            is_asked.set()
+            assert is_cancelled.wait(PATIENCE)
+        raise LookupError("cancelled")
+
+    def interrupt() -> None:
+        is_asked.wait(PATIENCE)
+        talk.interrupts.request(is_awaited=False)
+
+    worker = Obedient()
+    talk = SessionProtocol(worker)
+    worker.theirs.sendall(encode({"event": "input", "ask": 1, "prompt": "?"}))
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert talk.run(Run(), "code", PATIENCE, Listeners(on_input=wait), 1000).value == "interrupted"
+        sent = Decoder().feed(worker.theirs.recv(1 << 16))
+    finally:
+        thread.join()
+        talk.close()
+    assert [message["op"] for message in sent] == ["run", "interrupt"]
 
 
 @pytest.mark.parametrize("is_first_cancelled", [True, False])

@@ -430,6 +430,30 @@ async def test_an_interrupt_of_a_cell_that_never_started_is_not_for_the_next() -
         assert (await session.run("2")).value == "2"
 
 
+@pytest.mark.usefixtures("patience")
+async def test_an_interrupt_and_a_restart_reach_a_cell_that_waits_for_an_answer() -> None:
+    asked = asyncio.Event()
+
+    async def never(prompt: str) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with AsyncSandbox(timeout=PATIENCE) as sandbox, sandbox.session() as session:
+        task = asyncio.create_task(session.run("input()", on_input=never))
+        await asyncio.wait_for(asked.wait(), PATIENCE)
+        assert await session.interrupt() is True
+        error = (await asyncio.wait_for(task, PATIENCE)).error
+        assert error is not None and error.name == "KeyboardInterrupt"
+        asked.clear()
+        task = asyncio.create_task(session.run("input()", on_input=never))
+        await asyncio.wait_for(asked.wait(), PATIENCE)
+        await asyncio.wait_for(session.restart(), PATIENCE)
+        with pytest.raises(errors.SessionEnded, match="restarted"):
+            await task
+        assert (await session.run("input()", on_input=lambda prompt: "x")).value == "'x'"
+
+
 def test_a_shell_that_replaces_itself_says_so(sandbox: Sandbox) -> None:
     with sandbox.session("command") as shell, pytest.raises(errors.SessionEnded, match="status 0: bash was replaced"):
         shell.run("exec true")

@@ -6,9 +6,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, Protocol
 
@@ -35,7 +35,9 @@ class CellInterrupts:
 
     def __init__(self, owned: Descriptors) -> None:
         self._lock = threading.Lock()
-        self._runs_cell = self._is_wanted = self._is_woken = False
+        self._runs_cell = self._is_wanted = self._is_woken = self._is_over = False
+        #: Cancelled by an interrupt: the question that the caller of the running cell is answering.
+        self._asking: Run | None = None
         #: Readable when the exchange in progress should look.
         self.descriptor = owned.open(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
 
@@ -43,6 +45,7 @@ class CellInterrupts:
         """In a fork of the program."""
         self._lock = threading.Lock()
         self._runs_cell = self._is_wanted = False
+        self._asking = None
 
     def request(self, is_awaited: bool) -> bool:
         """False if there is no cell to interrupt."""
@@ -50,7 +53,35 @@ class CellInterrupts:
             self._is_wanted = self._runs_cell or is_awaited
             if self._runs_cell:
                 self.wake()
+                self._cancel_question()
             return self._is_wanted
+
+    @contextmanager
+    def question(self, run: Run, *, is_interrupted: bool) -> Iterator[Run]:
+        """While a callback answers a question of the cell: what ends it if it waits. Its time is not the cell's, so
+        nothing else would. `is_interrupted`: an interrupt so far was for what the cell did before.
+        """
+        asking = Run()
+        with run.on_cancel(asking.cancel):
+            with self._lock:
+                self._asking = asking
+                if self._is_over or (self._is_wanted and not is_interrupted):
+                    asking.cancel()
+            try:
+                yield asking
+            finally:
+                with self._lock:
+                    self._asking = None
+
+    def end_questions(self) -> None:
+        """The worker has been ended: no answer is needed any more."""
+        with self._lock:
+            self._is_over = True
+            self._cancel_question()
+
+    def _cancel_question(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
 
     def forget(self) -> None:
         """The cell that was awaited will not start."""

@@ -169,7 +169,9 @@ class Interpreter:
 
     def end_worker(self, error: SandboxError) -> None:
         """Ends the worker and the call in progress; `renewal` may follow."""
-        self._protocol.end(error)
+        protocol = self._protocol  # another restart may replace it
+        protocol.end(error)
+        protocol.interrupts.end_questions()
 
     def close(self, error: SandboxError | None = None) -> None:
         """Later calls raise `error`. May be called twice, and by a callback of a cell.

@@ -338,10 +338,13 @@ class SessionProtocol:
 
     def _answer(self, run: Run, cell: Exchange, question: Question) -> None:
         """Answers `input()`. The time of the callback does not count as the cell's."""
-        asked = time.monotonic()
-        answer = self._call_listener(run, cell, cell.listeners.on_input, question.prompt)
+        asked, cause = time.monotonic(), cell.cause
+        with self.interrupts.question(run, is_interrupted=bool(cause)) as asking:
+            answer = self._call_listener(run, cell, cell.listeners.on_input, question.prompt, asking)
         if not cell.cause:
             cell.deadline += time.monotonic() - asked
+        elif cell.cause == "asked" and not cause:
+            return  # an answer would be an EOFError, before the signal comes
         if answer is not None and not (isinstance(answer, str) and len(answer) <= PIECE):
             reason = f"must return at most {PIECE} characters of text, or None"
             self._fail(cell, InvalidRequest(reason, field="on_input"))
@@ -351,14 +354,18 @@ class SessionProtocol:
         if len(self._outgoing) > self._most_outgoing:
             raise self._refuse(cell, "questions whose answers it does not read")
 
-    def _call_listener(self, run: Run | None, cell: Exchange, listener: Listener | None, what: object) -> object:
+    def _call_listener(
+        self, run: Run | None, cell: Exchange, listener: Listener | None, what: object, asking: Run | None = None
+    ) -> object:
         if listener is None or cell.failure is not None or run is None:
             return None
         try:
-            return listener(what, run)
+            return listener(what, asking or run)
         except BaseException as error:
             if run.is_cancelled:
                 self._interrupt(cell, "cancelled")
+            elif asking is not None and asking.is_cancelled:
+                self._interrupt(cell, "asked")
             else:
                 self._fail(cell, error)
             return None

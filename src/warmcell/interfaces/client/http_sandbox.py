@@ -19,6 +19,7 @@ from warmcell.core.errors import (
     NodeLost,
     SandboxDestroyed,
     SandboxError,
+    SessionBusy,
     SessionEnded,
 )
 from warmcell.core.output_events import OutputEvent, StreamEvent
@@ -162,7 +163,8 @@ class HttpSession:
         if name == "input":
             if answer is not None and not isinstance(answer, str):
                 raise InvalidRequest("must return text, or None", field="on_input")
-            await self._request("POST", "/input", json={"text": answer})
+            with suppress(SessionBusy):  # the cell was interrupted meanwhile: its result follows
+                await self._request("POST", "/input", json={"text": answer})
 
     def run_blocking(self, code: str, timeout: float, callbacks: CellCallbacks) -> CellResult:
         if callbacks is NO_CALLBACKS:
