@@ -18,7 +18,8 @@ from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendBusy, ExecutionTimeout, InvalidRequest, SandboxError
 from warmcell.core.output_events import Outcome
 from warmcell.core.records import replace
-from warmcell.core.types import MAX_TIMEOUT, ExecRequest, ExecResult
+from warmcell.core.types import MAX_TIMEOUT, ExecRequest, ExecResult, Limits
+from warmcell.judging.doubt import is_doubtful, run_alone
 from warmcell.judging.verdicts import Case, CheckerFailed, Verdict, verdict_of
 from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.threads import cancel_and_wait
@@ -89,12 +90,20 @@ class Interaction:
             raise CheckerFailed(f"the interactor does not build: {error}") from error
 
     async def run(self, request: ExecRequest, case: Case) -> Verdict:
-        """The verdict on one case."""
+        """The verdict on one case. In doubt, both run again, alone."""
+        found = await self._run_in_time(request, case)
+        if not isinstance(found, Verdict) and is_doubtful(found[0], request):
+            async with run_alone():
+                found = await self._run_in_time(request, case)
+        return found if isinstance(found, Verdict) else decide(*found, request.limits)
+
+    async def _run_in_time(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome] | Verdict:
+        """How the program and the interactor ended. If one had its place too late, both start again."""
         for _ in range(_MOST_STARTS):
             ended, decided = await self._run_both(request, case)
             late = max(_lateness(ended, decided), _lateness(decided, ended))
             if not late:
-                return decide(ended, decided)
+                return ended, decided
         return Verdict("host_error", ended.result, BackendBusy(late))
 
     async def _run_both(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome]:
@@ -146,9 +155,9 @@ def _lateness(one: Outcome, other: Outcome) -> float:
     return late if late > _LATE_SHARE * error.timeout else 0.0
 
 
-def decide(program: Outcome, interactor: Outcome) -> Verdict:
+def decide(program: Outcome, interactor: Outcome, limits: Limits | None) -> Verdict:
     """Whose fault it was. A limit that the program met outweighs what the interactor made of the silence."""
-    found = verdict_of(program)
+    found = verdict_of(program, limits)
     if isinstance(found, Verdict) and found.status not in ("runtime_error", "output_limit"):
         return found
     result = program.result

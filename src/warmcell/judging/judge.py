@@ -13,7 +13,7 @@ from warmcell.backends.many import Execute, attempt, check_concurrency, count_pr
 from warmcell.backends.shared import shared_backend
 from warmcell.backends.supervisors import Supervisors, supervisors_for
 from warmcell.core.contracts import SandboxBackend
-from warmcell.core.errors import ExecutionTimeout, InvalidRequest, SandboxError
+from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.output_events import Outcome
 from warmcell.core.records import replace
 from warmcell.core.request_checks import check_kind
@@ -161,12 +161,9 @@ class _Session:
             self._on_verdict(outcome.index, verdict)
 
     def _judge(self, outcome: Outcome) -> Verdict:
-        found = verdict_of(outcome)
+        found = verdict_of(outcome, self._requests[outcome.index].limits)
         if isinstance(found, Verdict):
             return found
-        limits = self._requests[outcome.index].limits
-        if limits is not None and limits.cpu_seconds is not None and found.usage.cpu_time > limits.cpu_seconds:
-            return Verdict("time_limit", found, ExecutionTimeout(limits.cpu_seconds, found, clock="cpu"))
         try:
             is_right = self._check(self._cases[outcome.index], found)
             if isinstance(is_right, Coroutine):  # it would count as true

@@ -16,7 +16,7 @@ from warmcell.core.errors import (
 from warmcell.core.output_events import Outcome
 from warmcell.core.records import dataclass
 from warmcell.core.request_checks import check_positive_int
-from warmcell.core.types import ExecResult, check_timeout
+from warmcell.core.types import ExecResult, Limits, check_timeout
 
 Status = Literal[
     "accepted",
@@ -134,8 +134,8 @@ def failure_verdict(error: SandboxError) -> Verdict:
     raise error
 
 
-def verdict_of(outcome: Outcome) -> Verdict | ExecResult:
-    """A verdict, or a result whose output is still to be checked."""
+def verdict_of(outcome: Outcome, limits: Limits | None) -> Verdict | ExecResult:
+    """A verdict, or a result whose output is still to be checked. The totals decide: a watcher may look too late."""
     if outcome.error is not None:
         return failure_verdict(outcome.error)
     result = outcome.result
@@ -144,4 +144,6 @@ def verdict_of(outcome: Outcome) -> Verdict | ExecResult:
         return Verdict("output_limit", result)
     if not result.ok:
         return Verdict("runtime_error", result)
+    if limits is not None and limits.cpu_seconds is not None and result.usage.cpu_time > limits.cpu_seconds:
+        return Verdict("time_limit", result, ExecutionTimeout(limits.cpu_seconds, result, clock="cpu"))
     return result

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.helpers import PATIENCE, fork_child, open_descriptors, reap
 
-from warmcell import Case, ExecRequest, ExecResult, ExecutionTimeout, ProcessBackend, judge
+from warmcell import Case, ExecRequest, ExecResult, ExecutionTimeout, Limits, ProcessBackend, Usage, judge
 from warmcell.judging.interactor import ACCEPTED, REJECTED, Interaction
 from warmcell.judging.verdicts import CheckerFailed
 from warmcell.lifetime import descriptors
@@ -166,3 +166,33 @@ async def test_a_program_whose_interactor_waits_for_a_place_is_not_out_of_time(
     interaction = Interaction(backend, ExecRequest("python", "interactor", 1))
     verdict = await interaction.run(ExecRequest("python", "program", 1), Case())
     assert verdict.status == status, verdict
+
+
+@pytest.mark.parametrize(
+    ("first", "status", "runs"),
+    [
+        (ExecutionTimeout(5, ExecResult(usage=Usage(0.2, 5.0))), "accepted", 2),
+        (ExecutionTimeout(5, ExecResult(usage=Usage(4.9, 5.0))), "time_limit", 1),
+        (ExecResult(usage=Usage(1.2, 1.2)), "time_limit", 1),
+        (ExecResult(usage=Usage(0.9, 1.2)), "accepted", 1),
+    ],
+    ids=["others ran instead", "it computed", "its total is over the limit", "it was in time"],
+)
+async def test_the_load_of_the_host_does_not_decide(first: Any, status: str, runs: int) -> None:
+    class Backend:
+        runs = 0
+
+        async def execute(self, request: ExecRequest, *, stdin: int, listener: object) -> ExecResult:
+            if request.code != "program":
+                return ExecResult(exit_code=ACCEPTED)
+            self.runs += 1
+            if self.runs > 1:
+                return ExecResult()
+            if isinstance(first, ExecResult):
+                return first
+            raise first
+
+    backend: Any = Backend()
+    request = ExecRequest("python", "program", 5, limits=Limits(cpu_seconds=1))
+    verdict = await Interaction(backend, ExecRequest("python", "interactor", 1)).run(request, Case())
+    assert (verdict.status, backend.runs) == (status, runs), verdict
