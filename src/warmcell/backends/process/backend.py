@@ -14,7 +14,7 @@ from warmcell.core.errors import BuildFailed, InvalidRequest
 from warmcell.core.records import replace
 from warmcell.core.request_checks import check_kind
 from warmcell.core.run_record import RunRecord
-from warmcell.core.types import BackendCapabilities, EffectiveLimits, ExecRequest, ExecResult
+from warmcell.core.types import MAX_TIMEOUT, BackendCapabilities, EffectiveLimits, ExecRequest, ExecResult
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.program_spec import ProgramSpec
 from warmcell.lifetime.descriptors import host_failure
@@ -325,23 +325,24 @@ class ProcessBackend(BackendBase):
         make = self._make_launch
         return await self._runs.run(lambda run: self._launcher.live_program(make(self._prepare(request), request, run)))
 
-    async def build(self, request: ExecRequest) -> built.Program:
+    async def build(self, request: ExecRequest, *, timeout: float = MAX_TIMEOUT) -> built.Program:
         """Compiles the program, or checks its syntax, once. Raises `BuildFailed` with the compiler's output.
 
-        A build has `ProcessConfig.build_timeout` and `build_limits`; the request's apply to each run.
+        A build has `ProcessConfig.build_timeout`, at most `timeout`, and `build_limits`; runs have the request's.
         """
-        return await self._runs.run(partial(self._build, request), discard=lambda program: program.close())
+        return await self._runs.run(partial(self._build, request, timeout=timeout), discard=lambda made: made.close())
 
     def build_blocking(self, request: ExecRequest) -> built.Program:
         """The same in the calling thread."""
         return self._runs.run_blocking(lambda run: self._build(request, run))
 
-    def _build(self, request: ExecRequest, run: Run) -> built.Program:
+    def _build(self, request: ExecRequest, run: Run, timeout: float = MAX_TIMEOUT) -> built.Program:
         from contextlib import ExitStack
 
         from warmcell.backends.built import Program as BuiltProgram
 
-        asked = replace(self._make_launch(self._prepare(request), request, run), timeout=self._config.build_timeout)
+        launch = self._make_launch(self._prepare(request), request, run)
+        asked = replace(launch, timeout=min(timeout, self._config.build_timeout))
         with ExitStack() as cleanup:
             ready = self._launcher.build(asked, cleanup)
             if isinstance(ready, ExecResult):

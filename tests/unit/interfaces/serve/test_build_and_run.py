@@ -43,3 +43,31 @@ def test_who_runs_again(script: list[Any], end: str, runs: int) -> None:
     steps = asyncio.run(build_and_run(service, tenant, ExecRequest("python", "x", 1), 10, 10))
     assert steps.run is not None and steps.run.end == end
     assert len(backend.requests) == runs
+
+
+class Compiler:
+    """Takes longer than it may by the clock. Whether it had a processor only the backend knows."""
+
+    async def build(self, request: ExecRequest, *, timeout: float) -> Compiler:
+        await asyncio.sleep(10 * timeout)
+        if request.code == "slow":
+            raise ExecutionTimeout(timeout, ExecResult(), phase="build")
+        return self
+
+    async def __aenter__(self) -> Compiler:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def run(self) -> ExecResult:
+        return ExecResult("done")
+
+
+@pytest.mark.parametrize(("code", "compiled", "ran"), [("delayed", "ended", True), ("slow", "timeout", False)])
+def test_a_compiler_that_others_delayed_is_not_out_of_time(code: str, compiled: str, ran: bool) -> None:
+    backend: Any = Compiler()
+    service: Any = Service(backend)
+    tenant: Any = None
+    steps = asyncio.run(build_and_run(service, tenant, ExecRequest("c", code, 1), 0.005, 10))
+    assert steps.compile is not None and steps.compile.end == compiled
+    assert (steps.run is not None) is ran
