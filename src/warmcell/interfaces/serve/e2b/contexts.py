@@ -54,6 +54,8 @@ class Context:
         self.session: AsyncSession | None = None
         self._starting, self._turn = asyncio.Lock(), asyncio.Lock()
         self._is_closed = False
+        #: Its interpreter has ended and was not replaced yet: the call that was to do so may have been cancelled.
+        self._has_ended = False
 
     def plain(self) -> dict[str, str]:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
@@ -81,9 +83,10 @@ class Context:
     async def restart(self) -> None:
         if self.session is not None:
             async with self._slot():
+                self._has_ended = True
                 await self.session.restart()
             await self._prepare(self.session)
-        self._count = 0
+        self._count, self._has_ended = 0, False
 
     async def close(self) -> None:
         """Close the session. Waits for one that is being started."""
@@ -97,11 +100,14 @@ class Context:
         if not code.strip():
             return CellResult(execution_count=self._count)
         async with self._turn:
+            if self._has_ended:
+                await self.restart()
             self._count += 1
             try:
                 async with self._slot():
                     result = await self._run_with(session, code, env, listeners)
             except (SessionEnded, MemoryExceeded):
+                self._has_ended = True
                 await self.restart()
                 raise
         return replace(result, execution_count=self._count)
