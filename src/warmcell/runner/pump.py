@@ -38,6 +38,8 @@ _MOST_STRETCH, _STRETCH_SECONDS = 25, 10.0
 #: A pipe filled to this share counts as full: its pages hold whole writes only, so the guest may already be blocked.
 #: Users with many pipes get small ones, of one or two pages.
 _FULL_SHARE = 0.7
+#: Far more than any pipe holds.
+_MOST_LAST_READS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +257,14 @@ class Pump:
         if self._cell.report is None and not self._is_lost:
             self._cell.kill()
         self._cell.await_end(10)
-        # No process is left that could write, so the pipes hold all remaining output.
+        # No process is left that could write, so the pipes hold all remaining output. Without a namespace, though, a
+        # guest can kill its keeper and write on.
         for descriptor, capture in self._captures.items():
             if descriptor not in self._ended:
-                while (more := capture.read(descriptor)) or (more is None and _is_readable(descriptor)):
-                    pass
+                for _ in range(_MOST_LAST_READS):
+                    more = capture.read(descriptor)
+                    if not more and (more is False or not _is_readable(descriptor)):
+                        break
             if self._throttle is not None:
                 capture.finish()
         if self._cell.report is None:

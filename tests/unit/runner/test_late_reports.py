@@ -1,4 +1,4 @@
-"""How long the report on a guest that is gone is waited for, and a guest that does not read its job."""
+"""How long the report on a guest that is gone is waited for, its last output, and a guest that does not read its job."""
 
 from __future__ import annotations
 
@@ -65,6 +65,29 @@ def test_a_dead_manager_is_noticed_at_once() -> None:
     _wait(cell, is_cancelled=False)
     assert cell.report is None
     cell.close()
+
+
+class _Endless:
+    """The output of a guest that has killed its keeper and writes on."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self, descriptor: int) -> bool:
+        self.reads += 1
+        assert self.reads < 1 << 20
+        return True
+
+
+def test_the_last_output_is_not_read_for_ever() -> None:
+    outputs = {3: _Endless(), 4: _Endless()}
+    cell = SimpleNamespace(report={}, start_failure="", await_end=lambda seconds: True)
+    finishing: Any = SimpleNamespace(
+        _cell=cell, _is_lost=True, _captures=outputs, _ended={4}, _throttle=None, _started_at=1.0, _outputs=(3, 4)
+    )
+    end = pump.Pump._finish(finishing, "")
+    assert end.stdout is outputs[3] and end.status is None
+    assert outputs[3].reads > 1 and outputs[4].reads == 0
 
 
 @pytest.fixture
