@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from warmcell.backends.process import run_result
+from warmcell.core.types import MIB
 from warmcell.interfaces.cli.parser import parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +115,21 @@ def test_the_security_page_knows_every_class() -> None:
     classes = set(re.findall(r'isolation_class ?= ?"([^"]+)"', sources))
     assert classes >= {"process", "process+sandbox", "landlock", "wasm"}
     assert [name for name in sorted(classes - {"fake"}) if f"| `{name}`" not in security] == []
+
+
+def test_the_pages_state_the_memory_margins_of_the_code() -> None:
+    native, python, other = run_result._NATIVE, run_result._WARM_PYTHON, run_result._INTERPRETER
+    gpu = run_result._WITH_GPU
+    table = (ROOT / "docs/judging.md").read_text(encoding="utf-8")
+    for name, pages in {"compiled programs": native, "Python": python, "other interpreters": other}.items():
+        assert f"| memory, {name} | below the limit | {pages.usual // MIB} MB over it" in table
+    security = " ".join((ROOT / "SECURITY.md").read_text(encoding="utf-8").split())
+    assert (
+        f"{native.usual // MIB} MB are deducted for files of a compiled program, {python.usual // MIB} MB in warm Python,"
+        f" {other.usual // MIB} MB in another interpreter, {gpu.usual // MIB // 1024} GB with a GPU"
+    ) in security
+    new = f"{native.new // MIB}, {python.new // MIB}, {other.new // MIB} MB or {gpu.new // MIB // 1024} GB more"
+    assert new in security
 
 
 def test_make_knows_the_benchmark() -> None:
