@@ -92,11 +92,12 @@ def test_every_step_of_the_cage_is_explained() -> None:
     assert [name for name in sorted(steps) if f"*{name}*" not in page] == []
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "cage.md"])
-def test_the_modules_on_the_pages_for_reviewers_exist(page: str) -> None:
-    folders = [ROOT / "src", ROOT / "tests", ROOT / "scripts"]
+@pytest.mark.parametrize("pages", ["architecture.md", "cage.md", "decisions/*.md"])
+def test_the_modules_on_the_pages_for_reviewers_exist(pages: str) -> None:
+    folders = [ROOT / "src", ROOT / "tests", ROOT / "scripts", ROOT / "modules"]
     files = [path.as_posix() for folder in folders for path in folder.rglob("*.py")]
-    named = set(re.findall(r"`([\w/]+\.py)\b", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob(pages))
+    named = set(re.findall(r"`([\w/]+\.py)\b", text))
     assert len(named) >= 20
     assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
 
