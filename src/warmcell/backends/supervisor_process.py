@@ -39,7 +39,7 @@ Recipe = Callable[[], Any]
 
 
 def death() -> SandboxError:
-    return BackendUnavailable("a supervisor process died", hint="run it again; its log says why")
+    return BackendUnavailable("a supervisor process died", hint="run it again; its output on stderr says why")
 
 
 class SupervisorProcess(asyncio.Protocol):

@@ -64,7 +64,7 @@ def _check_interpreter(path: str) -> str:
             f"this is a frozen program: {path} is the program itself, not a Python interpreter", hint=_ASK_FOR_PATH
         )
     if not path:
-        raise _refusal("this program does not know its Python interpreter", hint=_ASK_FOR_PATH)
+        raise _refusal("the Python interpreter of this program is unknown: sys.executable is empty", hint=_ASK_FOR_PATH)
     if not os.path.basename(path).lower().lstrip(".").startswith(_INTERPRETERS):
         raise _refusal(f"Python is embedded in {path}, which is not an interpreter", hint=_ASK_FOR_PATH)
     return path

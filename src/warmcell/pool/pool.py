@@ -24,8 +24,8 @@ from warmcell.runner.cgroups import Group
 _READY_SECONDS = 30.0
 _CLOSE_SECONDS = 10.0
 _ATTEMPTS = 3
-#: What a zygote dies of before it can say so.
-_ENDS_CELLS = "allow more descriptors (`ulimit -n`) and processes (`ulimit -u`), or free memory"
+#: The usual causes if cells or their zygote exit without a report.
+CELLS_HINT = "allow more descriptors (`ulimit -n`) and processes (`ulimit -u`), or free memory"
 #: How long the maker waits for runs in progress to end, before it makes cells.
 _QUIET_SECONDS = 0.02
 #: Runs that follow each other more closely than this are a burst.
@@ -164,7 +164,7 @@ class Pool(Supply[CellKind, Cell]):
                 if not isinstance(error, CellLost):
                     raise
                 zygote.await_death(DYING_SECONDS)
-        raise EnforcerFailed(kind.zygote.enforcer, "cells die as soon as they are made", hint=_ENDS_CELLS)
+        raise EnforcerFailed(kind.zygote.enforcer, "each cell exited before it was ready", hint=CELLS_HINT)
 
     def _order_cell(self, zygote: ZygoteProcess, kind: CellKind, waits: bool) -> Cell:
         twin = self._twin if kind.has_private_paths else 0

@@ -140,7 +140,7 @@ def _not_started(failure: str, terms: RunTerms) -> SandboxError:
     is_short = is_unread or reason.endswith(os.strerror(errno.EMFILE))
     if is_short and terms.open_files < ENOUGH_OPEN_FILES:
         hint = f"Limits(open_files={ENOUGH_OPEN_FILES}) is enough for every language"
-        return InvalidRequest("are too few for the program to start", field="limits.open_files", hint=hint)
+        return InvalidRequest("is too low for the program to start", field="limits.open_files", hint=hint)
     if reason.endswith(_NO_ROOM) and "sized tmpfs" in str(terms.enforced.disk):
         hint = "raise Limits(disk_mb=...), or `ulimit -f` if that is lower"
         return InvalidRequest("does not fit into the run's disk", field="code", hint=hint)

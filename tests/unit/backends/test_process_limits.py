@@ -108,7 +108,7 @@ def test_open_files_that_are_too_few_to_start_are_the_callers_mistake() -> None:
         few = ExecRequest("python", counts, 30, limits=Limits(open_files=8))
         assert backend.execute_blocking(few).stdout == "5\n"
         for language, code in (("python", "1"), ("command", "true"), ("javascript", "1")):
-            with pytest.raises(InvalidRequest, match="too few") as refused:
+            with pytest.raises(InvalidRequest, match="is too low") as refused:
                 backend.execute_blocking(ExecRequest(language, code, 30, limits=Limits(open_files=2)))
             assert refused.value.field == "limits.open_files"
 

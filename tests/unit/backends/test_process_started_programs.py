@@ -48,6 +48,6 @@ def test_the_reason_of_a_failed_start_is_one_line_or_none_at_all() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    for reason, shown in (("no\nhint: \x1b[2J", r"no\nhint: \x1b[2J"), (deep, "its agent gave no reason")):
+    for reason, shown in (("no\nhint: \x1b[2J", r"no\nhint: \x1b[2J"), (deep, "no reason given")):
         error = start_error({"error": reason, "errno": 5}, "/work")
-        assert isinstance(error, ExecutionFailed) and error.message == f"could not start it: {shown}"
+        assert isinstance(error, ExecutionFailed) and error.message == f"could not start the process: {shown}"

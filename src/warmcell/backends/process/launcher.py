@@ -21,7 +21,7 @@ from warmcell.lifetime.held_directories import has_abandoned
 from warmcell.lifetime.ownership import Lock
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.places import WORK_DIR, is_within
-from warmcell.pool.pool import Pool
+from warmcell.pool.pool import CELLS_HINT, Pool
 from warmcell.pool.zygote import CellKind, Overlay
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.cgroup_parent import group_parent
@@ -172,7 +172,7 @@ class Launcher:
                     continue
             if worker == "image-python":
                 raise JobUnread(0, "the image's Python ended before it was sent")
-            raise EnforcerFailed(template.zygote.enforcer, "cells die before they can be used")
+            raise EnforcerFailed(template.zygote.enforcer, "each cell exited before it could be used", hint=CELLS_HINT)
         except BaseException:
             cleanup.close()
             raise

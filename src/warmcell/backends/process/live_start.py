@@ -29,7 +29,7 @@ from warmcell.lifetime.run import Run
 from warmcell.policy.compile import replace_sources
 from warmcell.policy.places import CODE_DIR, is_within
 from warmcell.policy.resolve import EffectivePolicy
-from warmcell.pool.pool import Pool
+from warmcell.pool.pool import CELLS_HINT, Pool
 from warmcell.pool.zygote import CellKind
 from warmcell.runner.cell import CellLost
 
@@ -148,7 +148,7 @@ def create_live_cage(
             return _create_once(template, kind, egress, pool, options, run)
         except CellLost:
             continue
-    raise EnforcerFailed(kind.zygote.enforcer, "cells die before they can be used")
+    raise EnforcerFailed(kind.zygote.enforcer, "each cell exited before it could be used", hint=CELLS_HINT)
 
 
 def _create_once(

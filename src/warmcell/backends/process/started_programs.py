@@ -121,13 +121,13 @@ def explain_replacement(path: str) -> str:
 def start_error(answer: Message, cwd: str) -> SandboxError:
     number, error = answer.get("errno"), answer.get("error")
     # The guest may have written it. Anything but text may be too deep to be converted.
-    reason = one_line(error, _LONGEST_REASON) if isinstance(error, str) else "its agent gave no reason"
+    reason = one_line(error, _LONGEST_REASON) if isinstance(error, str) else "no reason given"
     if number in (2, 20):
         return InvalidRequest(f"no such directory in the sandbox: {cwd}", field="cwd")
     if number in (11, 12, 24):
         hint = "end some, or raise Limits(processes=..., memory_mb=..., open_files=...)"
         return ExecutionFailed(f"the live cage has no room for another process: {reason}", hint=hint)
-    return ExecutionFailed(f"could not start it: {reason}")
+    return ExecutionFailed(f"could not start the process: {reason}")
 
 
 class LiveDenials:

@@ -152,7 +152,7 @@ class Cluster:
     def _no_node(self) -> SandboxError:
         for reason, _ in self._unfit.values():
             return reason
-        return BackendUnavailable("the Ray cluster has no node that can run anything", hint="`ray status`")
+        return BackendUnavailable("the Ray cluster has no node that can run anything", hint="see `ray status`")
 
     @property
     def _is_gpu_starting(self) -> bool:
