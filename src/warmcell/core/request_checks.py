@@ -118,14 +118,15 @@ def check_files(files: object) -> Mapping[str, bytes]:
     if not isinstance(files, Mapping):
         raise InvalidRequest(f"must be a mapping of path to content, not {type(files).__name__}", field="files")
     if len(files) > MAX_FILES:
-        raise InvalidRequest(f"are more than {MAX_FILES}", field="files", hint="send an archive and unpack it inside")
+        hint = "send an archive and unpack it inside"
+        raise InvalidRequest(f"has more than {MAX_FILES} entries", field="files", hint=hint)
     checked = {_file_path(path, "files"): _file_content(path, content) for path, content in files.items()}
     if len(checked) < len(files):
-        raise InvalidRequest("name the same path twice", field="files")
+        raise InvalidRequest("has the same path twice", field="files")
     for path in checked:
         _refuse_file_as_directory(path, checked)
     if sum(map(len, checked.values())) > MAX_FILE_BYTES:
-        raise InvalidRequest(f"have more than {MAX_FILE_BYTES} bytes together", field="files", hint="use a Sandbox")
+        raise InvalidRequest(f"has more than {MAX_FILE_BYTES} bytes in all", field="files", hint="use a Sandbox")
     return FrozenMapping(checked)
 
 
@@ -133,7 +134,7 @@ def check_fetch_files(paths: object) -> tuple[str, ...]:
     """Paths inside the work directory, each once."""
     names = [_file_path(path, "fetch_files") for path in _check_list(paths, "fetch_files")]
     if len(names) > MAX_FILES:
-        raise InvalidRequest(f"are more than {MAX_FILES}", field="fetch_files", hint="have the program pack them")
+        raise InvalidRequest(f"has more than {MAX_FILES} paths", field="fetch_files", hint="have the program pack them")
     return tuple(dict.fromkeys(names))
 
 
@@ -173,5 +174,5 @@ def _refuse_file_as_directory(path: str, files: Mapping[str, bytes]) -> None:
     above = path.rpartition("/")[0]
     while above:
         if above in files:
-            raise InvalidRequest(f"have {above!r} as a file and as the directory of {path!r}", field="files")
+            raise InvalidRequest(f"has {above!r} as a file and as the directory of {path!r}", field="files")
         above = above.rpartition("/")[0]

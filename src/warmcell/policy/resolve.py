@@ -182,7 +182,10 @@ def resolve(
         )
     isolation = {NATIVE: "namespaces", LANDLOCK: "landlock"}.get(enforcer or "", "none")
     if policy.allow_network and has_egress:
-        raise PolicyViolation("allow_network opens everything and would make the fetch policy meaningless")
+        raise PolicyViolation(
+            "allow_network opens everything and would make the fetch policy meaningless",
+            hint="use either allow_network() or fetch_policy=, not both",
+        )
     if policy.allow_network or isolation == "none":
         network = "host"
     else:

@@ -86,6 +86,21 @@ def test_what_is_wrong_is_named_by_its_field(changes: dict[str, Any], field: str
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"files": {str(n): b"" for n in range(MAX_FILES + 1)}}, f"files: has more than {MAX_FILES} entries"),
+        ({"files": {"a": b"", "./a": b""}}, "files: has the same path twice"),
+        ({"files": {"a": b"", "a/b": b""}}, "files: has 'a' as a file and as the directory of 'a/b'"),
+        ({"fetch_files": [str(n) for n in range(MAX_FILES + 1)]}, f"fetch_files: has more than {MAX_FILES} paths"),
+    ],
+)
+def test_the_field_and_the_message_are_a_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        request(**changes)
+    assert caught.value.message == message
+
+
 def test_files_of_a_result_are_base64_in_json() -> None:
     plain = json.loads(ExecResult(files={"a": b"\xff"}).to_json())
     assert plain["files"] == {"a": "/w=="}

@@ -199,8 +199,9 @@ def test_what_is_not_needed_may_be_missing(
 def test_what_no_enforcer_supports_is_refused(
     enforcer: str | None, policy: SandboxPolicy, has_egress: bool, error: type[SandboxError]
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as refused:
         resolve(policy, (), LIMITS, HOST, enforcer, has_egress)
+    assert refused.value.hint
 
 
 def test_landlock_cannot_narrow_what_it_gave() -> None:
