@@ -142,7 +142,7 @@ def test_an_address_that_the_update_names_stays_open() -> None:
 
 @pytest.mark.parametrize("deny", [["10.0.0.0/8"], ["a.test"]])
 def test_lists_that_would_be_misunderstood(deny: list[str]) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="only if denyOut denies all traffic"):
         read_lists(["b.test"], deny)
 
 

@@ -341,7 +341,7 @@ def test_removal_and_compaction(store: WorkspaceStore, monkeypatch: pytest.Monke
 
 def test_names_and_removal_of_workspaces(store: WorkspaceStore) -> None:
     made = store.provision(name="one")
-    with pytest.raises(InvalidRequest, match="exists"):
+    with pytest.raises(InvalidRequest, match="choose another name"):
         store.provision(name="one")
     with pytest.raises(InvalidRequest, match="name"):
         store.provision(name="../one")

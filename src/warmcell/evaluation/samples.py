@@ -136,7 +136,7 @@ class Ledger:
             self.database.execute("INSERT INTO verdict VALUES (?, ?, ?, ?)", (task, number, status, digest))
         except sqlite3.IntegrityError:
             message = f"sample {number} of task {task!r} has two verdicts"
-            raise InvalidRequest(message, field="out", hint="give another file") from None
+            raise InvalidRequest(message, field="out", hint="write to another file") from None
 
     def add_task(self, task: str, samples: int, place: str) -> None:
         try:
@@ -150,7 +150,7 @@ class Ledger:
         found = self.database.execute(query, (task, number)).fetchone()
         if found is not None and found[0] != digest:
             message = f"the verdict on sample {number} of task {task!r} belongs to another program or other tests"
-            raise InvalidRequest(message, field="out", hint="tasks or samples have changed: give another file")
+            raise InvalidRequest(message, field="out", hint="tasks or samples have changed: write to another file")
         return found is not None
 
     def counts(self) -> dict[str, int]:

@@ -35,8 +35,9 @@ class AuditLog(Closing):
     """Listens from construction until `close`. At `max_bytes` the file is renamed to `FILE.1`, that one to `FILE.2`."""
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 * MIB, keep: int = 5) -> None:
-        if max_bytes < 1 or keep < 0:
-            raise InvalidRequest("must be at least 1, and keep at least 0", field="max_bytes")
+        for field, size, least in (("max_bytes", max_bytes, 1), ("keep", keep, 0)):
+            if size < least:
+                raise InvalidRequest(f"must be at least {least}", field=field)
         self._path = os.fspath(path)
         self._max_bytes = max_bytes
         self._keep = keep

@@ -135,4 +135,4 @@ def _check_changes(settings: SandboxSettings) -> None:
     if settings.work_dir is None:
         raise InvalidRequest("needs a directory of the host", field="changes", hint="pass work_dir=DIRECTORY")
     if settings.backend_name != "process":
-        raise InvalidRequest("works only with the process backend", field="changes", hint="leave one of the two out")
+        raise InvalidRequest("works only with the process backend", field="changes", hint="leave it or backend= out")

@@ -109,7 +109,7 @@ def _from_here(here: str, url: str) -> str:
 
 def _items(name: str, mapping: object) -> list[tuple[str, Any]]:
     if not isinstance(mapping, Mapping):
-        raise InvalidRequest("must have a path for each value", field=name)
+        raise InvalidRequest(f"must be a mapping of paths, not {type(mapping).__name__}", field=name)
     return list(mapping.items())
 
 

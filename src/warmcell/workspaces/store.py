@@ -212,7 +212,7 @@ class WorkspaceStore:
 
         target = os.path.abspath(os.fspath(path))
         if os.path.lexists(target):
-            raise InvalidRequest(f"{target!r} exists", field="path")
+            raise InvalidRequest(f"{target!r} exists", field="path", hint="remove it, or export to another path")
         try:
             record = None if isinstance(source, WorkspaceHandle) else self._find_snapshot(source)
         except SnapshotNotFound:
@@ -292,7 +292,7 @@ class WorkspaceStore:
             values = (identity, name, self._seal(document))
             added = database.execute("insert or ignore into workspaces values (?, ?, ?)", values).rowcount
         if not added:
-            raise InvalidRequest(f"a workspace named {name!r} exists", field="name")
+            raise InvalidRequest(f"a workspace named {name!r} exists", field="name", hint="choose another name")
         return WorkspaceHandle(identity, name, state, created, settings)
 
     def _handle(self, identity: str, name: str, sealed: bytes) -> WorkspaceHandle:

@@ -104,6 +104,13 @@ def test_only_so_many_old_files_are_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a", "a.1", "a.2"]
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_bytes", 0), ("keep", -1)])
+def test_a_wrong_limit_is_named(tmp_path: Path, name: str, value: int) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        AuditLog(tmp_path / "a", **{name: value})
+    assert refused.value.field == name and not (tmp_path / "a").exists()
+
+
 def test_what_a_killed_program_wrote_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     code = (

@@ -52,8 +52,8 @@ def read_lists(allow: Iterable[str] | None, deny: Iterable[str] | None) -> Narro
     if _EVERYTHING & set(denied):
         return Narrowing(None if _EVERYTHING & set(allowed) else tuple(map(_rule, allowed)))
     if allowed and denied:
-        hint = "deny 0.0.0.0/0 and allow the exceptions"
-        raise InvalidRequest("allowOut is an exception to denying all traffic", field="network", hint=hint)
+        hint = "put 0.0.0.0/0 into denyOut; allowOut then lists the exceptions"
+        raise InvalidRequest("allowOut works only if denyOut denies all traffic", field="network", hint=hint)
     for entry in denied:
         if "/" in entry:
             hint = "names, addresses, and 0.0.0.0/0 for all traffic"

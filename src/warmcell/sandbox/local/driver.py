@@ -103,7 +103,7 @@ class LocalSandbox:
             raise InvalidRequest("works only with the process backend", field="packages", hint=hint)
         if getattr(self.context.guest, "has_image", False):
             hint = "put them into the image, or run the image's own pip or npm in a live sandbox"
-            raise InvalidRequest("they are for the host's interpreters, not an image's", field="packages", hint=hint)
+            raise InvalidRequest("cannot be installed into a sandbox with an image", field="packages", hint=hint)
         self._check_live_unused()
         await self._operations.run(self._install(packages, manager))
 

@@ -100,7 +100,7 @@ def _refuse_process_policy(policy: SandboxPolicy | None) -> None:
     """WASM applies only the limits of a policy. Grants that it would ignore are refused."""
     if policy is not None and find_unsupported_fields("wasm", policy):
         hint = "use mounts=, fetch_policy= and env="
-        raise InvalidRequest("only its limits work with this backend", field="policy", hint=hint)
+        raise InvalidRequest("can have nothing but limits with this backend", field="policy", hint=hint)
 
 
 class ProcessGuest:
