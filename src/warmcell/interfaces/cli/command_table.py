@@ -52,7 +52,7 @@ PERMISSIONS = (
 LISTEN = (
     opt("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"),
     opt("--port", metavar="N", default="8000", help="default 8000; 0 picks a free one"),
-    opt("--token", metavar="T", help="what clients must present (better: the variable WARMCELL_TOKEN)"),
+    opt("--token", metavar="T", help="the token that clients must send (better: set WARMCELL_TOKEN)"),
 )
 
 
@@ -69,10 +69,10 @@ USER = opt("--user", metavar="NAME", help="the user in the image, such as root (
 IMAGE = (opt("--image", metavar="REF", help="the root file system of programs (default: this host's)"), USER)
 
 CHANGES = (
-    opt("--changes", help="show it the directory, and keep its changes apart; at the end, list them and ask"),
-    opt("--commit", help="the same, and commit them at the end without asking, except flagged ones"),
-    opt("--discard", help="the same, and discard them at the end"),
-    opt("--patch", metavar="FILE", help="the same, and write them to FILE as a patch ('-': stdout)"),
+    opt("--changes", help="let it work on a layer over the directory; at the end, list its changes and ask"),
+    opt("--commit", help="like --changes, but commit them without asking, except flagged ones"),
+    opt("--discard", help="like --changes, but discard them"),
+    opt("--patch", metavar="FILE", help="like --changes, but write them to FILE as a patch ('-': stdout)"),
 )
 
 RUN, SERVE, INSPECT = "run code", "serve agents, editors and teams", "inspect"
@@ -82,9 +82,9 @@ COMMANDS = {
     "sh": (RUN, "run a shell script on the current directory, in WebAssembly", "wasm_script:sh"),
     "shell": (RUN, "open an interactive shell in a sandbox", "interactive_shell:shell"),
     "judge": (RUN, "run a program on test cases and check its output", "judge:judge"),
-    "eval": (RUN, "judge many samples for many tasks, with pass@k; resumes", "eval:evaluate"),
+    "eval": (RUN, "judge a model's samples for many tasks and compute pass@k", "eval:evaluate"),
     "image": (RUN, "import, pull, build and export images to run programs in", "image:image"),
-    "workspace": (RUN, "directories that last, with snapshots", "workspace:workspace"),
+    "workspace": (RUN, "create, open and snapshot directories that outlast a sandbox", "workspace:workspace"),
     "serve": (SERVE, "serve HTTP: our own API, E2B, SandboxFusion, Piston; or Docker", "serve:serve"),
     "token": (SERVE, "create, list and revoke tokens for 'warmcell serve --tokens'", "serve:token"),
     "mcp": (SERVE, "serve a sandbox to an MCP client, over stdio or HTTP", "mcp:mcp"),
@@ -116,7 +116,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         json_flag(),
     ),
     "sh": (
-        opt("script", metavar="SCRIPT"),
+        opt("script", metavar="SCRIPT", help="the script, in quotes"),
         opt("--write", help="let it change the current directory"),
         timeout(30, "seconds until the script is stopped"),
         MEMORY,
@@ -182,20 +182,20 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         opt("--target", metavar="STAGE", help="the stage to build (default: the last)"),
         repeatable("--allow-domain", "NAME[:PORT]", "let commands of a build connect to a host"),
         opt("--policy", metavar="FILE", help="network rules, variables and limits of a build, as .toml or .json"),
-        opt("--no-cache", help="carry out every step of a build"),
+        opt("--no-cache", help="build every step again, without results of earlier builds"),
         opt("--format", choices=("oci", "docker"), default="oci", help="format of an export (default oci)"),
-        opt("--username", metavar="NAME", help="for the registry"),
+        opt("--username", metavar="NAME", help="user name at the registry"),
         opt("--password-stdin", help="read the password for the registry from stdin"),
-        opt("--plain-http", help="for a registry on this machine"),
+        opt("--plain-http", help="use HTTP, for a registry on this machine"),
         repeatable("--mirror", "[REGISTRY=]HOST", "pull from here first (default registry: docker.io)"),
-        opt("--store", metavar="DIR", help="default: images in your cache directory"),
+        opt("--store", metavar="DIR", help="the image store (default: images in your cache directory)"),
         json_flag("print it as JSON"),
     ),
     "workspace": (
         opt("action", choices=("create", "list", "open", "stop", "snapshot", "resume", "export", "remove")),
         opt("operands", metavar="OPERAND", nargs="*"),
-        opt("--manifest", metavar="FILE", help="what a new workspace has in it, .toml or .json"),
-        opt("--name", metavar="NAME", help="of a new workspace or snapshot"),
+        opt("--manifest", metavar="FILE", help="contents of a new workspace, as .toml or .json"),
+        opt("--name", metavar="NAME", help="name of the new workspace or snapshot"),
         opt("--snapshot", help="take a snapshot when it stops"),
         opt("--store", metavar="URL", help="a directory or URL (default: workspaces in your data directory)"),
         json_flag("print it as JSON"),
@@ -220,8 +220,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         opt("--audit", metavar="FILE", help="append requests, runs and denials as JSON lines"),
         opt("--usage", metavar="FILE", help="keep the figures of /v1/usage over restarts (SQLite)"),
         opt("--state", metavar="DIR", help="keep sandboxes, snapshots and volumes over restarts"),
-        opt("--state-key", metavar="FILE", help="encrypt everything there with this key, or WARMCELL_STATE_KEY"),
-        opt("--plain-volumes", help="with a key: allow volumes, which are not encrypted"),
+        opt("--state-key", metavar="FILE", help="encrypt the state with this key (or set WARMCELL_STATE_KEY)"),
+        opt("--plain-volumes", help="allow volumes beside --state-key; they are not encrypted"),
         opt("--metrics-by-tenant", help="add counters with the tenant as a label to /metrics"),
         opt("--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="default warning"),
         opt(
@@ -229,7 +229,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         opt("--sandboxes", metavar="N", default="32", help="concurrent sandboxes without --tokens (default 32)"),
         opt("--docker-socket", metavar="PATH", help="serve the Docker Engine API at this socket, and no HTTP port"),
-        repeatable("--docker-binds", "DIR", "let containers mount what is in DIR"),
+        repeatable("--docker-binds", "DIR", "let containers mount DIR and what is below it"),
         repeatable("--docker-network", "NAME[:PORT]", "let containers connect to a host"),
         opt("--docker-containers", metavar="N", default="64", help="the most containers (default 64)"),
         opt("--docker-ignore-capabilities", help="ignore requested capabilities instead of refusing them"),
@@ -265,7 +265,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         opt("--stateless", help="keep no variables from one run_code to the next"),
         opt("--python", metavar="PATH", help="the Python that runs code, with its packages"),
         opt("--work-dir", metavar="DIR", help="a directory to work in (default: a private one)"),
-        opt("--changes", help="keep changes of DIR apart, for 'warmcell shell DIR --changes' to review"),
+        opt("--changes", help="keep changes of DIR in a layer; 'warmcell shell DIR --changes' reviews them"),
         *IMAGE,
         *PERMISSIONS,
         timeout(30, "seconds per run, unless a call sets it"),
@@ -306,34 +306,34 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         json_flag("print each complete record as JSON"),
     ),
     "replay": (
-        opt("file", metavar="FILE"),
+        opt("file", metavar="FILE", help="a file that --record wrote"),
         opt("--trust", help="also repeat runs with host paths, a network or weaker isolation"),
         json_flag("print the differences as JSON, one line per run"),
     ),
-    "completion": (opt("shell", choices=("bash", "zsh", "fish")), json_flag("print the script as JSON")),
+    "completion": (opt("shell", choices=("bash", "zsh", "fish"), help="a shell"), json_flag("print it as JSON")),
     "man": (json_flag("print commands and options as JSON"),),
 }
 IMAGE_ACTIONS = """\
 actions:
-  list                     the images and their sizes
-  import PATH [NAME]       an OCI layout, docker save archive, root directory or tar
-  pull REFERENCE           from a registry
-  build DIR                from a Dockerfile and the files in DIR
-  tag REFERENCE NAME       another name
-  inspect REFERENCE        everything known, as JSON
-  export REFERENCE PATH    an OCI layout (directory or .tar), or --format docker
-  remove REFERENCE...      names, and what no other name needs
-  prune                    what no name and no running program needs"""
+  list                     list the images and their sizes
+  import PATH [NAME]       add an OCI layout, docker archive, directory or tar
+  pull REFERENCE           get an image from a registry
+  build DIR                build an image from a Dockerfile and the files in DIR
+  tag REFERENCE NAME       give an image another name
+  inspect REFERENCE        print everything known about an image, as JSON
+  export REFERENCE PATH    write it as a directory or .tar, in --format
+  remove REFERENCE...      remove names, and what no other name needs
+  prune                    remove what no name and no running program needs"""
 WORKSPACE_ACTIONS = """\
 actions:
-  create [NAME]            a workspace, with what --manifest says
-  list                     the workspaces and their snapshots
-  open NAME [-- COMMAND]   a shell in it, or one command
-  stop NAME                one that is open elsewhere
-  snapshot NAME            its files as they are now
-  resume SNAPSHOT          a new workspace from an id or a name
-  export NAME PATH         a workspace or snapshot, as a directory, .tar or .tar.gz
-  remove NAME...           workspaces and snapshots, and what only they need"""
+  create [NAME]            create a workspace, with what --manifest says
+  list                     list the workspaces and their snapshots
+  open NAME [-- COMMAND]   run a shell in a workspace, or one command
+  stop NAME                stop a workspace that is open elsewhere
+  snapshot NAME            take a snapshot of a workspace
+  resume SNAPSHOT          create a workspace from a snapshot's id or name
+  export NAME PATH         write its files to a directory, .tar or .tar.gz
+  remove NAME...           remove workspaces, snapshots, and what only they need"""
 EPILOGS = {
     "workspace": WORKSPACE_ACTIONS,
     "image": IMAGE_ACTIONS,

@@ -52,6 +52,24 @@ def test_every_command_has_help_and_options(capsys: pytest.CaptureFixture[str], 
     assert "--json" in text and "--quiet" in text
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_is_explained(command: str) -> None:
+    """By a sentence or a noun, not by a part of one. Actions are explained below the options, or by their choices."""
+    for names, settings in OPTIONS[command]:
+        help = settings["help"] or ""
+        assert help or names[0] in ("action", "operands"), names
+        assert not help.startswith(("for the", "for a ", "of a ", "the same")), names
+
+
+@pytest.mark.parametrize("command", ["image", "workspace"])
+def test_help_of_actions_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(capsys, command)
+    assert max(map(len, text[text.index("actions:") :].splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("words", "message", "nearest"),
     [
