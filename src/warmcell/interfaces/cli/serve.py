@@ -71,12 +71,12 @@ def _serve_http(arguments: Namespace) -> int:
 
     configure_logging(arguments.log_level, arguments.log_format)
     if arguments.state_key is not None and arguments.state is None:
-        raise UsageError("--state-key needs --state")
+        raise UsageError("--state-key needs --state", "name the directory to encrypt with --state DIR")
     if arguments.token == "":
         raise UsageError("--token is empty", "give it a value; without --token, every local user may use the server")
     state_key = None if arguments.state is None else read_key(arguments.state_key)
     if arguments.plain_volumes and state_key is None:
-        raise UsageError("--plain-volumes needs --state and a key: other servers have volumes anyway")
+        raise UsageError("--plain-volumes needs --state and --state-key", "without a key, volumes need no option")
     settings = Settings(
         **{name: getattr(arguments, name) for name in _SAME_SETTINGS},
         port=options.port(arguments.port),

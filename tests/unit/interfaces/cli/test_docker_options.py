@@ -47,6 +47,22 @@ def test_options_of_the_http_server_are_refused(
     assert ended.stderr.startswith(f"error: {option[0]} does not work with --docker-socket\n")
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"), [(("--state-key", "key"), "--state DIR"), (("--plain-volumes",), "volumes need no option")]
+)
+def test_options_without_a_state_are_refused_with_the_remedy(
+    warmcell: Callable[..., Ended],
+    servers: list[DockerSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    option: tuple[str, ...],
+    hint: str,
+) -> None:
+    monkeypatch.delenv("WARMCELL_STATE_KEY", raising=False)
+    ended = warmcell("serve", *option)
+    assert ended.status == 2 and ended.stderr.startswith(f"error: {option[0]} needs --state")
+    assert hint in ended.stderr.partition("\nhint: ")[2]
+
+
 def test_a_directory_that_does_not_exist_is_named_with_its_option(
     warmcell: Callable[..., Ended], servers: list[DockerSettings]
 ) -> None:

@@ -57,6 +57,7 @@ def test_changes_of_a_run_are_kept_and_continued(directory: Path, state: Path) -
     done = run(directory, "shell", ".", "--commit", stdin="cat a.txt")
     assert done.stdout == "one\ntwo\n"
     assert done.returncode == 1  # the Makefile is flagged
+    assert "hint: [p]ick it, at the end of 'warmcell shell DIR --changes'\n" in done.stderr
     assert (directory / "a.txt").read_text() == "one\ntwo\n"
     assert not (directory / "Makefile").exists()
     assert run(directory, "run", "command", "-c", "cat Makefile", "--discard").stdout == "all:\n"
