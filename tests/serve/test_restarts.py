@@ -108,9 +108,9 @@ def test_what_cannot_come_back_is_named(start_server: Start, tmp_path: Path) -> 
     with start_server(*options) as server:
         assert [entry["sandboxID"] for entry in server.client.get("/v2/sandboxes").json()] == [fine.id]
         said = server.stop()[1]
-    assert f"{lost.id} does not come back: its files are gone" in said
-    assert f"{expired.id} does not come back: it expired" in said
-    assert f"{fine.id} is back; lost: 1 processes" in said
+    assert f"cannot restore sandbox {lost.id}: its files are gone" in said
+    assert f"cannot restore sandbox {expired.id}: it expired" in said
+    assert f"restored sandbox {fine.id}; lost: 1 processes" in said
     assert "cannot read broken.json" in said
 
 

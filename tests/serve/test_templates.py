@@ -403,5 +403,5 @@ def test_sandboxes_of_templates_survive_a_restart(
         assert server.client.get(f"/sandboxes/{gone.id}").status_code == 404
         assert [box.kill() for box in (kept, paused, moved, named)] == [204] * 4
         log = server.stop()[1]
-    assert f"sandbox {kept.id} is back; lost: nothing; files outside of /home/user" in log
-    assert f"sandbox {gone.id} does not come back: its template 'gone' was removed" in log
+    assert f"restored sandbox {kept.id}; lost: nothing; files outside of /home/user" in log
+    assert f"cannot restore sandbox {gone.id}: its template 'gone' was removed" in log

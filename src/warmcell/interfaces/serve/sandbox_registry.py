@@ -309,7 +309,7 @@ class SandboxRegistry:
             async with asyncio.timeout(EXPIRY_SECONDS):
                 await entry.on_expiry()
         except Exception as error:
-            _log.error("cannot pause an expired sandbox, removing it: %s", error)
+            _log.error("cannot pause the expired sandbox %s, removing it: %s", entry.id, error)
             await self.remove(entry)
             return
         if not self._has(entry):  # it was removed meanwhile

@@ -171,17 +171,19 @@ async def restore_sandboxes(service: Service, restorers: Mapping[str, Restore]) 
         try:
             images |= await _restore(service, state, restorers, document)
         except _NotRestored as error:
-            _log.warning("sandbox %s does not come back: %s", document["id"], error)
             if error.is_final:
+                _log.warning("cannot restore sandbox %s: %s", document["id"], error)
                 state.remove(SANDBOXES, str(document["id"]))
                 continue
             if error.is_damaged:
                 state.has_unreadable = True
             if error.is_expired:
+                _log.warning("cannot restore sandbox %s: %s", document["id"], error)
                 expired.append(document)
             else:
                 place = f"{state.path}/{SANDBOXES}/{document['id']}.json"
-                _log.warning("its files stay, and the next start tries again; to give it up, remove %s", place)
+                remedy = f"its files stay, and the next start tries again; to give it up, remove {place}"
+                _log.warning("cannot restore sandbox %s: %s; %s", document["id"], error, remedy)
             images |= _images_in(document)
         homes.add(str(document.get("home")))
         packages.add(str(document.get("packages")))
@@ -206,7 +208,7 @@ async def _wait_for_clock(
                 if error.is_expired:
                     expired.append(document)
                 else:  # left to the next start
-                    _log.warning("sandbox %s does not come back: %s", document["id"], error)
+                    _log.warning("cannot restore sandbox %s: %s", document["id"], error)
     for document in expired:
         await in_thread(partial(_remove_expired, state, document))
 
@@ -283,7 +285,7 @@ async def _restore(
         await in_thread(home.close)
         raise _NotRestored(f"its record is damaged ({error!r})", is_damaged=True) from None
     lost = [str(document.get("lost") or "what ran in it, if anything"), *([made.lost] if made.lost else [])]
-    _log.warning("sandbox %s is back; lost: %s", entry.id, "; ".join(lost))
+    _log.warning("restored sandbox %s; lost: %s", entry.id, "; ".join(lost))
     keep_sandbox(service, entry, saved)
     try:
         save_sandbox(service, entry)
@@ -316,7 +318,7 @@ def _load_sessions(state: SavedState, entry: SandboxEntry, document: dict[str, A
     try:
         sessions.load(document)
     except (TypeError, ValueError) as error:
-        _log.warning("the sessions of sandbox %s do not come back: their record is damaged (%r)", entry.id, error)
+        _log.warning("cannot restore the sessions of sandbox %s: their record is damaged (%r)", entry.id, error)
     return sessions
 
 

@@ -118,7 +118,7 @@ class SavedSessions:
         plain = found.get("plain")
         identity = str(plain.get("id") if isinstance(plain, dict) else None)
         self.lost[identity] = str(error) if isinstance(error, SandboxError) else f"its record is damaged ({error!r})"
-        _log.warning("session %s of sandbox %s does not come back: %s", identity, self._entry.id, self.lost[identity])
+        _log.warning("cannot restore session %s of sandbox %s: %s", identity, self._entry.id, self.lost[identity])
 
     def forget(self) -> None:
         """Remove all copies, because the sandbox is removed. Call in a thread."""

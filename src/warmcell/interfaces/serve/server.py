@@ -65,7 +65,7 @@ def serve(settings: Settings, on_listening: Callable[[str], object]) -> None:
     raise_descriptor_limit()
     allowed = connections_within_limit(settings.max_connections)
     if allowed < settings.max_connections:
-        _log.warning("at most %d connections, not %d: raise `ulimit -n`", allowed, settings.max_connections)
+        _log.warning("`ulimit -n` allows %d connections, not %d: raise it", allowed, settings.max_connections)
     settings = replace(settings, max_connections=allowed)
     with ExitStack() as cleanup:
         if settings.state is not None:

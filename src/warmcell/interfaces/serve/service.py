@@ -283,7 +283,7 @@ class Service:
             for retired in (old, *self._take_others()):
                 self.run_in_background(self._retire(retired))
         self.run_in_background(self.end_revoked())
-        _log.warning("reloaded")
+        _log.warning("reloaded the token and policy files")
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run it as a task that is cancelled when the service closes."""

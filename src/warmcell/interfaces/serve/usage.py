@@ -213,7 +213,7 @@ async def measure_regularly(sandboxes: SandboxRegistry, ledger: UsageLedger) -> 
         try:
             await measure(sandboxes.all(), ledger)
         except (sqlite3.Error, SandboxError) as error:  # tried again; no thread could be started, for example
-            _log.error("cannot write stored bytes: %s", error)
+            _log.error("cannot measure stored bytes: %s", error)
         await asyncio.sleep(MIN_SECONDS)
         ledger.is_read.clear()
         with suppress(TimeoutError):

@@ -162,7 +162,7 @@ class ClusterFront:
         task = asyncio.ensure_future(self.nodes.use(self._rules))
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
-        _log.warning("reloaded")
+        _log.warning("reloaded the token and policy files")
 
     def _find_tenant(self, token: str | None) -> Tenant | None:
         return self._local_tenant if self._settings.is_open else find_tenant(self._rules.tenants, token or "")

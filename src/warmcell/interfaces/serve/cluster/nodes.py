@@ -131,7 +131,7 @@ class ClusterNodes:
         answers = await portal.call_async(ask)
         for peer, answer in zip(peers, answers, strict=True):
             if isinstance(answer, BaseException) and peer.loss is None:
-                _log.error("%s did not %s: %s", peer.name, method.replace("_", " "), answer)
+                _log.error("%s failed to %s: %s", peer.name, method.replace("_", " "), answer)
         return answers
 
     # ---- joining and leaving ----
@@ -181,7 +181,7 @@ class ClusterNodes:
     def _finish_opening(self, link: NodeLink, task: asyncio.Task[None]) -> None:
         self._opening.pop(link, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("node %s does not serve: %s", link.info.id[:12], error)
+            _log.error("cannot serve sandboxes on node %s: %s", link.info.id[:12], error)
 
     def _forget(self, peer: NodePeer) -> None:
         del self._peers[peer.suffix]

@@ -49,7 +49,7 @@ class Snapshots:
             home = None if state is None else state.find_copy(document.get("home"))
             names = document.get("names") or []
             if home is None or not isinstance(names, list):
-                _log.warning("snapshot %s does not come back: its files or names are missing", document["id"])
+                _log.warning("cannot restore snapshot %s: its files or names are missing", document["id"])
             else:
                 names = list(map(str, names))
                 tenant, source = str(document.get("tenant")), str(document.get("source"))
