@@ -36,7 +36,7 @@ def cap(text: str, limit: int) -> tuple[str, bool]:
 
 
 def explain(error: SandboxError) -> str:
-    """What a model may read of one of our errors: one line, without host paths, addresses or credentials."""
+    """The text of an error for a model: one line, without host paths, addresses or credentials."""
     return one_line(scrub(str(error)[:_LONGEST_MESSAGE]))
 
 

@@ -1,4 +1,4 @@
-"""What `backend.stream` yields: output as it arrives, then the result. And what `run_many` yields: outcomes."""
+"""Events of `backend.stream` (output as it arrives, then the result), and outcomes of `run_many`."""
 
 from __future__ import annotations
 

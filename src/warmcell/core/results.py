@@ -19,7 +19,7 @@ _BLOCK = "margin:0.2em 0;padding:0.4em 0.6em;white-space:pre-wrap;border-left:3p
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run used, all its processes together. Of GPUs only where the driver tells; None if it is not known.
+    """The resources that a run used, all its processes together. GPU figures are None if the driver reports none.
 
     `gpu_time` is the time in which a kernel of the run was executing, from the driver's samples.
     """
@@ -33,7 +33,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """What was enforced during a run: the mechanism by name, or None where nothing enforced it."""
+    """The protections of a run: the mechanism that enforced each, by name, or None where nothing did."""
 
     isolation_class: str = "none"
     enforcer: str | None = None
@@ -82,7 +82,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What happened. A non-zero exit is a result like any other.
+    """The result of a run. A non-zero exit is a result like any other.
 
     `duration` counts from the moment the guest could run; `queued` is what the caller waited before that.
     `files` has the fetched files that exist after the run; a file that could not be read is among the denials.

@@ -125,7 +125,7 @@ def _costs(result: ExecResult | None) -> dict[str, Any]:
 
 
 def _hash(policy: Any) -> str | None:
-    """The same for the same policy: enough to find which one decided, without its content."""
+    """A digest that identifies the policy in a log without its content."""
     if policy is None:
         return None
     import hashlib

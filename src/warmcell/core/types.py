@@ -126,7 +126,7 @@ class EffectiveLimits:
     gpu_memory_mb: int | None = None
 
     def as_limits(self) -> Limits:
-        """The same as `Limits`, for a policy that is passed on."""
+        """These limits as `Limits`, for a policy that is passed on."""
         return Limits(**{name: getattr(self, name) for name in self.__slots__})
 
 
@@ -217,7 +217,7 @@ class ExecRequest:
 
     @property
     def stdin_bytes(self) -> bytes:
-        """What the guest reads; empty without stdin, so that it reads end of file at once."""
+        """The input of the guest; empty without stdin, so that it reads end of file at once."""
         if self.stdin is None:
             return b""
         return self.stdin if isinstance(self.stdin, bytes) else self.stdin.encode("utf-8", "surrogatepass")
@@ -241,7 +241,7 @@ class EnforcedLimits:
 
 @dataclass(frozen=True, slots=True)
 class BackendCapabilities:
-    """What a backend can run on this host and what it enforces.
+    """The languages that a backend can run on this host, and what it enforces.
 
     `network` lists what guests may reach by rule where the network is isolated.
     `versions` maps a language to its toolchain's version line; a toolchain is asked at the first look-up.

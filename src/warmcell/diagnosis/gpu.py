@@ -1,4 +1,4 @@
-"""What of GPUs works on this host, proved by using one in a cage."""
+"""Checks which features of GPUs work on this host, by using one in a cage."""
 
 from __future__ import annotations
 

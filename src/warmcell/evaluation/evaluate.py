@@ -140,7 +140,7 @@ class _Evaluation:
         return self._summary()
 
     def _work(self) -> Iterator[tuple[Task, int, Sample, str]]:
-        """What has no verdict yet, in the order of the tasks."""
+        """The samples without a verdict, in the order of the tasks."""
         for place, record in read_records(self._tasks, "tasks"):
             task = read_task(record, place)
             mark = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).digest()

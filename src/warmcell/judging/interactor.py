@@ -156,7 +156,7 @@ def _lateness(one: Outcome, other: Outcome) -> float:
 
 
 def decide(program: Outcome, interactor: Outcome, limits: Limits | None) -> Verdict:
-    """Whose fault it was. A limit that the program met outweighs what the interactor made of the silence."""
+    """The verdict from both outcomes. A limit that the program exceeded counts more than the interactor's decision."""
     found = verdict_of(program, limits)
     if isinstance(found, Verdict) and found.status not in ("runtime_error", "output_limit"):
         return found

@@ -43,7 +43,7 @@ class CheckerFailed(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a program reads and what it is to print.
+    """A test case: the input of a program, and the output that is expected.
 
     `timeout` (seconds) and `memory_mb` are used in place of the request's if they are set. `name` is for reports.
     """

@@ -43,7 +43,7 @@ def find_language(name: str) -> LanguageRow:
 
 
 def lookup_language(name: str) -> LanguageRow | None:
-    """The same, or None: a backend may have languages that are not registered here."""
+    """The language of that name, or None: a backend may have languages that are not registered here."""
     known = name.lower()
     return find_built_in(name) or next((row for row in _installed_rows() if known in (row.name, *row.aliases)), None)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LanguageRow:
-    """What is known of a language. In commands, `{program}` is the program found, `{code}` and `{out}` are directories.
+    """A language as data. In commands, `{program}` is the program found, `{code}` and `{out}` are directories.
 
     A language that needs only commands has `programs` (names to look for on PATH, best first), `main_file`, a `start`
     and, if it is compiled, a `build` that produces `{out}/main`; else a `check`, which parses a program without running

@@ -1,4 +1,4 @@
-"""What outlasts the cancellation of its callers: a stream that loses no item, and a close that can be repeated."""
+"""A stream that loses no item, and a close that can be repeated, although their callers are cancelled."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ _BRACKETED_PORT = re.compile(r"(\[.*\]):([0-9]{1,5})", re.DOTALL)
 
 
 class Reach(StrEnum):
-    """What a pattern covers."""
+    """Which hosts a pattern covers: one, those below it, or every name."""
 
     EXACT = "exact"
     BELOW = "below"
