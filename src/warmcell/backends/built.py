@@ -86,7 +86,7 @@ class Program(Closing):
         *,
         limits: Limits | None = None,
     ) -> Iterator[StreamEvent]:
-        """The same for code without an event loop."""
+        """Like `stream`, for code without an event loop."""
         from warmcell.backends.many import in_step
 
         return in_step(self.stream(stdin, args, timeout, limits=limits))

@@ -22,7 +22,7 @@ OnProgress = Callable[[int, int | None], object]
 
 
 async def count_processors(backend: object) -> int:
-    """Those that the backend's runs can use: of this host, or of a cluster."""
+    """The number of processors that the backend's runs can use, on this host or in a cluster."""
     count = getattr(backend, "count_processors", None)
     return _own_processors() if count is None else max(1, int(await count()))
 

@@ -23,7 +23,7 @@ def shared_backend() -> ProcessBackend:
 
 
 def shared_backend_named(name: str) -> SandboxBackend:
-    """The same for a backend by name."""
+    """Like `shared_backend`, for a backend by name."""
     if name == "process":
         return shared_backend()
     from warmcell.backends.registry import get_backend

@@ -1,4 +1,4 @@
-"""What a supervisor process does: it runs requests of the program that started it, until that disconnects.
+"""The main loop of a supervisor process: it runs requests of the program that started it, until that disconnects.
 
 A thread for each request carries it out and answers. An event loop in between takes an eighth more processor time.
 """

@@ -332,7 +332,7 @@ class Committer:
                     self._bases.record(step.item.parts, fd, step.item.mode)
 
     def _record_directories(self, steps: Iterable[Step]) -> None:
-        """Those whose entries or modes this commit changed, so that later changes on the host are detected."""
+        """Record the directories whose entries or modes this commit changed, to detect later changes on the host."""
         paths = {operation.parts for step in steps for operation in step.operations}
         above = {parts[:count] for parts in paths for count in range(1, len(parts) + 1)}
         with Lower(self._root) as lower:
@@ -343,7 +343,7 @@ class Committer:
 
 
 def matching_paths(item: Detected, paths: Set[str]) -> Set[str]:
-    """Those paths that name the change or a directory above it."""
+    """The paths that name the change or a directory above it."""
     own = [item.change.path] + ([item.change.old_path] if item.change.old_path else [])
     above = [path[:at] for path in own for at, char in enumerate(path) if char == "/"]
     return paths & {*own, *above, *(f"{path}/" for path in above)}

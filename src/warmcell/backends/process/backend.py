@@ -140,7 +140,7 @@ class ProcessBackend(BackendBase):
         return self._enforcer
 
     def capabilities(self) -> BackendCapabilities:
-        """What this host enforces, as measured."""
+        """The languages and limits of this host, as measured."""
         enforced = self._launcher.resolver.resolve(EffectiveLimits()).enforced
         from warmcell.languages.registry import LanguageVersions, available_languages, language_version
 
@@ -333,7 +333,7 @@ class ProcessBackend(BackendBase):
         return await self._runs.run(partial(self._build, request, timeout=timeout), discard=lambda made: made.close())
 
     def build_blocking(self, request: ExecRequest) -> built.Program:
-        """The same in the calling thread."""
+        """Like `build`, in the calling thread."""
         return self._runs.run_blocking(lambda run: self._build(request, run))
 
     def _build(self, request: ExecRequest, run: Run, timeout: float = MAX_TIMEOUT) -> built.Program:

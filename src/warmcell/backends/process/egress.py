@@ -99,7 +99,7 @@ class Egress:
         self._log = log
 
     def rule_book(self) -> RuleBook:
-        """What the rules allow, before it is narrowed."""
+        """The rules before they are narrowed."""
         from warmcell.net.rules.rule_book import compile_rules
 
         return compile_rules(self._rules)

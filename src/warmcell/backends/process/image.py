@@ -62,12 +62,12 @@ class OpenImage:
 
     @property
     def languages(self) -> tuple[Language, ...]:
-        """Those that the image has a program for."""
+        """The languages that the image has a program for."""
         return tuple(language for language, names in _PROGRAMS.items() if self._find(names) is not None)
 
     @property
     def session_languages(self) -> tuple[Language, ...]:
-        """Those that sessions can have in this image."""
+        """The languages of which sessions can run in this image."""
         return tuple(language for language, names in _SESSION_PROGRAMS.items() if self._find(names) is not None)
 
     def prepare(self, language: str, code: str) -> ProgramSpec:

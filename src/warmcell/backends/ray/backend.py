@@ -87,7 +87,7 @@ class RayBackend(BackendBase):
         self._is_forked = True
 
     def capabilities(self) -> BackendCapabilities:
-        """What the nodes can run, and what all of them enforce. Joins the cluster."""
+        """The languages of the nodes, and what all of them enforce. Joins the cluster."""
         links = self._call(self._open_links)
         found = [link.facts.capabilities for link in links]
         languages: dict[Language | str, None] = {}
@@ -104,7 +104,7 @@ class RayBackend(BackendBase):
         return self._call(self.describe_nodes)
 
     async def describe_nodes(self) -> list[Node]:
-        """The same on the portal's loop."""
+        """Like `nodes`, on the portal's event loop."""
         await self._cluster.open()
         return self._cluster.describe()
 
@@ -121,7 +121,7 @@ class RayBackend(BackendBase):
         return list(zip(nodes, await asyncio.gather(*map(_examine, links)), strict=True))
 
     async def count_processors(self) -> int:
-        """Those of all nodes. Joins the cluster."""
+        """The number of processors of all nodes. Joins the cluster."""
         return sum(link.info.cores for link in await self._reach(self._open_links))
 
     # ---- runs ----
@@ -140,7 +140,7 @@ class RayBackend(BackendBase):
     def execute_blocking(
         self, request: ExecRequest, *, stdin: int = -1, listener: Listener | None = None
     ) -> ExecResult:
-        """The same in the calling thread. The data of the descriptor `stdin` is read first, and sent with the rest."""
+        """Like `execute`, in the calling thread. The data of the descriptor `stdin` is read first, and sent with it."""
         request = read_descriptor(request, stdin)
         return self._call(self.execute, request, listener=listener)
 
@@ -189,7 +189,7 @@ class RayBackend(BackendBase):
         return RayProgram(self.name, request, execute, release, self._count_batch_requests)
 
     def build_blocking(self, request: ExecRequest) -> Program:
-        """The same in the calling thread."""
+        """Like `build`, in the calling thread."""
         return self._call(self.build, request)
 
     async def _run_program(
@@ -238,7 +238,7 @@ class RayBackend(BackendBase):
         return await self._reach(self._images.provide, link, image)
 
     def hold_sandbox(self, link: NodeLink) -> None:
-        """One more on the same node: a fork, or the server on the node."""
+        """Count one more sandbox on this node: a fork, or the server on the node."""
         link.sandboxes += 1
 
     def release_sandbox(self, link: NodeLink) -> None:

@@ -53,7 +53,7 @@ class ClusterImages:
         return wanted
 
     async def _resolve(self, link: NodeLink, reference: str) -> tuple[str, str]:
-        """What a node has under that name, else what the registry has."""
+        """The image that a node has under that name, else the registry's."""
         async with self._locks.setdefault(reference, asyncio.Lock()):
             if reference not in self._resolved:
                 self._resolved[reference] = await self._find_on_nodes(link, reference) or await link.call(
