@@ -87,7 +87,7 @@ class AsyncSandboxBase:
         return self._driver.limits
 
     def capabilities(self) -> BackendCapabilities:
-        """What this sandbox can run, and what is really enforced in it."""
+        """The languages that this sandbox can run, and what is really enforced in it."""
         self._driver.check_open()
         return self._driver.capabilities()
 

@@ -75,7 +75,7 @@ class BlockingBase:
         self.destroy()
 
     def capabilities(self) -> BackendCapabilities:
-        """What this sandbox can run, and what is really enforced in it."""
+        """The languages that this sandbox can run, and what is really enforced in it."""
         return self._async.capabilities()
 
     @same_arguments(AsyncSandboxBase.tools)

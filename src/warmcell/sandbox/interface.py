@@ -1,4 +1,4 @@
-"""What `AsyncSandbox` and its parts ask of the place where a sandbox runs. Protocols and plain records.
+"""The interface between `AsyncSandbox` and the place where a sandbox runs: protocols and plain records.
 
 A driver is one such place: `sandbox/local` for this host, `interfaces/client` for a server. Drivers get arguments that
 were checked and have their defaults filled in. They raise `SandboxDestroyed` once their sandbox is closed.
@@ -63,7 +63,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpawnOptions:
-    """What `spawn` starts: text for the shell, or a program with its arguments."""
+    """The command of `spawn`: text for the shell, or a program with its arguments."""
 
     command: str | tuple[str, ...]
     cwd: AnyPath | None = None

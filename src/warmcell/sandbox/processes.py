@@ -32,7 +32,7 @@ class AsyncProcess:
 
     @property
     def pid(self) -> int:
-        """As the guest sees it."""
+        """The process id, as the guest sees it."""
         return self._driver.info.pid
 
     @property
@@ -132,7 +132,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """As the guest sees it."""
+        """The process id, as the guest sees it."""
         return self._async.pid
 
     @property

@@ -68,7 +68,7 @@ def _spawn_command(command: object) -> str | tuple[str, ...]:
 
 
 def check_cell_code(code: object) -> str:
-    """As in any request."""
+    """Check the code of a cell like that of any request."""
     if isinstance(code, str) and code.isascii() and "\0" not in code and len(code) < _SHORT_CODE and code.strip():
         return code
     request = ExecRequest(Language.PYTHON, code, 1.0)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from warmcell.sessions.cell_results import CellResult
 
 
 class AsyncSessionSandbox(Protocol):
-    """What an `AsyncSession` needs of its sandbox."""
+    """The part of a sandbox that an `AsyncSession` uses."""
 
     @property
     def timeout(self) -> float: ...
@@ -25,7 +25,7 @@ class AsyncSessionSandbox(Protocol):
 
 
 class SessionSandbox(Protocol):
-    """What a `Session` needs of its sandbox."""
+    """The part of a sandbox that a `Session` uses."""
 
     def _wrap(self, sandbox: Any) -> Self: ...
 
@@ -40,7 +40,7 @@ else:
 
 
 class _SessionDescription:
-    """What both forms of a session have."""
+    """The properties of both forms of a session."""
 
     _driver: SessionDriver
 
@@ -135,7 +135,7 @@ class AsyncSession(_SessionDescription, Generic[A]):
 
 
 class SessionStart(Generic[A]):
-    """What `AsyncSandbox.session` returns: `await` it, or enter it with `async with`."""
+    """The start of a session, as `AsyncSandbox.session` returns it: `await` it, or enter it with `async with`."""
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, AsyncSession[A]]]) -> None:
         self._start = start

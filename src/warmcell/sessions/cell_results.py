@@ -44,7 +44,7 @@ class DisplayData:
 
 @dataclass(frozen=True, slots=True)
 class CellError:
-    """What a cell raised. `traceback` is text, with the cell's own lines."""
+    """The exception of a cell. `traceback` is text, with the cell's own lines."""
 
     name: str
     message: str

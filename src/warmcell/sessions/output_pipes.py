@@ -44,7 +44,7 @@ class MarkedStream:
         return output if self._has_stopped else output + self.rest()
 
     def rest(self) -> bytes:
-        """Everything, without the marks."""
+        """Take all output in the buffer, without the marks."""
         if not self._buffer:
             return b""
         output = self._until(lambda number: False)

@@ -194,7 +194,7 @@ class LiveProcess:
             output.take_last()
 
     def _read_on(self) -> None:
-        """It has exited: followers that are full do not hold up the report of that."""
+        """Read on after its exit: followers that are full do not delay the report of the exit."""
         for output in self.outputs:
             output.take_last(is_listening=self._is_listening)
 

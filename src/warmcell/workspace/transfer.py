@@ -135,7 +135,7 @@ def unpack(root: Root, base: Parts, archive: Archive) -> int:
 
 
 def _check_target(descent: Descent, target: Parts, member: Member) -> os.stat_result | None:
-    """What is there now. Raises if it cannot be replaced by the member."""
+    """The entry that is there now, or None. Raises if the member cannot replace it."""
     try:
         with translate_os_errors(target):
             state = os.stat(target[-1], dir_fd=descent.enter(target[:-1]), follow_symlinks=False)
@@ -150,7 +150,7 @@ def _check_target(descent: Descent, target: Parts, member: Member) -> os.stat_re
 
 
 class Uploaded(NamedTuple):
-    """What an upload wrote. `skipped` lists links and special files of a host directory, which are not copied."""
+    """The result of an upload. `skipped` lists links and special files of a host directory, which are not copied."""
 
     files: int
     total_bytes: int

@@ -76,7 +76,7 @@ def _find_only(archive: SnapshotArchive) -> str:
 
 
 class State(Protocol):
-    """What a home needs of its `SavedState`."""
+    """The part of `SavedState` that a home uses."""
 
     path: str
     is_closing: bool

@@ -196,7 +196,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figures(name: str, fields: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """What an event adds to each column; None if nothing. A process that belongs to a run is counted with it."""
+    """The figures that an event adds to each column, or None. A process that belongs to a run is counted with it."""
     if name == "request":
         return (1.0, *_NOTHING[1:])
     if name == "network.closed":

@@ -1,4 +1,4 @@
-"""What the components of one local sandbox share: settings, files, guest, network and operations under way."""
+"""The state that the components of a local sandbox share: settings, files, guest, network and operations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Fetcher:
         return await self._client.fetch(request)
 
     async def answer_json(self, request: bytes) -> bytes:
-        """What a guest's `fetch` and `curl` ask the host: JSON in, JSON out."""
+        """Answer a guest's `fetch` and `curl`: JSON in, JSON out."""
         from warmcell.net import handle_fetch_json
 
         return await handle_fetch_json(self._client, request)

@@ -118,7 +118,7 @@ class LocalSandbox:
             raise SessionBusy("programs in the live cage would not see the packages; install before spawn and session")
 
     async def _make_packages(self, packages: Sequence[str], manager: str) -> Packages:
-        """Those of the sandbox plus these."""
+        """Install these packages together with those of the sandbox."""
         settings, before = self.context.settings, self.context.packages
         config = getattr(settings.backend, "config", settings.config) or ProcessConfig()
         enforcer = getattr(settings.backend, "enforcer", settings.enforcer)

@@ -66,7 +66,7 @@ def _event_path(args: tuple[object, ...]) -> str | None:
 
 
 class LocalWatch:
-    """For one reader.
+    """File events for one reader.
 
     Unread events wait in the kernel, which bounds them. A recursive watch must add new directories in time, so there
     the event loop reads events as they arrive; their number is bounded too. What a guest causes takes at most half of

@@ -49,7 +49,7 @@ class Npm:
 
     @property
     def visible_paths(self) -> tuple[str, ...]:
-        """What the cage needs of it besides /usr: the package that contains npm."""
+        """The paths that the cage needs besides /usr: the package that contains npm."""
         return beside_usr([self.node, os.path.dirname(os.path.dirname(self.program))])
 
 

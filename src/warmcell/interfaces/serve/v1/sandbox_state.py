@@ -1,4 +1,4 @@
-"""What `/v1` keeps with each sandbox."""
+"""The state of `/v1` that belongs to one sandbox."""
 
 from __future__ import annotations
 
