@@ -1,4 +1,4 @@
-"""`warmcell workspace`: directories that last, with their snapshots, from the command line."""
+"""`warmcell workspace`: directories that outlast sandboxes, and their snapshots, from the command line."""
 
 from __future__ import annotations
 
@@ -96,11 +96,14 @@ def _end_other(store: WorkspaceStore, name: str) -> None:
     pid = store.find_user(name)
     if pid is None:
         return
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        words = file.read().split(b"\0")
-    if b"workspace" not in words or b"open" not in words:
-        raise SessionBusy(f"the workspace {name!r} is used by process {pid}", hint="end that program first")
-    os.kill(pid, signal.SIGTERM)
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        if b"workspace" not in words or b"open" not in words:
+            raise SessionBusy(f"the workspace {name!r} is used by process {pid}", hint="end that program first")
+        os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return
     deadline = time.monotonic() + _STOP_SECONDS
     while store.find_user(name) == pid and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import until
 
+from warmcell.interfaces.cli.workspace import _end_other
 from warmcell.workspaces import WorkspaceStore
 
 
@@ -56,6 +57,13 @@ def test_stop_ends_one_that_is_open_elsewhere(store: str) -> None:
     finally:
         opened.kill()
         opened.wait()
+
+
+def test_a_program_that_ends_meanwhile_needs_no_signal(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspaces = WorkspaceStore(store)
+    workspaces.provision(name="demo")
+    monkeypatch.setattr(WorkspaceStore, "find_user", lambda self, name: 2**22)  # more than any pid
+    _end_other(workspaces, "demo")
 
 
 def test_another_program_is_left_alone(store: str) -> None:
