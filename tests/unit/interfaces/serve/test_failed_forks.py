@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,11 @@ from starlette.requests import Request
 from tests.helpers import PATIENCE
 
 from warmcell.core.errors import BackendUnavailable
-from warmcell.interfaces.serve.e2b import control
+from warmcell.interfaces.serve.e2b import control, snapshots
 from warmcell.interfaces.serve.e2b.creation import Create
-from warmcell.interfaces.serve.responses import ClientDisconnected
+from warmcell.interfaces.serve.quotas import TenantQuota
+from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxNotFound, SandboxRegistry, TypedState
 from warmcell.interfaces.serve.service import LOCAL_TENANT
 
 
@@ -54,7 +57,7 @@ async def fork(
     async def read_body(request: object) -> bytes:
         return json.dumps({"count": len(made)}).encode()
 
-    async def copy_home(*_: object) -> object:
+    async def copy_sandbox(*_: object) -> object:
         home = next(homes)
         if isinstance(home, Exception):
             raise home
@@ -63,7 +66,7 @@ async def fork(
     async def pass_on(*values: object) -> object:
         return values[3]
 
-    stand_ins: dict[str, Any] = {"read_body": read_body, "copy_home": copy_home, "_handle": lambda handle: handle}
+    stand_ins: dict[str, Any] = {"read_body": read_body, "copy_sandbox": copy_sandbox, "_handle": lambda handle: handle}
     stand_ins |= {"make_prepared": pass_on, "register": pass_on, "get_service": lambda request: service}
     stand_ins["_entry"] = lambda request, tenant: entry
     stand_ins["_box"] = lambda entry: SimpleNamespace(asked=Create(), image=None)
@@ -111,3 +114,62 @@ async def test_the_snapshot_of_a_client_that_leaves_is_given_up(monkeypatch: pyt
     with pytest.raises(ClientDisconnected):
         await control.take_snapshot(client.request, LOCAL_TENANT)
     assert client.was_cancelled
+
+
+class Copies:
+    """Copies of homes, during which `remove` is called, and what a service has for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sandboxes, self.snapshots, self.state = SandboxRegistry(), TenantQuota(), TypedState()
+        self.on_close, self.on_revoked = list[object](), list[object]()
+        self.saved, self.closed = None, 0
+        self.remove: Callable[[], Awaitable[None]] = self.destroy
+        self.work_dir = "/"
+        monkeypatch.setattr(snapshots, "copy_home", self._copy)
+
+    def add_sandbox(self) -> SandboxEntry:
+        return self.sandboxes.add(lambda: cast(Any, self), LOCAL_TENANT, 60.0, {})
+
+    async def destroy(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def _copy(self, *_: object) -> object:
+        await self.remove()
+        return self
+
+
+async def test_nothing_is_made_of_half_of_the_files_of_a_removed_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy passes over what is missing: a sandbox that expired meanwhile gave a snapshot with some of its files."""
+    copies = Copies(monkeypatch)
+    service = cast(Any, copies)
+    taken = await snapshots.snapshots_of(service).take(LOCAL_TENANT, copies.add_sandbox().id, "/", "whole")
+    assert snapshots.snapshots_of(service).of(LOCAL_TENANT) == [taken] and copies.closed == 0
+    assert await snapshots.copy_sandbox(service, copies.add_sandbox(), LOCAL_TENANT) is service
+    for number in (1, 2):
+        source = copies.add_sandbox()
+        copies.remove = partial(copies.sandboxes.remove, source)
+        with pytest.raises(SandboxNotFound, match="while its files were copied"):
+            if number == 1:
+                await snapshots.copy_sandbox(service, source, LOCAL_TENANT)
+            else:
+                await snapshots.snapshots_of(service).take(LOCAL_TENANT, source.id, "/", "half")
+        assert copies.closed == number
+    assert snapshots.snapshots_of(service).of(LOCAL_TENANT) == [taken]
+    assert copies.snapshots.count(LOCAL_TENANT.id) == 1
+    await copies.sandboxes.aclose()
+
+
+async def test_no_sandbox_gets_half_of_the_files_of_a_removed_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    service = cast(Any, copies)
+    all_of_them = snapshots.snapshots_of(service)
+    taken = await all_of_them.take(LOCAL_TENANT, copies.add_sandbox().id, "/", None)
+    assert await snapshots.copy_snapshot(service, taken, LOCAL_TENANT) is service
+    copies.remove = partial(all_of_them.remove, taken)
+    with pytest.raises(HttpError, match="removed meanwhile"):
+        await snapshots.copy_snapshot(service, taken, LOCAL_TENANT)
+    assert copies.closed == 2  # the snapshot and the copy
+    await copies.sandboxes.aclose()

@@ -30,7 +30,7 @@ from warmcell.interfaces.serve.e2b.creation import (
     prepare,
     register,
 )
-from warmcell.interfaces.serve.e2b.snapshots import copy_home, snapshots_of
+from warmcell.interfaces.serve.e2b.snapshots import copy_home, copy_sandbox, snapshots_of
 from warmcell.interfaces.serve.requests import parse_model, read_body, while_connected
 from warmcell.interfaces.serve.responses import (
     HttpError,
@@ -245,7 +245,7 @@ async def _make_forks(service: Service, tenant: Tenant, entry: SandboxEntry, bod
             try:
                 asked = _box(entry).asked.model_copy(update={"timeout": body.timeout, "metadata": entry.metadata})
                 with service.sandboxes.reserve(tenant):
-                    home = await copy_home(service, entry.sandbox.work_dir, tenant)
+                    home = await copy_sandbox(service, entry, tenant)
                 prepared = await make_prepared(service, tenant, asked, home)
                 made.append(await register(service, tenant, asked, prepared))
                 forks.append({"sandbox": _handle(made[-1])})

@@ -15,7 +15,7 @@ from warmcell.core.types import check_env
 from warmcell.images import Image
 from warmcell.interfaces.serve.e2b import templates
 from warmcell.interfaces.serve.e2b.box import HOME, Box
-from warmcell.interfaces.serve.e2b.snapshots import copy_home
+from warmcell.interfaces.serve.e2b.snapshots import copy_snapshot
 from warmcell.interfaces.serve.e2b.spares import PreparedSandbox, spares_of
 from warmcell.interfaces.serve.e2b.template_builder import (
     READY_SECONDS,
@@ -114,7 +114,7 @@ async def prepare(service: Service, tenant: Tenant, body: Create) -> PreparedSan
         if spare is not None:
             return spare
     with service.sandboxes.reserve(tenant):
-        home = service.make_home() if snapshot is None else await copy_home(service, snapshot.home, tenant)
+        home = service.make_home() if snapshot is None else await copy_snapshot(service, snapshot, tenant)
     return await make_prepared(service, tenant, body, home)
 
 

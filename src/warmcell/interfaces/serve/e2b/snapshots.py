@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
+from warmcell.core.errors import SandboxError
 from warmcell.core.light import on_error
 from warmcell.interfaces.serve.responses import HttpError
+from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxNotFound
 from warmcell.interfaces.serve.saved_state import SNAPSHOTS
 from warmcell.interfaces.serve.service import Service
 from warmcell.interfaces.serve.state_homes import Home, StateHome
@@ -63,6 +66,8 @@ class Snapshots:
             copy = await self._copy(home, tenant)
             made = Snapshot(PREFIX + secrets.token_hex(16), tenant.id, source, [name] if name else [], copy)
             async with on_error(lambda: self._delete(made)):
+                if self._service.sandboxes.find_any(source) is None:
+                    raise _sandbox_removed()
                 await in_thread(lambda: self._save(made))
         self._all[made.id] = made
         return made
@@ -92,6 +97,9 @@ class Snapshots:
         """Find a snapshot by id or name, without the default tag. Of several with one name, the last."""
         plain = name.removesuffix(":default")
         return next((item for item in reversed(self.of(tenant)) if plain == item.id or plain in item.names), None)
+
+    def has(self, snapshot: Snapshot) -> bool:
+        return self._all.get(snapshot.id) is snapshot
 
     async def remove(self, snapshot: Snapshot) -> None:
         if self._all.pop(snapshot.id, None) is not None:
@@ -127,3 +135,38 @@ async def copy_home(service: Service, home: str | Home, tenant: Tenant, *, is_sa
         return made
 
     return await in_thread(copy, discard=lambda made: made.close())
+
+
+# A copy passes over what is missing. So it is whole only if what was copied is still registered when it has ended: the
+# files are removed after that.
+
+
+async def copy_snapshot(service: Service, snapshot: Snapshot, tenant: Tenant) -> Home:
+    """Copy the files of a snapshot. Raises `HttpError` 409 if it is removed meanwhile."""
+    gone = HttpError(409, "the snapshot was removed meanwhile")
+    return await _copy_whole(service, snapshot.home, tenant, lambda: snapshots_of(service).has(snapshot), gone)
+
+
+async def copy_sandbox(service: Service, entry: SandboxEntry, tenant: Tenant) -> Home:
+    """Copy the home of a sandbox. Raises `SandboxNotFound` if it is removed meanwhile."""
+    is_there = lambda: service.sandboxes.find_any(entry.id) is entry  # noqa: E731
+    return await _copy_whole(service, entry.sandbox.work_dir, tenant, is_there, _sandbox_removed())
+
+
+async def _copy_whole(
+    service: Service, home: str | Home, tenant: Tenant, is_there: Callable[[], bool], gone: Exception
+) -> Home:
+    try:
+        made = await copy_home(service, home, tenant)
+    except SandboxError:
+        if is_there():
+            raise
+        raise gone from None
+    async with on_error(lambda: in_thread(made.close)):
+        if not is_there():
+            raise gone
+    return made
+
+
+def _sandbox_removed() -> SandboxNotFound:
+    return SandboxNotFound("the sandbox was removed while its files were copied")
