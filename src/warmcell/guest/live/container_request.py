@@ -15,6 +15,8 @@ from . import trees
 
 _KERNEL_PLACES = ("/proc", "/sys", "/dev")
 _CHUNK = 1 << 16
+#: The largest answer, and how much of it the rows of processes may take. It is not JSON if it is cut.
+_ANSWER_BYTES, _ROWS_BYTES = 1 << 16, 60_000
 #: The bits of Go's `os.FileMode`, by type of file and by mode bit.
 _KINDS = {
     stat.S_IFDIR: 1 << 31,
@@ -48,7 +50,7 @@ def main():
         answer, status = {"errno": "EINVAL", "message": f"invalid archive: {error}"}, 1
     if answer is not None:
         data = json.dumps(answer).encode() + b"\n"
-        os.write(1 if request["op"] != "get" else 2, data[: 1 << 16])
+        os.write(1 if request["op"] != "get" else 2, data[:_ANSWER_BYTES])
     os._exit(status)
 
 
@@ -178,8 +180,8 @@ def op_kill(request, source):
 
 
 def op_processes(request, source):
-    """Rows of `ps -ef`, and processor seconds and bytes of memory in all."""
-    rows, seconds, memory = [], 0.0, 0
+    """Rows of `ps -ef` as far as they fit, and processor seconds and bytes of memory in all."""
+    rows, room, count, seconds, memory = [], _ROWS_BYTES, 0, 0.0, 0
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     for pid in sorted(_others()):
         fields = trees._fields(pid)
@@ -187,8 +189,12 @@ def op_processes(request, source):
             continue
         used = (int(fields[11]) + int(fields[12])) / ticks
         seconds, memory = seconds + used, memory + int(fields[21]) * page
-        rows.append([str(os.getuid()), str(pid), fields[1].decode(), "0", "-", "?", _clock(used), _command(pid)])
-    return {"rows": rows[:500], "seconds": seconds, "memory": memory, "count": len(rows)}
+        count += 1
+        row = [str(os.getuid()), str(pid), fields[1].decode(), "0", "-", "?", _clock(used), _command(pid)]
+        room -= len(json.dumps(row)) + 2
+        if room > 0:
+            rows.append(row)
+    return {"rows": rows, "seconds": seconds, "memory": memory, "count": count}
 
 
 def _clock(seconds):
