@@ -201,11 +201,10 @@ class Connection:
             await cancel_and_wait(watching)
 
     async def _wait_for_close(self) -> bool:
-        """Wait until the client closes (True) or sends something (False), which is kept for later."""
-        while not self._reader.at_eof():
-            if data := await self._reader.read(_CHUNK):
-                self._http.receive_data(data)
-                return False
+        """Wait until the client closes; return True. What it sends meanwhile is kept for its next request."""
+        if data := await self._reader.read(_CHUNK):
+            self._http.receive_data(data)
+            await self.wait_for_hangup()
         return True
 
     async def wait_for_hangup(self) -> bool:
@@ -270,8 +269,6 @@ class Connection:
         working, watching = asyncio.ensure_future(send()), asyncio.ensure_future(self._wait_for_close())
         try:
             done, _ = await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if working not in done and not watching.result():
-                done, _ = await asyncio.wait({working})
             if working not in done:
                 raise ClientGone
             working.result()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.helpers import until_async
 
 from warmcell.interfaces.docker import connection
 from warmcell.interfaces.docker.connection import Connection, LargeBodies
@@ -63,3 +64,33 @@ async def test_a_stream_that_is_not_read_ends_if_others_wait_for_it(is_limited: 
             assert writer.transport.get_write_buffer_size() == 0  # it does not wait for the client either
     await asyncio.wait({serving}, timeout=60)
     assert serving.done() and ended.is_set()
+
+
+async def test_a_client_that_sent_more_and_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sent ended the watch for its end: a stream without data kept the connection for ever."""
+    monkeypatch.setattr(connection, "_HANGUP_SECONDS", 0.01)
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def silent() -> AsyncIterator[bytes]:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+            yield b""
+        finally:
+            ended.set()
+
+    async def answer(_: Request) -> Response:
+        return Response(chunks=silent())
+
+    served = Connection(reader, writer, lambda _: False, answer, LargeBodies(), ConnectionShares(1, ""))
+    serving = asyncio.ensure_future(served.serve())
+    with theirs:
+        theirs.sendall(b"GET /events HTTP/1.1\r\nHost: d\r\n\r\n")
+        await asyncio.wait_for(begun.wait(), 60)
+        theirs.sendall(b"GET /_ping HTTP/1.1\r\n")
+        await until_async(lambda: served._http.trailing_data[0])
+    await asyncio.wait({serving}, timeout=60)
+    assert serving.done() and ended.is_set()
+    await serving
