@@ -29,6 +29,8 @@ from warmcell.interfaces.docker.messages import (
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}")
 _PORT = re.compile(r"(\d{1,5})(?:/(tcp|udp|sctp))?")
 _SIZE = re.compile(r"(\d{1,12})([kmgt]?)b?")
+#: Splitting a command line copies each of its words once for each of their characters.
+_MAX_COMMAND_LINE = 64 << 10
 _UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30, "t": 1 << 40}
 NO_NETWORK, BRIDGE = "none", "bridge"
 #: The limits of containers that request none. Docker has none by default, and images and their test suites are large.
@@ -245,8 +247,11 @@ def _command(document: Mapping[str, Any], image: Image) -> tuple[str, ...]:
 def _words(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(document.get(name), str):
         return texts_field(document, name)
+    text = text_field(document, name)
+    if len(text) > _MAX_COMMAND_LINE:
+        raise DockerError(400, f"{name}: as text it has at most {_MAX_COMMAND_LINE} characters: send a list of words")
     try:
-        return tuple(shlex.split(text_field(document, name)))
+        return tuple(shlex.split(text))
     except ValueError as error:
         raise DockerError(400, f"{name}: {str(error).lower()}") from None
 
