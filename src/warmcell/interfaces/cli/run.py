@@ -42,13 +42,14 @@ def run(arguments: Arguments) -> int:
     progress = Progress(f"{doing} {source.language.name}")
     output = None if arguments.json else PassThrough(progress.stop)
     changes: list[dict[str, Any]] = []
+    reviewed: list[int] = []
     try:
         with open_audit(arguments.audit), progress:
             if backend == "process":
                 outcome: ExecResult | SandboxError
                 stdin = -1 if arguments.record else guest_stdin(source)
                 if keeps_apart:
-                    outcome = _run_with_changes(request, arguments, policy, stdin, output, changes)
+                    outcome = _run_with_changes(request, arguments, policy, stdin, output, changes, reviewed)
                 else:
                     outcome = _run_process(request, arguments, policy, stdin, output)
             else:
@@ -61,9 +62,11 @@ def run(arguments: Arguments) -> int:
 
     if output is None:
         about: dict[str, Any] = {**_about(source, "image" if arguments.image else backend)}
-        return finish(outcome, True, about | ({"changes": changes} if keeps_apart else {}))
-    output.finish()
-    return finish(outcome, False, is_printed=output.has_output)
+        status = finish(outcome, True, about | ({"changes": changes} if keeps_apart else {}))
+    else:
+        output.finish()
+        status = finish(outcome, False, is_printed=output.has_output)
+    return status or (reviewed[0] if reviewed else status)
 
 
 def _has_separate_changes(arguments: Arguments, source: Source, backend: str) -> bool:
@@ -195,10 +198,11 @@ def _run_with_changes(
     stdin: int,
     output: PassThrough | None,
     changes: list[dict[str, Any]],
+    reviewed: list[int],
 ) -> ExecResult:
     """Run the program with the current directory at its own path, and review what it changed there.
 
-    `changes` is filled for JSON, with the changes as they were before the review.
+    `changes` is filled for JSON, with the changes as they were before the review; `reviewed` with its exit status.
     """
     import os
 
@@ -232,7 +236,7 @@ def _run_with_changes(
                 else:
                     changes += map(to_plain, layer.changes())
             finally:  # also if the output is not read: what is not reviewed would be removed
-                review(layer, merged, arguments)
+                reviewed.append(review(layer, merged, arguments))
                 merged.close()
     finally:
         layer.close()

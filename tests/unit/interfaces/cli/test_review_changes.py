@@ -64,6 +64,14 @@ def test_changes_of_a_run_are_kept_and_continued(directory: Path, state: Path) -
     assert os.listdir(state) == []
 
 
+def test_the_status_of_a_run_says_that_not_all_was_committed(directory: Path) -> None:
+    """It was the program's, and 0: a script went on without the files that were flagged."""
+    assert run(directory, "run", "command", "-c", EDIT, "--commit").returncode == 1
+    assert (directory / "a.txt").read_text() == "one\ntwo\n" and not (directory / "Makefile").exists()
+    assert run(directory, "run", "command", "-c", "true", "--discard").returncode == 0
+    assert run(directory, "run", "command", "-c", "echo three >> a.txt", "--commit").returncode == 0
+
+
 def test_json_lists_the_changes(directory: Path) -> None:
     done = run(directory, "run", "command", "-c", EDIT + "; exit 3", "--commit", "--json")
     found = json.loads(done.stdout)
