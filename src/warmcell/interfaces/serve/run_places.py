@@ -63,10 +63,10 @@ class _Backends:
 class GpuAccess(_Backends):
     """GPUs for requests of tokens with the scope `gpu`, under the policy, within the token's quota."""
 
-    def __init__(self, config: ProcessConfig) -> None:
+    def __init__(self, config: ProcessConfig, in_use: TenantQuota | None = None) -> None:
         super().__init__(config)
         #: Runs and sandboxes with a GPU.
-        self._in_use = TenantQuota()
+        self._in_use = in_use or TenantQuota()
 
     def backend(self, policy: SandboxPolicy, gpus: Gpus) -> tuple[ProcessBackend, list[ProcessBackend]]:
         """The backend for runs with these devices, and those that it displaced, for the caller to close."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,25 +12,38 @@ import pytest
 from starlette.requests import Request
 
 from warmcell.backends.ray.placement import NodeInfo
+from warmcell.core.records import replace
 from warmcell.interfaces.serve.cluster import front as front_module
+from warmcell.interfaces.serve.cluster import node_server
 from warmcell.interfaces.serve.cluster.front import ClusterFront
-from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, ClusterQuota
+from warmcell.interfaces.serve.cluster.node_server import (
+    ELSEWHERE,
+    GPU_IS_COUNTED,
+    GPUS_ELSEWHERE,
+    ClusterQuota,
+    NodeGpus,
+)
 from warmcell.interfaces.serve.cluster.nodes import NodePeer
+from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import LOCAL_TENANT
 from warmcell.interfaces.serve.settings import Settings
+from warmcell.interfaces.serve.tokens import Tenant, add_token
+from warmcell.languages.config import ProcessConfig
 
 TENANT = LOCAL_TENANT.id
+GPU_RUN = b'{"language": "python", "gpus": "all"}'
 
 
 class Nodes:
     """A front whose nodes take sandboxes within a quota of one. A count waits for `may_answer` when it is taken."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, tokens: str | None = None) -> None:
         backend: Any = SimpleNamespace(retries=0)
-        self.front = ClusterFront(Settings(), backend)
+        self.front = ClusterFront(Settings(tokens=tokens), backend)
         links: list[Any] = [SimpleNamespace(info=NodeInfo(name * 8, "", 1, 0), lost=None) for name in names]
         self.peers = [NodePeer(link, "/nowhere") for link in links]
         self.quotas = {peer: ClusterQuota() for peer in self.peers}
+        self.gpu_quotas = {peer: ClusterQuota() for peer in self.peers}
         self.front.nodes._peers = {peer.suffix: peer for peer in self.peers}
         self.counted, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_answer.set()
@@ -37,28 +51,36 @@ class Nodes:
         monkeypatch.setattr(front_module, "relay", self._relay)
 
     async def _ask_each(self, peers: list[NodePeer], method: str) -> list[Counter[str]]:
-        found, may_answer = [self.quotas[peer].by_tenant() for peer in peers], self.may_answer
+        quotas = self.gpu_quotas if method == "count_gpus" else self.quotas
+        found, may_answer = [quotas[peer].by_tenant() for peer in peers], self.may_answer
         self.counted.set()
         await may_answer.wait()
         return found
 
     async def _relay(self, peer: NodePeer, scope: Any, receive: object, send: Any) -> None:
-        quota, counted = self.quotas[peer], dict(scope["headers"])[ELSEWHERE.encode()]
-        quota.note_elsewhere(TENANT, *map(int, counted.split()))
-        await asyncio.sleep(0)
-        await send({"type": "http.response.start", "status": 201 if quota.take(TENANT, 1) else 429})
+        headers = dict(scope["headers"])
+        owner, is_made = headers.get(b"owner", TENANT.encode()).decode(), True
+        for name, quota in ((ELSEWHERE, self.quotas[peer]), (GPUS_ELSEWHERE, self.gpu_quotas[peer])):
+            if (counted := headers.get(name.encode())) is not None:
+                quota.note_elsewhere(owner, *map(int, counted.split()))
+                await asyncio.sleep(0)
+                is_made = is_made and quota.take(owner, 1)
+        await send({"type": "http.response.start", "status": 201 if is_made else 429})
 
-    async def create(self, peer: NodePeer) -> int:
+    async def create(self, peer: NodePeer, *headers: tuple[bytes, bytes], **options: bool) -> int:
         """The status of the answer."""
         answers: list[int] = []
 
         async def send(message: Any) -> None:
             answers.append(message["status"])
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/sandboxes", "headers": []}
         receive: Any = None
-        await self.front._relay(peer, Request(scope), receive, send, is_creating=True)
+        await self.front._relay(peer, make_request(*headers), receive, send, **(options or {"is_creating": True}))
         return answers[0]
+
+
+def make_request(*headers: tuple[bytes, bytes]) -> Request:
+    return Request({"type": "http", "method": "POST", "path": "/v1/sandboxes", "headers": list(headers)})
 
 
 async def test_requests_that_come_together_do_not_exceed_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +119,55 @@ def test_a_request_that_was_overtaken_does_not_undo_a_later_count() -> None:
         quota.note_elsewhere(TENANT, number, found)
     assert quota.take(TENANT, 2) and not quota.take(TENANT, 2)
     assert quota.count(TENANT) == 2
+
+
+def make_tenant(place: Path) -> tuple[str, str, Tenant]:
+    """The file, the token and the tenant, who may use one GPU at a time."""
+    file = str(place / "tokens.json")
+    return file, *add_token(file, "one", scopes=("run", "sandbox", "gpu"), gpu_runs=1)
+
+
+async def test_a_run_with_a_gpu_counts_on_all_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A token could have as many on each node."""
+    file, _, tenant = make_tenant(tmp_path)
+    nodes, request = Nodes(monkeypatch, "a", "b", tokens=file), make_request()
+    hold, quota = nodes.front._hold_gpu, nodes.gpu_quotas[nodes.peers[1]]
+    async with hold(request, tenant, GPU_RUN):
+        assert (GPU_IS_COUNTED.encode(), b"1") in request.scope["headers"]
+        with pytest.raises(HttpError, match="already has 1"):
+            async with hold(make_request(), tenant, GPU_RUN):
+                pass
+        async with hold(make_request(), tenant, b"{}"):
+            pass
+    assert quota.take(tenant.id, 1)  # a sandbox
+    with pytest.raises(HttpError, match="already has 1"):
+        async with hold(make_request(), tenant, GPU_RUN):
+            pass
+    quota.release(tenant.id)
+    async with hold(make_request(), tenant, GPU_RUN):
+        pass
+
+
+async def test_a_sandbox_with_a_gpu_counts_on_all_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, token, tenant = make_tenant(tmp_path)
+    nodes = Nodes(monkeypatch, "a", "b", tokens=file)
+    first, second = nodes.peers
+    headers = (b"x-api-key", token.encode()), (b"owner", tenant.id.encode())
+    async with nodes.front._hold_gpu(make_request(), tenant, GPU_RUN):
+        assert await nodes.create(first, *headers, may_have_gpu=True) == 429
+    assert await nodes.create(first, *headers, may_have_gpu=True) == 201
+    assert await nodes.create(second, *headers, may_have_gpu=True) == 429
+    assert await nodes.create(second, *headers, is_creating=True) == 201
+
+
+def test_a_node_does_not_count_the_runs_that_the_front_counts() -> None:
+    quota, tenant = ClusterQuota(), replace(LOCAL_TENANT, gpu_runs=1)
+    gpus = NodeGpus(ProcessConfig(), quota)
+    is_counted = node_server._gpu_is_counted.set(True)
+    try:
+        with gpus.count_use(tenant, True):
+            assert quota.count(tenant.id) == 0
+    finally:
+        node_server._gpu_is_counted.reset(is_counted)
+    with gpus.count_use(tenant, True):
+        assert quota.count(tenant.id) == 1

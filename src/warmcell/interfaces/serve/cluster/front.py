@@ -14,8 +14,8 @@ import logging
 import signal
 import socket
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,14 @@ from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.interfaces.serve.app import make_guards
 from warmcell.interfaces.serve.authentication import find_token, token_required
-from warmcell.interfaces.serve.cluster.node_server import ELSEWHERE, Definition, Rules
+from warmcell.interfaces.serve.cluster.node_server import (
+    ELSEWHERE,
+    FRONT_HEADERS,
+    GPU_IS_COUNTED,
+    GPUS_ELSEWHERE,
+    Definition,
+    Rules,
+)
 from warmcell.interfaces.serve.cluster.nodes import ClusterNodes, NodePeer
 from warmcell.interfaces.serve.cluster.placement import Kind, Place, classify, merge_identifiers, needs_of
 from warmcell.interfaces.serve.e2b.envd import missing_sandbox
@@ -62,6 +69,7 @@ from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.service import local_tenant, read_tenants
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant
+from warmcell.interfaces.serve.v1.runs import BACKGROUND_RUNS
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.lifetime.threads import cancel_and_wait
@@ -132,6 +140,8 @@ class ClusterFront:
         #: By tenant: held while its sandboxes are counted, so that the next count has the one that this is for.
         self._counting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._counts = itertools.count(1)
+        #: By tenant: runs with a GPU, except background runs.
+        self._gpu_runs: Counter[str] = Counter()
         self.nodes = ClusterNodes(backend, self._define)
         self.nodes.on_change = self._resize
 
@@ -201,7 +211,7 @@ class ClusterFront:
         return (error_response if route is None else route.render_error)(error)
 
     async def _answer(self, request: Request, place: Place, send: Any) -> None:
-        request.scope["headers"] = [pair for pair in request.scope["headers"] if pair[0] != ELSEWHERE.encode()]
+        request.scope["headers"] = [pair for pair in request.scope["headers"] if pair[0] not in FRONT_HEADERS]
         if place.kind is Kind.REFUSED:
             raise HttpError(501, place.reason)
         if place.kind in (Kind.RUN, Kind.CREATE):
@@ -215,8 +225,10 @@ class ClusterFront:
             peer = await self._choose(request, place, send)
             if peer is None:
                 return
+            is_background = request.method == "POST" and request.scope["path"] == BACKGROUND_RUNS
+            options = {"is_creating": place.is_creating, "may_have_gpu": place.is_creating or is_background}
             try:
-                await self._relay(peer, request, request.receive, send, is_creating=place.is_creating)
+                await self._relay(peer, request, request.receive, send, **options)
             except NodeLost as error:
                 raise SandboxLost(error.node, error.reason) from None
 
@@ -252,21 +264,41 @@ class ClusterFront:
             await self._repeat(request, place, body, send)
             return
         share = max(1, min(tenant.runs, self._slots))
-        async with self._queue.slot(tenant.id, share, self._settings.queue_timeout):
+        slot = self._queue.slot(tenant.id, share, self._settings.queue_timeout)
+        async with self._hold_gpu(request, tenant, body), slot:
             self._running += 1
             try:
                 await self._repeat(request, place, body, send)
             finally:
                 self._running -= 1
 
+    def _is_gpu_limited(self, tenant: Tenant) -> bool:
+        return self._settings.tokens is not None and "gpu" in tenant.scopes
+
+    @asynccontextmanager
+    async def _hold_gpu(self, request: Request, tenant: Tenant, body: bytes) -> AsyncIterator[None]:
+        """Count a run that names GPUs until it ends. Raises `HttpError` 429 if the tenant has reached its number."""
+        if not self._is_gpu_limited(tenant) or not needs_of(body).has_gpus:
+            yield
+            return
+        with ExitStack() as holding:
+            async with self._counting[tenant.id]:
+                counts = await self.nodes.count_gpus()
+                if sum(count[tenant.id] for count in counts.values()) + self._gpu_runs[tenant.id] >= tenant.gpu_runs:
+                    raise HttpError(429, f"this token already has {tenant.gpu_runs} runs or sandboxes with a GPU")
+                holding.enter_context(_add_one(self._gpu_runs, tenant))
+            request.scope["headers"] = [*request.scope["headers"], (GPU_IS_COUNTED.encode(), b"1")]
+            yield
+
     async def _repeat(self, request: Request, place: Place, body: bytes, send: Any) -> None:
         needs = needs_of(body, is_sandbox=place.kind is Kind.CREATE)
+        options = {"is_creating": place.is_creating, "may_have_gpu": place.is_creating and needs.has_gpus}
         for attempts_left in range(self.nodes.backend.retries, -1, -1):
             peer = self.nodes.choose(needs)
             peer.running += 1
             try:
                 receive = replay(body, request.receive)
-                await self._relay(peer, request, receive, send, is_creating=place.is_creating)
+                await self._relay(peer, request, receive, send, **options)
                 return
             except NodeLost:
                 if not attempts_left:
@@ -275,27 +307,53 @@ class ClusterFront:
                 peer.running -= 1
 
     async def _relay(
-        self, peer: NodePeer, request: Request, receive: Receive, send: Any, *, is_creating: bool = False
+        self,
+        peer: NodePeer,
+        request: Request,
+        receive: Receive,
+        send: Any,
+        *,
+        is_creating: bool = False,
+        may_have_gpu: bool = False,
     ) -> None:
+        """`is_creating`: a sandbox. `may_have_gpu`: what is made may have a GPU, and outlast the request."""
         request.scope[REPORTED_ELSEWHERE] = True
-        if not is_creating or (tenant := self._find_tenant(find_token(request))) is None:
+        tenant = self._find_tenant(find_token(request)) if is_creating or may_have_gpu else None
+        if tenant is None:
             await relay(peer, request.scope, receive, send)
             return
-        async with self._counting[tenant.id]:
-            counts = await self.nodes.count_sandboxes()
-            elsewhere = sum(count[tenant.id] for other, count in counts.items() if other is not peer)
-            counted = f"{next(self._counts)} {elsewhere}"
-            peer.creating[tenant.id] += 1
-        headers = [*request.scope["headers"], (ELSEWHERE.encode(), counted.encode())]
-        peer.sandboxes += 1
+        headers = list(request.scope["headers"])
         with ExitStack() as creating:
-            creating.callback(peer.creating.subtract, [tenant.id])
+            async with self._counting[tenant.id]:
+                if is_creating:
+                    elsewhere = _count_elsewhere(await self.nodes.count_sandboxes(), peer, tenant)
+                    headers.append((ELSEWHERE.encode(), f"{next(self._counts)} {elsewhere}".encode()))
+                    creating.enter_context(_add_one(peer.creating, tenant))
+                    peer.sandboxes += 1
+                if may_have_gpu and self._is_gpu_limited(tenant):
+                    elsewhere = _count_elsewhere(await self.nodes.count_gpus(), peer, tenant)
+                    elsewhere += self._gpu_runs[tenant.id]
+                    headers.append((GPUS_ELSEWHERE.encode(), f"{next(self._counts)} {elsewhere}".encode()))
+                    creating.enter_context(_add_one(peer.creating_with_gpu, tenant))
 
             async def send_after_end(message: Any) -> None:
                 creating.close()  # before the client can ask for the next one
                 await send(message)
 
             await relay(peer, {**request.scope, "headers": headers}, receive, send_after_end)
+
+
+@contextmanager
+def _add_one(counts: Counter[str], tenant: Tenant) -> Iterator[None]:
+    counts[tenant.id] += 1
+    try:
+        yield
+    finally:
+        counts[tenant.id] -= 1
+
+
+def _count_elsewhere(counts: Mapping[NodePeer, Counter[str]], peer: NodePeer, tenant: Tenant) -> int:
+    return sum(count[tenant.id] for other, count in counts.items() if other is not peer)
 
 
 def add_nodes(response: Response, nodes: Sequence[Node], waiting: int) -> Response:

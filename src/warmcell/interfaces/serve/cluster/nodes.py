@@ -36,8 +36,9 @@ class NodePeer(Peer):
         self.labels = {"node": self.suffix}
         self.running = self.sandboxes = 0
         self.batch_run_seconds: float | None = None
-        #: By tenant: sandboxes that are being made.
+        #: By tenant: sandboxes that are being made; and what is being made that may have a GPU.
         self.creating: Counter[str] = Counter()
+        self.creating_with_gpu: Counter[str] = Counter()
 
     @property
     def info(self) -> NodeInfo:
@@ -94,16 +95,27 @@ class ClusterNodes:
 
     async def count_sandboxes(self) -> dict[NodePeer, Counter[str]]:
         """Count sandboxes by node and tenant, including those that are being made."""
+        found = await self._count("count_sandboxes", lambda peer: peer.creating)
+        for peer, count in found.items():
+            peer.sandboxes = count.total()
+        return found
+
+    async def count_gpus(self) -> dict[NodePeer, Counter[str]]:
+        """The same for sandboxes and background runs with a GPU."""
+        return await self._count("count_gpus", lambda peer: peer.creating_with_gpu)
+
+    async def _count(
+        self, method: str, creating_on: Callable[[NodePeer], Counter[str]]
+    ) -> dict[NodePeer, Counter[str]]:
         peers = self.ready
         # A node may answer before it has one that is made while the answer is on its way.
-        before = [+peer.creating for peer in peers]
-        counts = await self._ask_each(peers, "count_sandboxes")
+        before = [+creating_on(peer) for peer in peers]
+        counts = await self._ask_each(peers, method)
         found: dict[NodePeer, Counter[str]] = {}
         for peer, creating, count in zip(peers, before, counts, strict=True):
             if isinstance(count, Counter):
-                # One that is being made may be in both: then the quota is reached one sandbox too early, for a moment.
-                found[peer] = count + (creating | peer.creating)
-                peer.sandboxes = found[peer].total()
+                # One that is being made may be in both: then the quota is reached one too early, for a moment.
+                found[peer] = count + (creating | creating_on(peer))
         return found
 
     async def describe(self) -> list[Node]:
