@@ -15,8 +15,11 @@ import pytest
 from tests.helpers import require
 
 from warmcell import MountPoint, PolicyViolation, Sandbox, SandboxError, SandboxPolicyBuilder, SessionEnded
+from warmcell.sandbox.local import guest_config
+from warmcell.sandbox.local.guest_config import GuestConfig, sandbox_policy
 from warmcell.workspace import protected_paths
 from warmcell.workspace.protected_paths import find_protected
+from warmcell.workspace.workspace import Workspace
 
 pytestmark = [
     pytest.mark.needs("linux"), pytest.mark.needs("user namespaces"), pytest.mark.attack("S3-14")
@@ -318,6 +321,45 @@ def test_links_in_a_repository_make_it_read_only(repository: Path) -> None:
         sandbox.sh("rm .git/hooks; mkdir .git/hooks; touch .git/hooks/pre-commit shared/pre-commit")
     assert (repository / ".git" / "hooks").is_symlink()
     assert not (repository / "shared" / "pre-commit").exists()
+
+
+def test_very_many_directories_cost_little(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest made them, and the next sandbox is made on an event loop. Repositories beside them are found."""
+    looks, owner = [], protected_paths._owner
+    for number in range(100):
+        (repository / f"d{number}").mkdir()
+
+    def look(path: str) -> tuple[int, int]:
+        looks.append(path)
+        return owner(path)
+
+    monkeypatch.setattr(protected_paths, "_owner", look)
+    monkeypatch.setattr(protected_paths, "_MAX_LISTED", 1)
+    git(repository, "init", "-q", str(repository / "z"))
+    assert str(repository / "z/.git/config") in list(find_protected(str(repository)))
+    assert len(looks) < 100
+
+
+def test_a_directory_with_several_places_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+
+    def search(directory: str) -> tuple[str, ...]:
+        searched.append(directory)
+        return (f"{directory}/.git/config",)
+
+    data = tmp_path / "data"
+    data.mkdir()
+    mounts = tuple(MountPoint(data, f"/data{number}", writable=True) for number in range(3))
+    monkeypatch.setattr(guest_config, "find_protected", search)
+    policy = sandbox_policy(GuestConfig(str(tmp_path), is_host_dir=True, mounts=mounts))
+    assert sorted(searched) == [str(tmp_path), str(data)]
+    assert [path.guest_path for path in policy.allowed_paths if path.path == f"{data}/.git/config"] == [
+        f"/data{number}/.git/config" for number in range(3)
+    ]
+    searched.clear()
+    workspace = Workspace(tmp_path, mounts, protected=lambda directory: [tuple(search(directory))])
+    workspace.close()
+    assert sorted(searched) == [str(tmp_path), str(data)]
 
 
 @pytest.mark.parametrize("work_path", ["/work", "host"])

@@ -59,15 +59,18 @@ def find_protected(directory: str) -> Iterator[str]:
 
 
 def _find_repositories(top: str) -> Iterator[str]:
-    """Repositories below `top`, the nearest first. Links and directories of other owners are not entered."""
+    """Repositories below `top`, the nearest first. Links and directories of other owners are not entered.
+
+    A guest may have made very many directories, so the owner is looked up only of those that are listed or yielded.
+    """
     level, listed = [top], 0
     for _ in range(_MAX_LEVELS):
         below: list[str] = []
-        for directory in level[: _MAX_LISTED - listed]:
+        for directory in islice((path for path in level if _has_same_owner(path, top)), _MAX_LISTED - listed):
             listed += 1
             below += _list_directories(directory)
-        level = [path for path in below if os.path.basename(path) not in _NOT_ENTERED and _owner(path) == _owner(top)]
-        yield from (path for path in level if _kind(os.path.join(path, ".git")))
+        level = [path for path in below if os.path.basename(path) not in _NOT_ENTERED]
+        yield from (path for path in level if _kind(os.path.join(path, ".git")) and _has_same_owner(path, top))
 
 
 def _list_directories(directory: str) -> list[str]:
@@ -230,6 +233,14 @@ def _path_from(top: str, path: str) -> Iterator[str]:
 def _owner(path: str) -> tuple[int, int]:
     state = os.lstat(path)
     return state.st_uid, state.st_gid
+
+
+def _has_same_owner(path: str, other: str) -> bool:
+    """False if one of them was removed meanwhile."""
+    try:
+        return _owner(path) == _owner(other)
+    except OSError:
+        return False
 
 
 def _kind(path: str) -> int:

@@ -92,8 +92,11 @@ class Workspace:
             self.guest_path = guest_work_path(work_path, root.path)
         work = MountedRoot(split_guest_absolute(self.guest_path), root, is_writable)
         self._mounts = MountTable(work, [_open_mount(mount, quota) for mount in mounts if mount is not work_mount])
-        for place in self._mounts.all if self._cleanup is None else self._mounts.all[1:]:
-            place.root.protected = tuple(protected(place.root.path)) if place.is_writable else ()
+        places = self._mounts.all if self._cleanup is None else self._mounts.all[1:]
+        directories = {place.root.path for place in places if place.is_writable}
+        found = {directory: tuple(protected(directory)) for directory in directories}  # one may have several places
+        for place in places:
+            place.root.protected = found[place.root.path] if place.is_writable else ()
         if is_writable and self._cleanup is None:  # private directories are never used as host paths
             note_writable(work.root.path)
         self._begin_lock = threading.Lock()

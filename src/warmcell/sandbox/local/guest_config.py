@@ -108,12 +108,13 @@ def list_protected(policy: SandboxPolicy | None, directory: str) -> tuple[tuple[
 
 
 def _protect_host_tools(config: GuestConfig, paths: Sequence[AllowedPath]) -> list[AllowedPath]:
-    """Makes what tools of the host execute read-only in writable host directories."""
+    """Makes what tools of the host execute read-only in writable host directories, each of which is searched once."""
+    writable = [wide for wide in paths if wide.mode is AccessMode.READ_WRITE]
+    found = {directory: config.find_protected(directory) for directory in {wide.path for wide in writable}}
     return [
         AllowedPath(path, AccessMode.READ_ONLY, wide.target + path[len(wide.path) :])
-        for wide in paths
-        if wide.mode is AccessMode.READ_WRITE
-        for path in config.find_protected(wide.path)
+        for wide in writable
+        for path in found[wide.path]
     ]
 
 
