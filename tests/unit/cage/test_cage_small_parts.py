@@ -340,6 +340,29 @@ def test_a_process_that_is_ending_hides_no_files(tmp_path: Path, monkeypatch: py
     process.wait()
 
 
+@pytest.mark.attack("S2-10")
+@pytest.mark.claim("WC-RX-3")
+def test_a_process_whose_first_thread_has_ended_hides_no_files(tmp_path: Path) -> None:
+    """It is a zombie then that shows no descriptors, and its other threads go on writing."""
+    code = """
+import ctypes, os, sys, threading, time
+file = os.open(sys.argv[1], os.O_RDWR | os.O_TMPFILE)
+os.write(file, bytes(1 << 20))
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+"""
+    before = disk.disk_use([str(tmp_path)], "/proc", [])
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as process:
+        try:
+            stat = Path(f"/proc/{process.pid}/stat")
+            until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+            assert not usage.is_ending("/proc", process.pid)
+            found = disk.disk_use([str(tmp_path)], "/proc", [process.pid])
+        finally:
+            process.kill()
+    assert found.held - before.held >= 1 << 20
+
+
 @pytest.mark.attack("S3-02")
 def test_files_that_others_write_do_not_count(tmp_path: Path) -> None:
     """Even where the guest's own files cannot all be seen: no more than it wrote itself."""

@@ -219,10 +219,12 @@ class UnlinkedFiles:
         is_readable = True
         for thread in usage.threads(base):
             try:
-                for name in os.listdir(f"{base}/task/{thread}/fd"):
+                names = os.listdir(f"{base}/task/{thread}/fd")
+                for name in names:
                     patience.check()
                     self._add(f"{base}/task/{thread}/fd/{name}")
-                return True  # threads share their descriptors
+                if names:
+                    return True  # threads share their descriptors; one that has ended shows none
             except PermissionError:
                 is_readable = False
             except OSError as error:

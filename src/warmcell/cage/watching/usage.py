@@ -51,12 +51,19 @@ def tasks(proc: str, pids: Iterable[int]) -> int:
 
 
 def is_ending(proc: str, pid: int) -> bool:
-    """Whether it is exiting, a zombie or gone. Its files are closed, and it may no longer be readable."""
-    fields = _stat_fields(proc, pid)
-    return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+    """Whether each of its threads is exiting, a zombie or gone. Its files are closed, and it may no longer be readable.
+
+    The first thread may end long before the others: the process is a zombie by then, and keeps its files and memory.
+    """
+    place = f"{proc}/{pid}"
+    return all(_is_ending(_stat_fields(f"{place}/task", int(thread))) for thread in threads(place))
 
 
 _PF_EXITING = 0x4
+
+
+def _is_ending(fields: List[str]) -> bool:
+    return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
 
 
 def _stat_fields(proc: str, pid: int) -> List[str]:
