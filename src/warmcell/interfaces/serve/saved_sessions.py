@@ -18,6 +18,7 @@ from warmcell.core.light import on_error
 from warmcell.core.types import MIB
 from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.settings import SAVE_SECONDS
+from warmcell.lifetime.descriptors import host_failure, is_shortage
 from warmcell.lifetime.threads import in_thread
 from warmcell.sandbox.session import AsyncSession
 
@@ -100,6 +101,8 @@ class SavedSessions:
                 except (SandboxError, OSError, KeyError, TypeError, ValueError) as error:
                     if getattr(error, "retryable", False):
                         raise
+                    if isinstance(error, OSError) and is_shortage(error):
+                        raise host_failure(error, "restore the session") from error
                     self._lose(found, error)
                 self.waiting.remove(found)
                 self._on_change()

@@ -40,6 +40,7 @@ from warmcell.interfaces.serve.state_homes import (
     SealedFiles,
     StateHome,
 )
+from warmcell.lifetime.descriptors import is_shortage
 from warmcell.lifetime.held_directories import HeldDirectory, hold
 from warmcell.lifetime.own_modes import grant_owner, make_directories, make_directory
 from warmcell.sandbox.local.pip_packages import copy_packages, is_directory
@@ -259,7 +260,7 @@ class SavedState:
     def load_image(self, name: Any, max_bytes: int) -> SessionImage:
         """Open saved variables, for the caller to close. Raises `InvalidRequest`, `ValueError` or `OSError`."""
         image = SessionImage(max_bytes)
-        with on_error(image.close), open(open_regular(self._image(name), "state"), "rb") as file:
+        with on_error(image.close), open(self._image(name), "rb", opener=_open_saved) as file:
             for piece in self._cipher.read(file, self._place("sessions", name)):
                 image.add(piece)
         return image
@@ -298,6 +299,16 @@ class SavedState:
         if not is_name(identity):
             raise InvalidRequest("is not an id", field="id")
         return os.path.join(self.path, kind, f"{identity}.json")
+
+
+def _open_saved(path: str, flags: int) -> int:
+    """`open_regular`, but a shortage of the host is an `OSError`: it says nothing about the file."""
+    try:
+        return open_regular(path, "state", flags)
+    except InvalidRequest as refusal:
+        if isinstance(refusal.__context__, OSError) and is_shortage(refusal.__context__):
+            raise refusal.__context__ from None
+        raise
 
 
 def remove_unused(entry: os.DirEntry[str]) -> None:
