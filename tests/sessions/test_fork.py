@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from warmcell import AsyncSandbox, AsyncSession, CellResult, Limits, MountPoint, Sandbox, Session, errors
+from warmcell.sessions.image import SessionImage
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -384,3 +386,12 @@ def test_an_image_can_be_read_and_not_written(session: Session) -> None:
         for how in ("os.O_RDWR", "os.O_WRONLY"):
             opened = branch.run(f"os.write(os.open(f'/proc/self/fd/{{k}}', {how}), b'x')")
             assert opened.error is not None and opened.error.name in ("PermissionError", "OSError")
+
+
+def test_an_image_that_the_host_has_no_descriptor_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    with pytest.raises(errors.BackendBusy, match="could not copy the session"):
+        SessionImage(1 << 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import subprocess
@@ -208,6 +209,18 @@ def test_two_calls_at_once_are_served_in_turn(session: Session) -> None:
 
 
 @pytest.mark.attack("PT-13")
+def test_a_restart_that_finds_no_descriptor_can_be_repeated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("warmcell.backends.process.session_worker.start", fail)
+    with pytest.raises(errors.BackendBusy, match="could not start the session"):
+        session.restart()
+    monkeypatch.undo()
+    session.restart()
+    assert session.run("2").value == "2"
+
+
 def test_close_ends_what_is_under_way_and_may_be_called_twice(sandbox: Sandbox) -> None:
     session = sandbox.session()
     caught: list[BaseException] = []

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import Closing
-from warmcell.lifetime.descriptors import Descriptors
+from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.runner.streams import unread_bytes
 from warmcell.sessions.cell_results import CellError
 from warmcell.workspace.files import write_all
@@ -28,7 +28,11 @@ class SessionImage(Closing):
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._owned = Descriptors()
-        self._file = self._owned.open(lambda: os.memfd_create("warmcell-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        try:
+            self._file = self._owned.open(lambda: os.memfd_create("warmcell-image", flags))
+        except OSError as error:
+            raise host_failure(error, "copy the session") from error
         self.size = 0
         self._is_sealed = False
         #: How many cells the session had run.

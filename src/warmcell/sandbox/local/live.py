@@ -237,7 +237,7 @@ class LocalLive:
         starter = self._make_starter(name, directory, env, python)
         with self.starting():
             start = await starter()
-            worker = await in_thread(lambda: start_worker(start, image), discard=lambda worker: worker.close())
+            worker = await in_thread(lambda: start(image), discard=lambda worker: worker.close())
         session = LocalSession(
             name,
             None if cwd is None else os.fspath(cwd),
@@ -268,7 +268,8 @@ class LocalLive:
 
             begin = functools.partial(start, is_forkable=is_forkable, python=python)
             config = self._context.settings.config or ProcessConfig()
-            return functools.partial(begin, await self.start_cage(), language, config, cwd, env)
+            begin = functools.partial(begin, await self.start_cage(), language, config, cwd, env)
+            return functools.partial(start_worker, begin)
 
         return starter
 
@@ -295,7 +296,7 @@ def _end_if_unguarded(cage: LiveCage) -> str:
     return end_if_unguarded(cage)
 
 
-def start_worker(start: Callable[..., Worker], image: SessionImage | None) -> Worker:
+def start_worker(start: Callable[..., Worker], image: SessionImage | None = None) -> Worker:
     try:
         if image is None:
             return start()
