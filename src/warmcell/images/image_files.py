@@ -9,10 +9,28 @@ from collections.abc import Mapping, Sequence
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import dataclass
+from warmcell.images.limits import MAX_PATH_BYTES
 
 _MOST_LINKS = 40
+#: Looks into a layer in one search, some hundredths of a second. Usual ones take some hundreds.
+_MOST_LOOKS = 40_000
 _MOST_BYTES = 1 << 20
 _OPAQUE = "user.overlay.opaque"
+
+
+class _Effort:
+    """What one search may still cost. The author of an image chooses depths, links, layers and its PATH."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_LOOKS
+
+    def take(self, layers: int, depth: int) -> None:
+        """Count a look into so many layers. The kernel takes longer for a long path."""
+        self._left -= max(1, layers) * (1 + depth // 32)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left < 0
 
 
 class ImageFiles:
@@ -23,25 +41,38 @@ class ImageFiles:
 
     def find(self, path: str) -> str | None:
         """The host path of the entry at `path`, with links followed; None if it does not exist."""
-        places = self.locate(path)[1]
+        return self._find(path, _Effort())
+
+    def _find(self, path: str, effort: _Effort) -> str | None:
+        places = self._locate(path, effort)[1]
         return places[0] if places else None
 
     def locate(self, path: str) -> tuple[str, list[str]]:
         """The path with links resolved, and the host paths of its entry, topmost layer first.
 
-        A directory has one for each layer that contains it; a missing entry has none.
+        A directory has one for each layer that contains it; a missing entry has none, and so has one whose search takes
+        too long.
         """
-        rest = [part for part in path.split("/") if part not in ("", ".")]
+        return self._locate(path, _Effort())
+
+    def _locate(self, path: str, effort: _Effort) -> tuple[str, list[str]]:
+        if len(path) > MAX_PATH_BYTES:
+            return posixpath.normpath(f"/{path}"), []
+        rest = _names_of(path)
         inside, places, links = "/", list(self._layers), 0
         while rest:
-            name = rest.pop(0)
+            name = rest.pop()
             if name == "..":
-                return self.locate(posixpath.normpath(posixpath.join(posixpath.dirname(inside), *rest)))
+                above = posixpath.join(posixpath.dirname(inside), *reversed(rest))
+                return self._locate(posixpath.normpath(above), effort)
+            effort.take(len(places), inside.count("/"))
+            if effort.is_spent:
+                return posixpath.join(inside, name, *reversed(rest)), []
             found = topmost(places, name)
             if found and stat.S_ISLNK(os.lstat(found[0]).st_mode) and links < _MOST_LINKS:
                 links += 1
-                target = posixpath.join(inside, os.readlink(found[0]), *rest)
-                rest = [part for part in posixpath.normpath(target).split("/") if part]
+                target = posixpath.join(inside, os.readlink(found[0]), *reversed(rest))
+                rest = _names_of(posixpath.normpath(target))
                 inside, places = "/", list(self._layers)
             else:
                 inside = posixpath.join(inside, name)
@@ -50,12 +81,15 @@ class ImageFiles:
 
     def find_program(self, names: Sequence[str], search_path: str) -> str | None:
         """The guest path of the first of these programs that a directory of `search_path` contains."""
+        effort = _Effort()
         for name in names:
             for directory in search_path.split(":"):
                 path = posixpath.join("/", directory, name)
-                found = self.find(path)
+                found = self._find(path, effort)
                 if found is not None and _is_executable(found):
                     return path
+                if effort.is_spent:
+                    return None
         return None
 
     def is_directory(self, path: str) -> bool:
@@ -73,6 +107,11 @@ class ImageFiles:
         if len(content) > _MOST_BYTES:
             raise InvalidRequest(f"{path} of the image is larger than {_MOST_BYTES} bytes", field="image")
         return content.decode("utf-8", "replace").splitlines()
+
+
+def _names_of(path: str) -> list[str]:
+    """The last name first, so that taking the first one takes no time."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
 def topmost(places: Sequence[str], name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from warmcell import InvalidRequest
 from warmcell.backends.process.image import OpenImage
 from warmcell.core.errors import BackendUnavailable
 from warmcell.core.records import replace
-from warmcell.images import ImageStore
-from warmcell.images.image_files import ImageFiles, find_user
+from warmcell.core.types import Language
+from warmcell.images import ImageStore, image_files
+from warmcell.images.image_files import ImageFiles, find_user, topmost
 from warmcell.images.model import ImageConfig
 
 _PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1000:50::/srv/app:/bin/sh\ndb:x:101:103::/var/db:/bin/sh\n"
@@ -56,6 +58,33 @@ def layers(tmp_path: Path) -> list[str]:
 )
 def test_a_path_leads_where_the_overlay_would(layers: list[str], tmp_path: Path, path: str, found: str | None) -> None:
     assert ImageFiles(layers).find(path) == (None if found is None else str(tmp_path / found))
+
+
+@pytest.mark.attack("S2-35")
+def test_a_search_ends_whatever_the_image_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its PATH may have a megabyte, and each directory of it was looked for in each layer."""
+    layers = [_layer(tmp_path / str(number), {"bin/sh": "sh"}) for number in range(20)]
+    looks = []
+
+    def count(places: Sequence[str], name: str) -> list[str]:
+        looks.append(len(places))
+        return topmost(places, name)
+
+    monkeypatch.setattr(image_files, "topmost", count)
+    files, many = ImageFiles(layers), ":".join(f"/bin/{number}" for number in range(5000))
+    assert files.find_program(("sh",), f"/bin:{many}") == "/bin/sh"
+    assert files.find_program(("sh",), f"{many}:/bin") is None
+    assert sum(looks) < 50_000
+    assert files.locate("/" + "bin/../" * 10 + "bin/sh")[1] and not files.locate("/" + "x/" * 500_000)[1]
+
+
+def test_an_image_is_searched_once(layers: list[str], tmp_path: Path) -> None:
+    """It never changes, and event loops ask at each session."""
+    opened = OpenImage(ImageStore(tmp_path / "store").import_(layers[0], "some:1"), None)
+    assert opened.session_languages == ("python",)
+    opened._files = None  # type: ignore[assignment]
+    assert opened.session_languages == ("python",) and opened.find_program_of(Language.PYTHON) == "/usr/bin/python3"
+    opened.close()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class OpenImage:
         self._lease = store.lease(self.image)
         with on_error(self._lease.close):
             self._files = ImageFiles(self.image.layer_paths)
+            #: The results of `_find`, which event loops call.
+            self._found: dict[tuple[str, ...], str | None] = {}
             self.root = self._root(user)
 
     def close(self) -> None:
@@ -90,7 +92,9 @@ class OpenImage:
         return program
 
     def _find(self, names: tuple[str, ...]) -> str | None:
-        return self._files.find_program(names, self.root.env["PATH"])
+        if names not in self._found:
+            self._found[names] = self._files.find_program(names, self.root.env["PATH"])
+        return self._found[names]
 
     def default_command(self, args: tuple[str, ...] = ()) -> tuple[str, ...]:
         """ENTRYPOINT, and the arguments or else CMD."""
