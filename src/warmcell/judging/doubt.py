@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
+from warmcell.core import events
 from warmcell.core.errors import ExecutionTimeout
 from warmcell.core.output_events import Outcome
-from warmcell.core.types import MIB, ExecRequest
-from warmcell.lifetime.ownership import Lock, own
+from warmcell.core.types import MAX_TIMEOUT, MIB, ExecRequest
+from warmcell.lifetime.fair_semaphore import FairSemaphore
 
 #: What a program that computes all the time gets of a processor that it has for itself.
 _OWN_SHARE = 0.9
 #: A program that uses less of its elapsed time sleeps or waits. What starts and ends processes uses more.
 _ASLEEP_SHARE = 0.01
-_ALONE_POLL = 0.02
+#: One case at a time, whatever thread or event loop judges.
+_gate = FairSemaphore(1)
 
 
-class _Gate:
-    """Lets one case at a time through, whatever thread or event loop judges. A fork finds it open."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.abandon()
-        own(self)
-
-    def abandon(self) -> None:
-        self._is_taken = False
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        while not self._take():
-            await asyncio.sleep(_ALONE_POLL)
-        try:
-            yield
-        finally:
-            self._is_taken = False
-
-    def _take(self) -> bool:
-        with self._lock:
-            was_taken, self._is_taken = self._is_taken, True
-        return not was_taken
-
-
-run_alone = _Gate().alone
+def run_alone() -> AbstractAsyncContextManager[None]:
+    """Wait until no other case runs alone. The tenants of a server take turns: one may have thousands of such cases."""
+    return _gate.slot(events.annotation("tenant") or "", 1, MAX_TIMEOUT)
 
 
 def is_doubtful(outcome: Outcome, request: ExecRequest) -> bool:

@@ -27,6 +27,8 @@ from warmcell import (
     ajudge,
     judge,
 )
+from warmcell.core import events
+from warmcell.judging.doubt import run_alone
 
 REQUEST = ExecRequest("python", "x", 5)
 HOST = ExecutionFailed("a bad moment")
@@ -224,6 +226,25 @@ def test_cases_in_doubt_run_alone_whoever_judges() -> None:
         found = list(threads.map(lambda request: judge(request, [Case("", "x")], backend=Slow()), requests))
     assert [verdict.status for (verdict,) in found] == ["accepted"] * 16
     assert most == [1]
+
+
+async def test_tenants_take_turns_with_their_cases_in_doubt() -> None:
+    """A judge took the gate for its next case before any other could: a tenant with many kept all others waiting."""
+    order, has_begun = list[str](), asyncio.Event()
+
+    async def run_cases(tenant: str, count: int) -> None:
+        with events.annotate(tenant=tenant):
+            for _ in range(count):
+                async with run_alone():
+                    order.append(tenant)
+                    has_begun.set()
+                    await asyncio.sleep(0)
+
+    many = asyncio.ensure_future(run_cases("many", 100))
+    await has_begun.wait()
+    await run_cases("few", 1)
+    await many
+    assert order.count("many") == 100 and order.index("few") < 5
 
 
 def test_the_right_answer_never_meets_the_cap_on_output() -> None:
