@@ -99,9 +99,15 @@ def _has_objects(value: object) -> TypeGuard[list[Any]]:
 
 
 def has_long_text(value: object) -> bool:
+    """Whether its texts are long together: there may be a thousand cases, each with a short output."""
+    return _count_characters(value) > LONG_CHUNK
+
+
+def _count_characters(value: object) -> int:
     if isinstance(value, str):
-        return len(value) > LONG_CHUNK
-    return any(map(has_long_text, value.values() if isinstance(value, dict) else value if _has_objects(value) else ()))
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if _has_objects(value) else ()
+    return sum(map(_count_characters, inner))
 
 
 class LongJson(Response):

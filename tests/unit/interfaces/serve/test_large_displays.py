@@ -38,6 +38,28 @@ def test_pieces_are_the_same_json(value: object) -> None:
 
 
 @pytest.mark.attack("S3-17")
+async def test_others_get_their_turn_while_many_short_outputs_are_sent() -> None:
+    """The outputs of a thousand cases, 32 MiB together, were encoded at once if each was short."""
+    turns, sent = 0, list[dict[str, Any]]()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    outcome = {"verdicts": [{"result": {"stdout": "\x01" * 10_000}}] * 1000}
+    counting = asyncio.ensure_future(count_turns())
+    await outcome_response(outcome)({"type": "http"}, None, send)  # type: ignore[arg-type]
+    counting.cancel()
+    assert json.loads(b"".join(message["body"] for message in sent[1:])) == outcome
+    assert turns > 50 and max(len(message["body"]) for message in sent[1:]) < 200_000
+
+
+@pytest.mark.attack("S3-17")
 async def test_others_get_their_turn_while_a_large_display_is_sent() -> None:
     turns = 0
 
