@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,10 @@ from warmcell import BackendUnavailable, ExecRequest, ExecutionFailed, NodeLost
 from warmcell.backends.ray import direct_connection
 from warmcell.backends.ray.direct_connection import Connection, DirectListener, Offer, connect
 from warmcell.backends.ray.node_link import NodeLink
-from warmcell.backends.ray.node_service import NodeService
+from warmcell.backends.ray.node_service import SANDBOXES, NodeService
 from warmcell.backends.ray.placement import NodeInfo
 from warmcell.backends.ray.ray_nodes import NodeActor, RayTransport
+from warmcell.lifetime.temporary_directory import socket_directory
 
 LOOPBACK = "127.0.0.1"
 REQUEST = ExecRequest("python", "print(1)", 20)
@@ -220,6 +222,33 @@ async def test_the_end_of_the_connection_is_the_loss_of_the_node(actor: Actor) -
     actor.drop_connections()
     await until_async(lambda: link.lost)
     assert isinstance(link.lost, NodeLost) and "the connection was closed" in str(link.lost)
+
+
+async def test_a_client_that_leaves_ends_its_tunnel(actor: Actor) -> None:
+    """The node waited for ever for room in its window: a task, a socket and a connection of its server stayed."""
+    has_ended = asyncio.Event()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+        writer.close()
+        has_ended.set()
+
+    link, service = await open_link(actor), actor._actor._service
+    assert service is not None
+    with socket_directory("node") as directory:
+        async with await asyncio.start_unix_server(flood, f"{directory}/server"):
+            found: Any = asyncio.get_running_loop().create_future()
+            found.set_result(SimpleNamespace(path=f"{directory}/server"))
+            service._servers[SANDBOXES] = found
+            reader, writer = await asyncio.open_unix_connection(await link.socket_path())
+            await reader.readexactly(1)
+            writer.close()
+            await until_async(lambda: has_ended.is_set() and not service._tasks and not link._calls)
+    assert link.lost is None
+    await link.close(NodeLost("a", "closed"))
 
 
 async def test_nothing_is_sent_by_a_node_whose_raylet_died(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,12 @@ class NodeLink:
         call.carrier = Carrier(reader, writer, partial(self._send, number))
         self._send(number, "tunnel", server)
         carrying = asyncio.ensure_future(call.carrier.run())
+
+        def end_tunnel(_: object) -> None:
+            if not call.answer.done():  # the client is gone, and the node may wait for room in its window for ever
+                self._send(number, "cancel")
+
+        carrying.add_done_callback(end_tunnel)
         try:
             await self._await_answer(number, call)
         finally:
