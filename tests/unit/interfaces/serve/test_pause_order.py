@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.helpers import PATIENCE
 
 from warmcell.core.errors import SessionEnded
 from warmcell.interfaces.serve.e2b import creation
@@ -69,7 +70,30 @@ async def test_an_expired_sandbox_whose_record_cannot_be_written_stays_paused(mo
     monkeypatch.setattr(creation, "save_now", fail)
     sandbox = Sandbox()
     sandbox.may_save.set()
-    box, service = box_of(sandbox), cast(Any, SimpleNamespace(saved=None))
+    box, tasks = box_of(sandbox), list[asyncio.Future[None]]()
     box.entry.id = "a"
-    await creation._pause_expired(service, box)
-    assert box.is_paused and sandbox.is_stopped
+    await creation._pause_expired(service_with(tasks), box)
+    await asyncio.gather(*tasks)
+    assert tasks and box.is_paused and sandbox.is_stopped
+
+
+async def test_an_expired_sandbox_whose_record_takes_long_to_write_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow disk it was removed with its files, though it was paused."""
+    is_written = asyncio.Event()
+
+    async def write(*_: object) -> None:
+        await is_written.wait()
+
+    monkeypatch.setattr(creation, "save_now", write)
+    sandbox = Sandbox()
+    sandbox.may_save.set()
+    box, tasks = box_of(sandbox), list[asyncio.Future[None]]()
+    async with asyncio.timeout(PATIENCE):
+        await creation._pause_expired(service_with(tasks), box)
+    assert tasks and not tasks[0].done() and box.is_paused and sandbox.is_stopped
+    is_written.set()
+    await asyncio.gather(*tasks)
+
+
+def service_with(tasks: list[asyncio.Future[None]]) -> Any:
+    return SimpleNamespace(run_in_background=lambda work: tasks.append(asyncio.ensure_future(work)))

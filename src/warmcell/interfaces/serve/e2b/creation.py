@@ -193,10 +193,7 @@ def attach_box(service: Service, entry: SandboxEntry, body: Create, prepared: Pr
 
 async def _pause_expired(service: Service, box: Box) -> None:
     await box.pause()
-    if service.saved is not None and service.saved.is_encrypted:
-        service.run_in_background(_save_paused(service, box))  # copying the files may take long
-    else:
-        await _save_paused(service, box)
+    service.run_in_background(_save_paused(service, box))  # may take long: a sandbox that is not paused soon is removed
 
 
 async def _save_paused(service: Service, box: Box) -> None:
