@@ -26,7 +26,7 @@ from warmcell.cage.failure import CageError, step
 from warmcell.cage.linux import fds, notify
 from warmcell.cage.linux.descriptors import close_all
 from warmcell.cage.plan import Watch
-from warmcell.cage.watching import ceilings, disk, patience, usage
+from warmcell.cage.watching import ceilings, disk, kernel_memory, patience, usage
 from warmcell.cage.watching.kernel_memory import DescriptorTable, Locks, Mappings
 from warmcell.cage.watching.patience import Patience, Spent, TooLong, next_look_after
 from warmcell.cage.wire import GuestJob
@@ -205,6 +205,34 @@ for forgotten in (False, True):
         assert mappings.memory("/proc", own, patience) - before > size - (1 << 20)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.attack("S2-06")
+@pytest.mark.claim("WC-RX-2")
+def test_all_requests_for_shared_memory_count_while_a_process_hides_its_mappings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one does whose program may be executed and not read."""
+    monkeypatch.setattr(kernel_memory, "_MOST_LENGTHS", 3)
+    monkeypatch.setattr(usage, "read_maps", lambda base, patience: iter(()))
+    mappings = Mappings()
+
+    def look() -> int:
+        mappings._next_look, mappings._noted = 0.0, -60.0  # long ago
+        return mappings.memory("/proc", [process.pid], _PATIENCE)
+
+    with subprocess.Popen(["sleep", "600"]) as process:
+        for size in (5, 1, 2, 4, 3):
+            mappings.note_shared_memory(size << 20)
+        try:
+            assert [look(), look()] == [15 << 20] * 2
+        finally:
+            process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert look() == 0  # one that is ending has no mappings
+    mappings.note_shared_memory(1 << 20)
+    mappings._is_hidden = True
+    assert mappings._shared_memory() == 1 << 20  # the others are forgotten
 
 
 def test_what_takes_too_long_to_look_at_is_given_up() -> None:

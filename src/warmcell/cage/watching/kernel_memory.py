@@ -146,20 +146,26 @@ class Mappings:
     show its size: touched pages remain when they are unmapped (MADV_DONTNEED, munmap of all but one). So every living
     segment counts with its requested length. Which requests are alive is unknown, so the longest count; a segment
     counts at least as much as was seen mapped, since a request long before its mapping may be forgotten.
+
+    A process hides its mappings if its program may be executed and not read. Then all requests count.
     """
 
     def __init__(self) -> None:
         self._lengths: List[int] = []
+        #: The sum of those that were too many.
+        self._dropped = 0
         self._noted = 0.0
         #: Living segments, with the most of each that was seen mapped.
         self._sizes: Dict[bytes, int] = {}
+        self._is_hidden = False
         self._count = 0
         self._next_look = 0.0
 
     def note_shared_memory(self, length: int) -> None:
         """Shared anonymous memory of this length is about to be mapped."""
         bisect.insort(self._lengths, length)
-        del self._lengths[:-_MOST_LENGTHS]
+        if len(self._lengths) > _MOST_LENGTHS:
+            self._dropped += self._lengths.pop(0)
         self._noted = time.monotonic()
         self._next_look = 0.0
 
@@ -174,19 +180,25 @@ class Mappings:
     def _shared_memory(self) -> int:
         sizes = sorted(self._sizes.values(), reverse=True)
         lengths = self._lengths[: -len(sizes) - 1 : -1] + [SMALL_SHARED_MEMORY] * len(sizes)
-        return sum(map(max, sizes, lengths))
+        seen = sum(map(max, sizes, lengths))
+        return max(seen, self._dropped + sum(self._lengths)) if self._is_hidden else seen
 
     def _look(self, proc: str, pids: Sequence[int], patience: Patience) -> None:
         count = 0
         sizes: Dict[bytes, int] = {}
+        is_hidden = False
         for pid in pids:
+            before = count
             for lines in usage.read_maps(f"{proc}/{pid}", patience):
                 count += lines.count(b"\n")
                 if b"/dev/zero" in lines:
                     self._note_sizes(sizes, lines)
-        if not sizes and not self._sizes and time.monotonic() - self._noted > _NOTED_SECONDS:
+            is_hidden = is_hidden or (count == before and not usage.is_ending(proc, pid))
+        is_in_use = sizes or self._sizes or is_hidden
+        if not is_in_use and time.monotonic() - self._noted > _NOTED_SECONDS:
             self._lengths.clear()
-        self._count, self._sizes = count, sizes
+            self._dropped = 0
+        self._count, self._sizes, self._is_hidden = count, sizes, is_hidden
 
     def _note_sizes(self, sizes: Dict[bytes, int], lines: bytes) -> None:
         for start, end, offset, segment in _SHARED_MEMORY.findall(lines):
