@@ -116,13 +116,30 @@ def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...
 
 
 def find_missing_mount(pid: int, points: Iterable[str]) -> str:
-    """The first of these at which a process has no read-only mount, or ""."""
+    """The first of these at which a process has no read-only mount, or "". "" if it has exited.
+
+    All are missing if its first thread has ended and others go on: the kernel shows no mounts of such a process.
+    """
+    lines: List[str] = []
     try:
         lines = kernel_files.read(f"/proc/{pid}/mountinfo").split("\n")[:-1]
-    except OSError:  # it has just exited
-        return ""
+    except OSError:
+        if not _has_more_threads(pid):
+            return ""
     is_writable = dict(_parse(line.split(" ", 3)[3]) for line in lines)
     return next((point for point in points if is_writable.get(point, True)), "")
+
+
+def _has_more_threads(pid: int) -> bool:
+    """Whether a process has threads besides its first one."""
+    try:
+        return int(kernel_files.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[_THREADS]) > 1
+    except OSError:
+        return False
+
+
+#: The number of threads in `stat`, counted from the field after the name.
+_THREADS = 17
 
 
 _tables: Dict[LaunchPlan, MountTable] = {}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from tests.helpers import until
 
 from warmcell.cage import verify
 from warmcell.cage.plan import Bind, LaunchPlan
@@ -155,3 +161,26 @@ def test_a_mount_that_is_covered_by_another(point: str) -> None:
 def test_a_path_of_the_caller_may_cover_a_scratch_directory() -> None:
     plan = _PLAN._replace(binds=(*_PLAN.binds, Bind("/data", "/tmp", writable=True)))
     assert not _problems(_GOOD._replace(covered=("/tmp", "/usr/share/x")), _EXPECTED._replace(plan=plan))
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.attack("S3-14")
+@pytest.mark.claim("WC-FS-7")
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_process_cannot_hide_its_mounts_by_the_end_of_its_first_thread(has_others: bool) -> None:
+    """It is a zombie then, without mounts, as one that has exited is. Its other threads could write the new file."""
+    code = """
+import ctypes, os, sys, threading, time
+if sys.argv[1] == "True":
+    threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(has_others)]) as process:
+        try:
+            stat = Path(f"/proc/{process.pid}/stat")
+            until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+            assert verify.find_missing_mount(process.pid, ("/proc", "/a")) == ("/proc" if has_others else "")
+        finally:
+            process.kill()
+    assert verify.find_missing_mount(process.pid, ("/a",)) == ""
+    assert verify.find_missing_mount(os.getpid(), ("/no such place",)) == "/no such place"
