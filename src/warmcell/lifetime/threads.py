@@ -93,6 +93,9 @@ def _delivery(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], work:
     try:
         value: Any = work()
         settle = outcome.set_result
+    except StopIteration as error:  # a future refuses it before Python 3.12, and its waiters would wait for ever
+        value, settle = RuntimeError("the work raised StopIteration"), outcome.set_exception
+        value.__cause__ = error
     except BaseException as error:
         value, settle = error, outcome.set_exception
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from warmcell.lifetime.threads import in_thread
+from warmcell.lifetime.threads import _delivery, in_thread
 
 
 async def test_what_was_made_for_a_cancelled_caller_is_discarded() -> None:
@@ -26,6 +26,17 @@ async def test_what_was_made_for_a_cancelled_caller_is_discarded() -> None:
     with pytest.raises(asyncio.CancelledError):
         await making
     assert discarded == ["made"]
+
+
+async def test_stop_iteration_reaches_the_caller() -> None:
+    """A future refuses it before Python 3.12: the caller waited for ever, even if it was cancelled."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[object] = loop.create_future()
+    _delivery(loop, outcome, lambda: next(iter(())))()
+    await asyncio.sleep(0)
+    assert outcome.done()
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await outcome
 
 
 async def test_what_failed_meanwhile_has_nothing_to_discard() -> None:
