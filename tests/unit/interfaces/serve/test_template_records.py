@@ -154,3 +154,16 @@ async def test_the_tags_of_a_template_are_bounded(records: TemplateRecords, monk
                 await templates.assign_tags(nothing, LOCAL_TENANT)
             assert refused.value.status == status
     assert sorted(records.get("name").tags) == ["a", "b", "default"]
+
+
+def test_the_log_of_a_build_is_bounded(records: TemplateRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 lines of 2,000 characters that JSON escapes were 240 MB, which each request for the status read."""
+    monkeypatch.setattr(template_builder, "MAX_LOG_CHARACTERS", 100_000)
+    _, build = start_build(records)
+    log = template_builder.BuildLog(records, build)
+    for _ in range(100):
+        log.add("\N{SNOWMAN}" * 2000)
+    log.flush()
+    assert os.path.getsize(records.place_of(build, "log")) < 800_000
+    assert [entry["message"] for entry in records.read_log(build, 50, 10)] == ["the log is full"]
+    assert len(records.read_log(build, 0, 3)) == 3 and records.read_log(build, 51, 10) == []

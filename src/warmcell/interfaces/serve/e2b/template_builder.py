@@ -57,8 +57,8 @@ _log = logging.getLogger("warmcell.serve")
 BUILD_SECONDS = 3600.0
 #: Builds at a time, of all tenants.
 MAX_BUILDS = 4
-#: A build's log has at most this many entries.
-MAX_LOG = 20_000
+#: A build's log has at most so many entries, and so many characters. A status request reads all of it.
+MAX_LOG, MAX_LOG_CHARACTERS = 20_000, 4 << 20
 #: The image of E2B's base template. Operators import one under this name.
 BASE_IMAGE, BASE_TEMPLATES = "e2bdev/base", ("base", "code-interpreter-v1", "code-interpreter")
 #: How long the ready command may take to succeed: in a build, and for a new sandbox, which goes on without it then.
@@ -122,14 +122,16 @@ class BuildLog:
         self._records, self._build = records, build
         self._lock = threading.Lock()
         self._pending: list[dict[str, Any]] = []
-        self._count, self._written = 0, 0.0
+        self._count, self._characters, self._written = 0, 0, 0.0
+        self._is_full = False
 
     def add(self, message: str, level: str = "info", step: str = "") -> None:
         with self._lock:
-            self._count += 1
-            if self._count > MAX_LOG:
+            if self._is_full:
                 return
-            last = "the log is full" if self._count == MAX_LOG else message
+            self._count, self._characters = self._count + 1, self._characters + len(message)
+            self._is_full = self._count == MAX_LOG or self._characters > MAX_LOG_CHARACTERS
+            last = "the log is full" if self._is_full else message
             entry = {"timestamp": rfc3339(time.time()), "message": last, "level": level, "step": step}
             self._pending.append(entry)
             if time.monotonic() - self._written < 0.1:

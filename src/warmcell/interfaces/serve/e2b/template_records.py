@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -218,7 +219,7 @@ class TemplateRecords:
     def read_log(self, build: str, offset: int, most: int) -> list[dict[str, Any]]:
         try:
             with open(self.place_of(build, "log"), encoding="ascii") as file:
-                lines = [line for number, line in enumerate(file) if offset <= number < offset + most]
+                lines = list(islice(file, offset, offset + most))
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in lines if line.endswith("\n")]
