@@ -115,6 +115,7 @@ def test_instructions(text: str, step: Step) -> None:
         "ENV a=b c",
         "EXPOSE 70000",
         "EXPOSE 9-8",
+        pytest.param("EXPOSE" + " 1-65535" * 4, id="more ports than there are"),
         "SHELL /bin/sh",
         "HEALTHCHECK CMD",
         "HEALTHCHECK --interval=soon CMD a",

@@ -22,6 +22,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _HEALTH = {flag: flag.title().replace("-", "") for flag in ("interval", "timeout", "start-period", "start-interval")}
 _PORT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?:/(tcp|udp|sctp))?")
+#: All that there are: each of many words may repeat them.
+_MOST_PORTS = 3 * 65535
 _FLAGS: dict[str, frozenset[str]] = {
     "RUN": frozenset({"network"}),
     "COPY": frozenset({"from", "chown", "chmod", "link", "exclude"}),
@@ -156,11 +158,15 @@ class Interpreter:
 
     def _expose(self, instruction: Instruction) -> Step:
         ports: dict[str, dict[str, object]] = {}
+        count = 0
         for word in self._words(instruction):
             found = _PORT.fullmatch(word)
             first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
             if found is None or not 0 < first <= last <= 65535:
                 raise instruction.error(f"{word!r} is not a port")
+            count += last - first + 1
+            if count > _MOST_PORTS:
+                raise instruction.error(f"has more than {_MOST_PORTS} ports")
             ports |= {f"{port}/{found[3] or 'tcp'}": {} for port in range(first, last + 1)}
         return Configure({"ExposedPorts": ports}, instruction.text)
 
