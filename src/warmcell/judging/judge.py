@@ -198,7 +198,7 @@ def _request_maker(request: ExecRequest, clock: Clock, max_elapsed: float) -> Ca
             limits = replace(limits or Limits(), memory_mb=memory_mb)
         if clock == "wall":
             return replace(request, timeout=timeout, limits=limits)
-        limits = replace(limits or Limits(), cpu_seconds=timeout)
+        limits = (limits or Limits()).cap_with(Limits(cpu_seconds=timeout))
         elapsed = min(timeout * _SLEEPING_FACTOR + _SLEEPING_SECONDS, max_elapsed)
         return replace(request, timeout=elapsed, limits=limits)
 

@@ -137,6 +137,14 @@ def test_processor_time_is_limited_by_default() -> None:
     assert (asked.limits.cpu_seconds, asked.timeout) == (2, 8)
 
 
+@pytest.mark.parametrize(("own", "effective"), [(1, 1), (9, 5)])
+def test_a_lower_limit_on_processor_time_of_the_request_holds(own: float, effective: float) -> None:
+    backend = FakeBackend(["x"])
+    judge(ExecRequest("python", "x", 5, limits=Limits(cpu_seconds=own)), [Case("", "x")], backend=backend)
+    (asked,) = backend.requests
+    assert asked.limits is not None and asked.limits.cpu_seconds == effective
+
+
 def test_processor_time_over_the_limit_counts_at_the_end_too() -> None:
     """The watcher looks every 20 ms, and the program may have ended in between."""
     late = ExecResult("right\n", usage=Usage(cpu_time=5.01))
