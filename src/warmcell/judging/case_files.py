@@ -80,7 +80,8 @@ def _read(path: str) -> bytes:
 
 def _from_lines(path: str) -> list[Case]:
     cases = []
-    for number, line in enumerate(_read(path).decode("utf-8-sig", "replace").splitlines(), 1):
+    # Not `splitlines`: JSON texts may contain U+2028 and others that it takes for ends of lines.
+    for number, line in enumerate(_read(path).decode("utf-8-sig", "replace").split("\n"), 1):
         if line.strip():
             cases.append(_from_json(line, f"{path}:{number}", str(number)))
     return cases

@@ -50,6 +50,14 @@ def test_json_lines(tmp_path: Path) -> None:
     assert read_cases(str(tmp_path)) == expected
 
 
+def test_a_text_in_json_lines_may_contain_what_unicode_takes_for_an_end_of_line(tmp_path: Path) -> None:
+    text = "a\u2028b\x85c"
+    line = json.dumps({"stdin": text, "expected": text}, ensure_ascii=False)
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(f"{line}\r\n{line}".encode())
+    assert read_cases(str(path)) == [Case(text, text, name="1"), Case(text, text, name="2")]
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
