@@ -137,6 +137,8 @@ def test_words_of_a_package_move_no_cursor_and_forge_no_hint(monkeypatch: pytest
         error = installer.make_error(failed, "could not fetch fruit", reasons, "check the name")
         assert isinstance(error, ProvisionFailed) and error.message.isprintable() and "no" in error.message
         assert len(error.message) < 1000
+
+
 @pytest.mark.attack("S2-24")
 async def test_the_packages_of_several_calls_share_the_disk_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,8 +67,16 @@ def test_a_fork_may_live_as_long_as_its_parent(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 10**5000}, {"lifetime": float("nan")}, {"lifetime": "5"}, {"env": 5}, {"metadata": 5}, {"limits": 5}]
-    + [{"metadata": {"a": object()}}, {"gpus": 5}],
+    [
+        {"timeout": 10**5000},
+        {"lifetime": float("nan")},
+        {"lifetime": "5"},
+        {"env": 5},
+        {"metadata": 5},
+        {"metadata": {"a": object()}},
+        {"limits": 5},
+        {"gpus": 5},
+    ],
 )
 def test_odd_options_of_a_sandbox_are_typed_errors(server: Server, options: dict[str, Any]) -> None:
     with Client(server.url) as client, pytest.raises(InvalidRequest):

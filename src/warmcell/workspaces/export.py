@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import os
 
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import on_error

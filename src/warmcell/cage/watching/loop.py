@@ -60,8 +60,8 @@ class _Cell:
         #: The channel that waits until the disk is measured, and the answer to send then.
         self.asker = packet_socket(asker) if asker >= 0 else None
         self.answer: Dict[str, Any] = {}
-        #: Whether it is looked at before `go` is closed: a program that is not ours has that descriptor. Then its disk is
-        #: measured twice, also when the measurement is requested: what the host wrote before that does not count.
+        #: Whether it is looked at before `go` is closed: a program that is not ours has that descriptor. Then its disk
+        #: is measured again when the measurement is requested: what the host wrote before that does not count.
         self.is_early = False
         self.is_requested = False
         #: Whether a look at it has failed: a cell that cannot be measured must not run.

@@ -10,7 +10,7 @@ from tests.helpers import open_descriptors
 
 pytest.importorskip("wasmtime")
 
-from wasm.host_calls import NestedOutput  # noqa: E402
+from wasm.host_calls import NestedOutput
 
 
 def test_output_for_which_there_is_no_room_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

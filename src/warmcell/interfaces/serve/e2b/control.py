@@ -30,7 +30,7 @@ from warmcell.interfaces.serve.e2b.creation import (
     prepare,
     register,
 )
-from warmcell.interfaces.serve.e2b.snapshots import copy_home, copy_sandbox, snapshots_of
+from warmcell.interfaces.serve.e2b.snapshots import copy_sandbox, snapshots_of
 from warmcell.interfaces.serve.requests import parse_model, read_body, while_connected
 from warmcell.interfaces.serve.responses import (
     HttpError,
