@@ -85,7 +85,7 @@ async def test_a_start_with_another_token_file_removes_nothing(
     service = Service(Settings(state=state, tokens=wrong, spares=0))
     await restore_all(service)
     assert service.sandboxes.all() == []
-    assert f"{box.id} does not come back: its token is not in the token file" in caplog.text
+    assert f"cannot restore sandbox {box.id}: its token is not in the token file" in caplog.text
     add_token(wrong, "three")
     service.reload()
     await service.end_revoked()

@@ -52,4 +52,5 @@ def test_a_single_long_reading_is_no_verdict(monkeypatch: pytest.MonkeyPatch) ->
         stalled.setattr(kernel_memory, "Patience", _CutShort)
         own.memory([], Patience(10.0, 10.0))
     monkeypatch.setattr(kernel_memory, "_LONGEST_READING", (10.0, 60.0))
-    assert own.memory([], Patience(10.0, 10.0)) >= 8000 * 256
+    # The kernel passes over some if others release locks between two readings of its table.
+    assert own.memory([], Patience(10.0, 10.0)) > 7000 * 256

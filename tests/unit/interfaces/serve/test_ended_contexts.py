@@ -26,6 +26,8 @@ class Session:
             raise SessionEnded("the guest ended it")
         return CellResult(value=code)
 
+    async def close(self) -> None: ...
+
     async def restart(self) -> None:
         self.restarts += 1
         await self.may_restart.wait()

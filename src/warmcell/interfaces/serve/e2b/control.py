@@ -237,10 +237,10 @@ async def _make_forks(service: Service, tenant: Tenant, entry: SandboxEntry, bod
     """Make the forks. If the client leaves meanwhile, all are removed: it has not got their ids."""
     forks, made = list[dict[str, Any]](), list[SandboxEntry]()
 
-    async def remove_made() -> None:
+    async def remove_forks() -> None:
         await asyncio.gather(*map(service.sandboxes.remove, made), return_exceptions=True)
 
-    async with on_error(remove_made):
+    async with on_error(remove_forks):
         for _ in range(body.count):
             try:
                 asked = _box(entry).asked.model_copy(update={"timeout": body.timeout, "metadata": entry.metadata})
