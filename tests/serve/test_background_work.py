@@ -15,6 +15,7 @@ from tests.helpers import until
 from tests.serve.conftest import Server, make_token
 
 from warmcell.interfaces.serve.background_jobs import BackgroundJob, BackgroundJobs, EventLog, KeptEvents
+from warmcell.interfaces.serve.event_streams import EventStream, format_event
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.tokens import SCOPES
 
@@ -184,6 +185,36 @@ async def test_the_jobs_of_a_tenant_keep_a_bounded_sum() -> None:
     for _ in range(200):
         await logs[0].emit("stdout", {"text": "y" * 900})
     assert 9_000 < logs[0].size <= 10_000
+
+
+@pytest.mark.attack("S3-17")
+async def test_others_get_their_turn_while_a_large_event_is_kept_and_read() -> None:
+    """A display of a background cell was encoded in one turn of the event loop, and sent in another."""
+    import asyncio
+
+    turns, sent, data = 0, list[dict[str, Any]](), {"text": "\x01" * 2_000_000}
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    log, counting = EventLog(), asyncio.ensure_future(count_turns())
+    await log.emit("display", data)
+    until_kept = turns
+    log.end()
+    await EventStream(log.read(0))({"type": "http"}, receive, send)
+    counting.cancel()
+    bodies = [message.get("body", b"") for message in sent]
+    assert b"".join(bodies).decode() == format_event("display", data, "1")
+    assert until_kept > 50 and turns > until_kept + 10 and max(map(len, bodies)) < 300_000
 
 
 async def test_jobs_are_bounded_and_the_oldest_ended_one_is_forgotten() -> None:

@@ -16,9 +16,9 @@ from starlette.requests import Request
 
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.types import MIB
-from warmcell.interfaces.serve.event_streams import KEEPALIVE, Emit, format_event, with_keepalives
+from warmcell.interfaces.serve.event_streams import KEEPALIVE, Emit, event_chunks, format_event, with_keepalives
 from warmcell.interfaces.serve.requests import ENDED_BY_OPERATOR
-from warmcell.interfaces.serve.responses import HttpError, error_to_dict, parse_whole_number
+from warmcell.interfaces.serve.responses import LONG_CHUNK, HttpError, error_to_dict, parse_whole_number
 from warmcell.interfaces.serve.v1.models import query
 from warmcell.lifetime.threads import cancel_and_wait
 
@@ -78,8 +78,14 @@ class EventLog:
         self._changed = asyncio.Event()
 
     async def emit(self, name: str, data: object) -> None:
-        self._count += 1
-        text = format_event(name, data, str(self._count))
+        """Add an event. A display may take 100 MB as JSON: other requests get turns while it is encoded."""
+        chunks: list[str] = []
+        for chunk in event_chunks(name, data):
+            chunks.append(chunk)
+            if len(chunk) > LONG_CHUNK:
+                await asyncio.sleep(0)
+        self._count += 1  # after the last await: readers find as many events as are counted
+        text = f"id: {self._count}\n{''.join(chunks)}"
         self._events.append(text)
         self.size += len(text)
         while self.size > self._limit and len(self._events) > 1:

@@ -37,6 +37,8 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _END: Any = object()
 #: How many pieces of streams are sent in one iteration of the event loop.
 _PIECES_AT_ONCE = 2
+#: The largest piece.
+_PIECE = 1 << 18
 #: Sends one event: its name and its data.
 Emit = Callable[[str, object], Awaitable[None]]
 
@@ -74,8 +76,10 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(_with_error(self._events)) as items:  # type: ignore[type-var]
             async for item in items:
-                await turns.wait(owner)
-                await send({"type": "http.response.body", "body": item.encode(), "more_body": True})
+                for start in range(0, len(item), _PIECE):
+                    await turns.wait(owner)
+                    piece = item[start : start + _PIECE].encode()
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
