@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -78,6 +79,21 @@ class AuditLog(Closing):
     def _rotate_for(self, size: int) -> None:
         if os.fstat(self._file).st_size + size <= self._max_bytes or os.fstat(self._file).st_size == 0:
             return
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another program is rotating it: two at once would replace what one has just rotated
+            return
+        except OSError:  # a file system without locks
+            pass
+        try:
+            self._rotate()
+        finally:
+            with suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _rotate(self) -> None:
         if self._is_still_there():
             for number in range(self._keep, 0, -1):
                 older = f"{self._path}.{number - 1}" if number > 1 else self._path

@@ -93,6 +93,28 @@ def test_a_rotation_that_cannot_open_a_file_keeps_its_own(tmp_path: Path, monkey
     assert found == ["x" * 200, "first", "second", "third"] and other.read_bytes() == b""
 
 
+def test_programs_that_rotate_at_once_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one replaced what the first had just rotated by an almost empty file."""
+    path, replace = tmp_path / "audit.jsonl", os.replace
+    first, second = AuditLog(path, max_bytes=200), AuditLog(path, max_bytes=200)
+
+    def note(log: AuditLog, name: str) -> None:
+        log._on_event(events.Event("file", "s", 0.0, {"path": name}))
+
+    def replace_after_the_other(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        note(second, "second")
+        replace(source, target)
+
+    note(first, "x" * 200)
+    monkeypatch.setattr(os, "replace", replace_after_the_other)
+    note(first, "first")
+    for log in (first, second):
+        log.close()
+    found = [str(line["path"]) for file in tmp_path.iterdir() for line in lines(file)]
+    assert sorted(found) == sorted(["x" * 200, "first", "second"])
+
+
 def write_some(name: str) -> None:
     for number in range(40):
         events.emit("file", "s", {"operation": "write_file", "path": f"{name}{number}"})
