@@ -14,7 +14,7 @@ from warmcell.core.decompressors import LZMAError, load_decompressor
 from warmcell.core.errors import ImageInvalid
 from warmcell.core.records import dataclass
 from warmcell.images.blobs import read_chunks
-from warmcell.images.build.globs import IgnoreRules, has_wildcard, matches
+from warmcell.images.build.globs import IgnoreRules, Wildcard, has_wildcard
 from warmcell.images.build.steps import Copy
 from warmcell.images.build.trees import Node, Tree
 from warmcell.images.decompress import LayerReader, decompress
@@ -209,8 +209,8 @@ class Copier:
         found = [] if root is None else [("", root)]
         for part in parts:
             children = (child for _, node in found if node.is_directory for child in self._source.children(node))
-            counted = _count_items(children, budget)
-            named = [child.path for child in counted if matches(part, posixpath.basename(child.path))]
+            counted, wildcard = _count_items(children, budget), Wildcard(part)
+            named = [child.path for child in counted if wildcard.matches(posixpath.basename(child.path))]
             found = [(path, node) for path in named if (node := self._source.find(path)) is not None]
         return [(posixpath.basename(path), node) for path, node in found if not self._ignored.ignores(path)]
 

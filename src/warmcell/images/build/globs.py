@@ -13,24 +13,25 @@ from warmcell.core.errors import InvalidRequest
 
 _WILD = frozenset("*?[\\")
 _MOST_PATTERNS, _MOST_CHARACTERS = 10_000, 4096
-#: The comparisons allowed: initially, and more for each path. Ordinary files need dozens for each path.
-_FIRST_WORK, _WORK_PER_PATH = 1_000_000, 20_000
+#: The steps allowed: initially, and more for each path. Ordinary files need hundreds for each path, or thousands.
+_FIRST_WORK, _WORK_PER_PATH = 10_000_000, 200_000
+#: The same for one wildcard and each name. A name has 255 characters at most.
+_WORK_PER_NAME = 2000
 
 
 def has_wildcard(text: str) -> bool:
     return not _WILD.isdisjoint(text)
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether a name without slashes matches."""
-    return _matches(_tokens(pattern), name) if has_wildcard(pattern) else pattern == name
+def _match(tokens: Sequence[str], name: str) -> tuple[bool, int]:
+    """Whether the name matches, and how many steps that took.
 
-
-def _matches(tokens: Sequence[str], name: str) -> bool:
-    """Backtracks to the last star only, which is enough and takes no exponential time."""
-    at = token = 0
+    Backtracks to the last star only, which is enough and takes no exponential time.
+    """
+    at = token = steps = 0
     star, resume = -1, 0
     while at < len(name):
+        steps += len(tokens[token]) if token < len(tokens) else 1  # a class is compared letter by letter
         if token < len(tokens) and tokens[token] == "*":
             star, resume = token, at
             token += 1
@@ -40,8 +41,25 @@ def _matches(tokens: Sequence[str], name: str) -> bool:
             resume += 1
             token, at = star + 1, resume
         else:
-            return False
-    return all(rest == "*" for rest in tokens[token:])
+            return False, steps
+    return all(rest == "*" for rest in tokens[token:]), steps
+
+
+class Wildcard:
+    """One name with wildcards, which is compared with the names of a directory."""
+
+    def __init__(self, pattern: str) -> None:
+        if len(pattern) > _MOST_CHARACTERS:
+            raise InvalidRequest(f"a wildcard has more than {_MOST_CHARACTERS} characters", field="sources")
+        self._tokens = _tokens(pattern)
+        self._work = -_FIRST_WORK
+
+    def matches(self, name: str) -> bool:
+        is_match, steps = _match(self._tokens, name)
+        self._work += steps - _WORK_PER_NAME
+        if self._work > 0:
+            raise InvalidRequest("a wildcard takes too much time", field="sources", hint="use fewer '*'")
+        return is_match
 
 
 class _Pattern:
@@ -52,21 +70,23 @@ class _Pattern:
         self._parts = [part if part == "**" or not has_wildcard(part) else _tokens(part) for part in text.split("/")]
 
     def fits(self, path: Sequence[str]) -> tuple[bool, int]:
-        """Whether the path or a directory above it matches, and how many comparisons that took."""
+        """Whether the path or a directory above it matches, and how many steps that took."""
         fitting, work = {0}, 0  # how many parts of the path the pattern so far can match
         for part in self._parts:
             work += len(fitting)
             if part == "**":
                 fitting = set(range(min(fitting), len(path) + 1))
             else:
-                fitting = {at + 1 for at in fitting if at < len(path) and _part_fits(part, path[at])}
+                compared = {at: _compare_part(part, path[at]) for at in fitting if at < len(path)}
+                work += sum(steps for _, steps in compared.values())
+                fitting = {at + 1 for at, (is_match, _) in compared.items() if is_match}
             if not fitting:
                 break
         return max(fitting, default=0) > 0, work
 
 
-def _part_fits(part: str | list[str], name: str) -> bool:
-    return part == name if isinstance(part, str) else _matches(part, name)
+def _compare_part(part: str | list[str], name: str) -> tuple[bool, int]:
+    return (part == name, 0) if isinstance(part, str) else _match(part, name)
 
 
 class IgnoreRules:
