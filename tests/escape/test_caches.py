@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import ExitStack
@@ -195,6 +196,21 @@ def test_a_program_that_somebody_runs_is_not_forgotten(own_cache: Path, monkeypa
     with ExitStack() as cleanup:
         _compile(artefacts, "newer", 10, cleanup)
     assert os.listdir(own_cache) == ["newer"]
+
+
+@pytest.mark.attack("S2-20")
+def test_programs_of_a_cache_that_became_read_only_are_found(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a read-only root, whose image has a filled cache."""
+    artefacts = ArtefactCache()
+    with ExitStack() as cleanup:
+        path = _compile(artefacts, "text", 10, cleanup)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    with ExitStack() as cleanup:
+        assert artefacts.find(Build(("cc",), "main", "text"), cleanup) == path
 
 
 @pytest.mark.attack("S2-20")
