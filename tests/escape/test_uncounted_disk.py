@@ -47,6 +47,16 @@ _FILLS = {
             keep.append(pair)
             os.close(file)
         """,
+    "open in a process whose first thread has ended": """
+        import threading
+        def act():
+            for _ in range(16):
+                write(os.open('.', os.O_RDWR | os.O_TMPFILE), 12)
+            time.sleep(5)
+            os.write(1, b'GOT AWAY')
+        threading.Thread(target=act).start()
+        syscall('exit', 0)
+        """,
     "all at once": """
         files = [os.open(str(at), os.O_WRONLY | os.O_CREAT) for at in range(14)]
         for _ in range(14):

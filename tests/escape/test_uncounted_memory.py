@@ -258,6 +258,19 @@ _HIDDEN = {
                 after_first_thread(act)
         [os.read(done, 1) for _ in range(2)]
         """,
+    "lists of access": """
+        import struct
+        def entry(kind, who=0xFFFFFFFF):
+            return struct.pack('<HHI', kind, 7, who)
+        entries = [entry(1), *[entry(2, os.getuid())] * 8000, entry(4), entry(16), entry(32)]
+        os.mkdir('/tmp/lists')
+        try:
+            os.setxattr('/tmp/lists', 'system.posix_acl_default', struct.pack('<I', 2) + b''.join(entries))
+        except OSError:
+            raise SystemExit('refused')
+        for at in range(4600):
+            open(f'/tmp/lists/{at}', 'w').close()
+        """,
     "empty files": """
         for at in range(15000):
             os.mkdir(f'/tmp/{at:0200}')
@@ -291,6 +304,7 @@ _REFUSED = (
     "huge pages in pipes",
     "pages of a file that was cut, in sockets",
     "a hash of futexes",
+    "lists of access",
 )
 
 

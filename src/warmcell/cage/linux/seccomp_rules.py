@@ -88,7 +88,7 @@ def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
     return [Instruction(JGE, 0, 1, first), Instruction(JA, 0, 0, len(below)), *below, *above]
 
 
-_EPERM, _ENOMEM, _EINVAL, _ENOSYS, _EOPNOTSUPP = 1, 12, 22, 38, 95
+_EPERM, _ENOMEM, _EINVAL, _ENOSPC, _ENOSYS, _EOPNOTSUPP = 1, 12, 22, 28, 38, 95
 
 #: Leases and delegations block others that open a file; F_NOTIFY reports them.
 _WATCHING_OTHERS = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
@@ -117,6 +117,9 @@ _PINNING = ("vmsplice", "splice", "tee", "sendfile")
 _FLUSHING = ("sync", "syncfs")
 #: Some file systems, such as btrfs, store any number of attributes with a file and do not count them as its size.
 _ADDING_ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr")
+#: Longer ones are refused. Access control lists are attributes, and a tmpfs keeps them in kernel memory that neither
+#: its size nor a control group counts: that of a directory would be copied, with up to 128 kB, for each new file in it.
+_LONGEST_ATTRIBUTE = 1024
 #: They store any number of rules in kernel memory.
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
@@ -131,6 +134,7 @@ def rules_for_all(is_watched: bool) -> Dict[str, List[Instruction]]:
         "shmget": [load(argument(2)), *returns_if_any_bit(_SHM_HUGETLB, errno(_ENOMEM)), ret(ALLOW)],
         "memfd_create": [load(argument(1)), *returns_if_any_bit(_MFD_HUGETLB, errno(_EINVAL)), ret(ALLOW)],
         **{name: [ret(errno(0))] for name in _FLUSHING},
+        **_attribute_rules(ALLOW),
     }
 
 
@@ -153,13 +157,19 @@ def rules_for_host_disks() -> Dict[str, List[Instruction]]:
     """fallocate takes gigabytes at once, faster than the watcher can react. Without it, libc writes zeros. The manager
     counts attributes, which no walk sees.
     """
-    return {"fallocate": [ret(errno(_EOPNOTSUPP))], **{name: [ret(NOTIFY)] for name in _ADDING_ATTRIBUTES}}
+    return {"fallocate": [ret(errno(_EOPNOTSUPP))], **_attribute_rules(NOTIFY)}
 
 
 def _fcntl_rule(unknown: Sequence[int]) -> List[Instruction]:
     command = load(argument(1))
     refused = returns_if_equal(unknown, errno(_EINVAL))
     return [command, *refused, *returns_if_equal((_F_SETPIPE_SZ,), errno(_EPERM)), ret(ALLOW)]
+
+
+def _attribute_rules(action: int) -> Dict[str, List[Instruction]]:
+    """The action for short attributes. The kernel itself refuses lengths with a bit in the upper half."""
+    rule = [load(argument(3)), Instruction(JGE, 0, 1, _LONGEST_ATTRIBUTE + 1), ret(errno(_ENOSPC)), ret(action)]
+    return {name: rule for name in _ADDING_ATTRIBUTES}
 
 
 def _setsockopt_rule() -> List[Instruction]:
