@@ -39,3 +39,27 @@ def test_the_watcher_is_no_member_of_a_cells_ipc_namespace() -> None:
     assert not ended.stderr
     own, of_cell = json.loads(ended.stdout)
     assert own != of_cell
+
+
+_EMPTY_MESSAGES = """
+import ctypes, struct
+from warmcell.cage.watching import usage
+
+before = usage.system_v_objects()
+libc = ctypes.CDLL(None, use_errno=True)
+queue = libc.msgget(0, 0o600)
+for _ in range(10_000):
+    assert libc.msgsnd(queue, struct.pack("l", 1), ctypes.c_size_t(0), 0o4000) == 0, ctypes.get_errno()
+print(usage.system_v_objects() - before)
+"""
+
+
+@pytest.mark.attack("S2-06")
+@pytest.mark.claim("WC-RX-2")
+@pytest.mark.needs("user namespaces")
+def test_empty_messages_take_memory_too() -> None:
+    """A namespace may have hundreds of millions of them, without a byte of text."""
+    command = ["unshare", "--user", "--map-root-user", "--ipc", sys.executable, "-c", _EMPTY_MESSAGES]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert not ended.stderr
+    assert int(ended.stdout) >= 10_000 * 64

@@ -160,6 +160,8 @@ def shared_by_fork(pid: int, with_files: bool) -> int:
 
 #: Sizes of a semaphore and of a socket in the kernel; the number of unix sockets whose queues do not count.
 _SEMAPHORE, SOCKET, _FREE_SOCKETS = 64, 4096, 64
+#: What the kernel needs for a message besides its text, which may be empty, and the rounding of both together.
+_MESSAGE = 128
 #: The queue of a unix socket if net.core.wmem_default cannot be read.
 _USUAL_SEND_BUFFER = 212_992
 
@@ -179,6 +181,7 @@ def tmpfs_use(directory: int) -> int:
 def system_v_objects() -> int:
     """Bytes of System V objects in the caller's ipc namespace."""
     total = _column("/proc/sysvipc/shm", 14) + _column("/proc/sysvipc/shm", 15) + _column("/proc/sysvipc/msg", 3)
+    total += _column("/proc/sysvipc/msg", 4) * _MESSAGE
     return total + _column("/proc/sysvipc/sem", 3) * _SEMAPHORE
 
 
