@@ -25,6 +25,7 @@ _HEADER = struct.Struct("=5Q")
 #: calls follow.
 _JOB, _GO, _GIVEN = 0, 1, 2
 _FAILURE = struct.Struct("=qq")
+_LEAST_RESULT = -4096  # errors of the kernel are greater
 _AT_FDCWD = -100
 _EEXIST, _ENOSPC = 17, 28
 _SIGPIPE, _SIGXFSZ, _SIG_SETMASK = 13, 25, 2
@@ -40,9 +41,9 @@ class ProgramJob(NamedTuple):
 
     def explain(self, answer: bytes) -> str:
         """Describe the call that failed, in the format of `guest/job.py`: exec's errno or 0, and the reason."""
-        if len(answer) != _FAILURE.size:
+        done, result = _FAILURE.unpack(answer) if len(answer) == _FAILURE.size else (0, _LEAST_RESULT)
+        if result <= _LEAST_RESULT:
             return "0 the job: unexpected answer"
-        done, result = _FAILURE.unpack(answer)
         is_exec, what = self.about[done] if 0 <= done < len(self.about) else (False, "the job")
         # A result that is not an error is that of a short write: the disk is full.
         number = -result if result < 0 else _ENOSPC

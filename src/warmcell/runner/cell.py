@@ -17,7 +17,7 @@ from warmcell.lifetime.descriptors import Descriptors, host_failure
 from warmcell.lifetime.ownership import fork_lock, own
 from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.runner.cgroups import Group, KernelUsage
-from warmcell.runner.not_started import JOB_UNREAD, JobUnread
+from warmcell.runner.not_started import JOB_UNREAD, JobUnread, failure_or_unread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -262,11 +262,13 @@ class Cell:
         except OSError:
             self.start_failure = JOB_UNREAD
             return True
-        if failure and self._program_job is not None:
+        if not failure:
+            return True
+        if self._program_job is not None:
             self.start_failure = self._program_job.explain(failure)
         else:
-            self.start_failure += failure.decode("utf-8", "replace")
-        return not failure
+            self.start_failure = failure_or_unread(self.start_failure + failure.decode("utf-8", "replace"))
+        return False
 
     def close_early(self, *descriptors: int) -> None:
         """Closes descriptors before the end of the run, for which the caller waits."""

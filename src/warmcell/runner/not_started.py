@@ -10,6 +10,17 @@ from warmcell.core.errors import CommandNotFound, ExecutionFailed, InvalidReques
 JOB_UNREAD = "0 its process ended before it had read its job"
 
 
+_LONGEST_FAILURE, _MOST_DIGITS = 8192, 9
+
+
+def failure_or_unread(text: str) -> str:
+    """The text if our code can have sent it, else `JOB_UNREAD`: an image's own Python may write anything instead."""
+    number = text.partition(" ")[0]
+    is_number = number.isdecimal() and len(number) <= _MOST_DIGITS
+    is_ours = is_number and len(text) <= _LONGEST_FAILURE and not text.startswith(JOB_UNREAD)
+    return text if is_ours else JOB_UNREAD
+
+
 class NotStarted(ExecutionFailed):
     """`errno` is that of exec, or 0 if exec was not reached."""
 

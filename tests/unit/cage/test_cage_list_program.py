@@ -177,6 +177,8 @@ def test_invalid_failures_are_explained() -> None:
         "0 the job: Cannot allocate memory",
     ]
     assert job.explain(b"short").startswith("0 the job:")
+    no_errno = bytes(8) + (-1 << 40).to_bytes(8, "little", signed=True)
+    assert job.explain(no_errno) == "0 the job: unexpected answer"
 
 
 @pytest.mark.parametrize("job", [_job(Path("/code"), "bare"), GuestJob("python", ("/x",), {}, "/code", {})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from warmcell.lifetime.run import Run, RunCancelled
 from warmcell.runner import cell as cells
 from warmcell.runner import pump
 from warmcell.runner.cell import Cell, CellLost
-from warmcell.runner.not_started import JobUnread
+from warmcell.runner.not_started import JOB_UNREAD, JobUnread
 
 
 class _Cell:
@@ -117,6 +118,17 @@ def test_a_job_that_is_not_read_can_be_cancelled(unread: Cell, monkeypatch: pyte
     threading.Timer(0.1, run.cancel).start()
     with pytest.raises(RunCancelled):
         unread.send_job(_LONG_JOB, run)
+
+
+@pytest.mark.attack("S2-28")
+@pytest.mark.parametrize("said", [b"no number", b"9" * 5000 + b" x", b"2 " + bytes(20_000), b"\xff"])
+def test_what_is_no_failure_of_ours_is_a_job_that_was_not_read(unread: Cell, said: bytes) -> None:
+    """An image's own Python, which waits for the job, can write to the channel."""
+    theirs = unread._theirs[0]
+    while said:
+        said = said[os.write(theirs, said[:4096]) :]
+        assert not unread.receive_start() and len(unread.start_failure) <= 8192
+    assert unread.start_failure == JOB_UNREAD
 
 
 def test_the_start_is_looked_for_without_waiting(unread: Cell) -> None:
