@@ -299,6 +299,15 @@ def test_init_is_out_of_reach(machine: str) -> None:
             assert filter_.verdict(name, which, 0) == EPERM
 
 
+def test_hints_reach_no_memory_of_others(machine: str) -> None:
+    """KSM merges pages with those of other programs, and the page cache is that of all."""
+    filter_ = _filter(machine, Profile(True))
+    assert filter_.verdict("madvise", 1, 1, 12) == EINVAL
+    assert {filter_.verdict("madvise", 1, 1, advice) for advice in (*range(12), *range(13, 26))} == {_ALLOW}
+    assert filter_.verdict("fadvise64", 3, 0, 0, 4) == seccomp.errno(0)
+    assert {filter_.verdict("fadvise64", 3, 0, 0, advice) for advice in (0, 1, 2, 3, 5)} == {_ALLOW}
+
+
 @pytest.mark.claim("WC-FS-2")
 def test_without_namespaces_more_is_refused(machine: str) -> None:
     filter_ = _filter(machine, Profile(True, allow_internet=False, is_caged=False))

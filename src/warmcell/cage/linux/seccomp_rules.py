@@ -107,6 +107,10 @@ _SHM_LOCK = 11
 #: Huge pages of the host's pool are taken when they are reserved, and control groups do not count them as memory.
 _MAP_HUGETLB, _SHM_HUGETLB, _MFD_HUGETLB = 0x40000, 0o4000, 4
 
+#: Merged pages reveal, by the time that a write takes, what other programs hold that merge theirs, such as virtual
+#: machines. Dropping pages of files makes all others read them from the disk again.
+_MADV_MERGEABLE, _POSIX_FADV_DONTNEED = 12, 4
+
 _MAP_SHARED_ANONYMOUS = 0x21
 #: Smaller mappings of shared anonymous memory are not reported; the watcher counts each as this large.
 SMALL_SHARED_MEMORY = 1 << 16
@@ -131,6 +135,8 @@ def rules_for_all(is_watched: bool) -> Dict[str, List[Instruction]]:
         "setsockopt": _setsockopt_rule(),
         "shmctl": [load(argument(1)), *returns_if_equal((_SHM_LOCK,), errno(_EPERM)), ret(ALLOW)],
         "mmap": _mmap_rule(is_watched),
+        "madvise": [load(argument(2)), *returns_if_equal((_MADV_MERGEABLE,), errno(_EINVAL)), ret(ALLOW)],
+        "fadvise64": [load(argument(3)), *returns_if_equal((_POSIX_FADV_DONTNEED,), errno(0)), ret(ALLOW)],
         "shmget": [load(argument(2)), *returns_if_any_bit(_SHM_HUGETLB, errno(_ENOMEM)), ret(ALLOW)],
         "memfd_create": [load(argument(1)), *returns_if_any_bit(_MFD_HUGETLB, errno(_EINVAL)), ret(ALLOW)],
         **{name: [ret(errno(0))] for name in _FLUSHING},
