@@ -1,4 +1,4 @@
-"""`python -I -S <cage directory> DESCRIPTOR` runs a manager; with `launch`, one command in one cage."""
+"""`python -I -S <cage directory> DESCRIPTOR` runs a manager; with `command`, one command in one cage."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ def load_package(directory: str) -> None:
 
 if __name__ == "__main__":
     load_package(os.path.dirname(os.path.abspath(__file__)))
-    if sys.argv[1] == "launch":
-        from cage.launch import launch  # type: ignore[import-not-found]
+    if sys.argv[1] == "command":
+        from cage.foreground import run_command  # type: ignore[import-not-found]
 
-        launch(sys.argv[2], sys.argv[3:])()()
+        run_command(sys.argv[2], sys.argv[3:])()()
     else:
         from cage.manager.start import main  # type: ignore[import-not-found]
 

@@ -50,7 +50,7 @@ class NativeEnforcer:
         host = probe.measure()  # without control groups, which nothing would remove afterwards
         effective = resolve(policy, pin_paths(policy), effective_limits(policy), host, self.name)
         plan = compile_plan(effective, probe.layout(), ())
-        interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "launch")
+        interpreter = ("-I", "-S", str(warmcell.cage.__path__[0]), "command")
         given = {**DEFAULT_ENV, **policy.env}
         env = {GUEST_MARK + name if name.startswith("LD_") else name: value for name, value in given.items()}
         return WrappedCommand(own_interpreter(), (*interpreter, encode(plan), *command), env)

@@ -1,4 +1,4 @@
-"""One command in one cage, in the foreground: `python -I -S <cage directory> launch <plan> <program> [argument ...]`.
+"""One command in one cage, in the foreground: `python -I -S <cage directory> command <plan> <program> [argument ...]`.
 
 The guest gets our descriptors 0, 1 and 2 and our environment, and we exit with its status. For callers that start
 processes themselves.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FAILED = 125
 
 
-def launch(plan_text: str, command: Sequence[str]) -> GuestMain:
+def run_command(plan_text: str, command: Sequence[str]) -> GuestMain:
     """Run the command. Returns only in the guest's process, with the function that makes it the program."""
     control, their_control = make_pair(socket.SOCK_SEQPACKET)
     zygote = os.fork()
