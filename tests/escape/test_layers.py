@@ -143,7 +143,7 @@ print(made)
 def test_namespace_quotas(weakened: Weakened) -> None:
     body = "attempt('inotify', lambda: [syscall('inotify_init1', 0) for _ in range(48)] and None)"
     assert weakened.run(body) == {"inotify": "EMFILE"}
-    weakened.line("guest/recipe.py", "            namespaces.set_quotas(calls)", "            pass")
+    weakened.line("guest_entry/recipe.py", "            namespaces.set_quotas(calls)", "            pass")
     assert _went_through(weakened.run(body)["inotify"])
 
 
@@ -164,7 +164,7 @@ def test_capabilities(weakened: Weakened) -> None:
         attempt('open', lambda: os.close(os.open('/tmp/closed', os.O_RDONLY)))
         """
     assert weakened.run(body) == {"open": "EACCES"}
-    weakened.line("guest/recipe.py", "            capabilities.drop_all(calls)\n", "            pass\n")
+    weakened.line("guest_entry/recipe.py", "            capabilities.drop_all(calls)\n", "            pass\n")
     with pytest.raises(EnforcerFailed, match=r"verify.*CapEff"):
         weakened.run(body)
     weakened.skip_verification()
@@ -184,7 +184,7 @@ def test_descriptors(weakened: Weakened) -> None:
         attempt('held', held)
         """
     assert weakened.run(body) == {"held": "EBADF"}
-    weakened.line("guest/recipe.py", "        fds.close_gaps(calls, _GAPS)", "        pass")
+    weakened.line("guest_entry/recipe.py", "        fds.close_gaps(calls, _GAPS)", "        pass")
     with pytest.raises(EnforcerFailed, match=r"verify.*descriptors instead"):
         weakened.run(body)
     weakened.skip_verification()
@@ -217,7 +217,7 @@ _STEPS = [
     ("mount", "linux/namespaces.py", "OF_INIT = CLONE_NEWUSER | CLONE_NEWNS | ", "OF_INIT = CLONE_NEWUSER | "),
     (
         "cgroup",
-        "guest/recipe.py",
+        "guest_entry/recipe.py",
         '    calls.call("unshare", namespaces.CLONE_NEWCGROUP',
         '    calls.call("unshare", 0',
     ),
@@ -225,7 +225,7 @@ _STEPS = [
     ("identity", "linux/namespaces.py", 'calls.call("setresuid", uid, uid, uid)', "pass"),
     ("old root", "linux/mounts.py", 'calls.call("umount2", b".", MNT_DETACH)', "pass"),
     ("root writable", "linux/mounts.py", "_SEALED = _MOUNT_ATTR_RDONLY | ", "_SEALED = "),
-    ("seccomp", "guest/recipe.py", "        if plan.seccomp:\n", "        if False:\n"),
+    ("seccomp", "guest_entry/recipe.py", "        if plan.seccomp:\n", "        if False:\n"),
 ]
 
 

@@ -50,7 +50,7 @@ def test_lines_of_zygotes_and_workers_are_counted(repository: Path, tmp_path: Pa
     ended = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     ran = ended.stdout.split()
     assert {"guest/python/worker.py", "guest/python/interpreter_exit.py", "guest/wasm/worker.py"} <= {*ran}, ended
-    assert [name for name in ran if name.startswith("cage/guest/")]
+    assert [name for name in ran if name.startswith("cage/guest_entry/")]
 
 
 @needs_monitoring

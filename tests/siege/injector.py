@@ -201,7 +201,7 @@ class _Libc:
 
 def install_in_manager(path: str, is_plain: bool) -> None:
     """Called in a manager before it serves. `is_plain`: lists of calls are gone through by Python, call by call."""
-    from cage.guest import recipe  # type: ignore[import-not-found]
+    from cage.guest_entry import recipe  # type: ignore[import-not-found]
     from cage.linux import call_list, syscalls  # type: ignore[import-not-found]
     from cage.manager import sleeping_inits  # type: ignore[import-not-found]
     from cage.watching import watcher  # type: ignore[import-not-found]

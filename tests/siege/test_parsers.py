@@ -28,7 +28,7 @@ from tests.net.incoming_bodies import open_exchange
 
 from warmcell.backends.wasm.channel import FrameDecoder
 from warmcell.cage import plan as plans
-from warmcell.cage.cell import read_note
+from warmcell.cage.cell_shape import read_note
 from warmcell.cage.wire import PacketTruncated
 from warmcell.core.errors import EnforcerFailed, SandboxError, SnapshotNotFound
 from warmcell.guest.wasm.protocol import ProtocolViolation, encode_frame

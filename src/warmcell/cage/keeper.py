@@ -12,10 +12,10 @@ import select
 import time
 
 from . import verify
-from .cell import NOTIFICATIONS, read_note, receive_locked
+from .cell_shape import NOTIFICATIONS, read_note, receive_locked
 from .failure import CageError, send_failure, step
 from .fast_imports import partial, signal, socket
-from .guest import recipe
+from .guest_entry import recipe
 from .linux import capabilities
 from .linux.call_list import CallList
 from .linux.descriptors import close_all, from_descriptor, make_pair

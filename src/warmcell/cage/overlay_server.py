@@ -12,7 +12,7 @@ import select
 
 from .failure import CageError, send_failure, step
 from .fast_imports import socket
-from .guest.root import enter_new_tmpfs
+from .guest_entry.root import enter_new_tmpfs
 from .linux import mounts
 from .linux.descriptors import OwnedDescriptors, closing_fd
 from .linux.mounts import MS_NODEV, MS_NOSUID

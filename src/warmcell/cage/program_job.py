@@ -1,4 +1,4 @@
-"""A job that becomes a program, as a list of the system calls that `guest/job.py` makes for other jobs.
+"""A job that becomes a program, as a list of the system calls that `guest_entry/job.py` makes for other jobs.
 
 The supervisor writes the list, and the cell runs it by machine code (`linux/list_program.py`). Pure module.
 """
@@ -40,7 +40,7 @@ class ProgramJob(NamedTuple):
     about: Tuple[Tuple[bool, str], ...]
 
     def explain(self, answer: bytes) -> str:
-        """Describe the call that failed, in the format of `guest/job.py`: exec's errno or 0, and the reason."""
+        """Describe the call that failed, in the format of `guest_entry/job.py`: exec's errno or 0, and the reason."""
         done, result = _FAILURE.unpack(answer) if len(answer) == _FAILURE.size else (0, _LEAST_RESULT)
         if result <= _LEAST_RESULT:
             return "0 the job: unexpected answer"

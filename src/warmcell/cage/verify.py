@@ -9,7 +9,7 @@ import os
 
 from .failure import CageError
 from .fast_imports import lru_cache
-from .guest.root import TERMINALS
+from .guest_entry.root import TERMINALS
 from .linux import kernel_files, namespaces
 from .linux.mount_table import MountTable
 from .plan import LaunchPlan

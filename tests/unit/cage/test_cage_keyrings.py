@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import require
 
-from warmcell.cage.guest import recipe
+from warmcell.cage.guest_entry import recipe
 from warmcell.cage.linux.syscall_numbers import NUMBERS
 from warmcell.core.errors import EnforcerUnavailable
 from warmcell.enforcers.bubblewrap import BubblewrapEnforcer

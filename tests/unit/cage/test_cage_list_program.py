@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.cage.cell import receive_locked
+from warmcell.cage.cell_shape import receive_locked
 from warmcell.cage.failure import CageError
-from warmcell.cage.guest import recipe
+from warmcell.cage.guest_entry import recipe
 from warmcell.cage.linux import list_program, native_code
 from warmcell.cage.linux.call_list import CallList, Value
 from warmcell.cage.linux.list_program import Channels, ExecRefused, ListProgram

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.helpers import fork_child, in_a_fork
 
-from warmcell.cage.cell import CellShape
+from warmcell.cage.cell_shape import CellShape
 from warmcell.cage.linux import mounts
 from warmcell.cage.linux.descriptors import close_all
 from warmcell.cage.manager.cell_maker import without_sources

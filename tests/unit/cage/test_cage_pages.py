@@ -15,7 +15,7 @@ from types import ModuleType
 package = ModuleType("cage")
 package.__path__ = [sys.argv[1]]
 sys.modules["cage"] = package
-from cage.guest import job
+from cage.guest_entry import job
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from warmcell.cage.guest import recipe
+from warmcell.cage.guest_entry import recipe
 from warmcell.cage.linux import landlock, seccomp, syscall_numbers
 from warmcell.cage.linux.seccomp import Profile
 from warmcell.cage.plan import LaunchPlan

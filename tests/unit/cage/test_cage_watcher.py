@@ -17,7 +17,7 @@ from typing import NoReturn
 import pytest
 from tests.helpers import eventually
 
-from warmcell.cage.cell import CODE_DIRECTORY, PROCESSES
+from warmcell.cage.cell_shape import CODE_DIRECTORY, PROCESSES
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.cage.watching import ceilings, disk, watcher
 from warmcell.cage.watching import loop as watcher_loop

@@ -12,7 +12,7 @@ import stat
 
 from .. import plan as plans
 from .. import verify
-from ..cell import CellShape
+from ..cell_shape import CellShape
 from ..failure import CageError, send_failure, step
 from ..fast_imports import lru_cache, partial, read_json, signal, socket
 from ..linux import mounts, namespaces

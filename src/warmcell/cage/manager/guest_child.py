@@ -11,8 +11,8 @@ import select
 import struct
 import time
 
-from .. import cell, verify
-from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, receive_locked
+from .. import cell_shape, verify
+from ..cell_shape import CODE_DIRECTORY, NOTIFICATIONS, PROXY_LISTENER, SleepingInit, receive_locked
 from ..failure import CageError, send_failure
 from ..fast_imports import partial, socket
 from ..linux import call_list, fast_ctypes, namespaces, notify
@@ -370,7 +370,7 @@ class GuestChild:
         found = self._listener.denials if self._listener else []
         if status and CODE_DIRECTORY in self._given:
             name = os.path.basename(self._plan.report_path)
-            found = found + cell.read_note(name, self._given[CODE_DIRECTORY])
+            found = found + cell_shape.read_note(name, self._given[CODE_DIRECTORY])
         return found
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import os
 import time
 
 from ..failure import step
-from ..guest import root
+from ..guest_entry import root
 from ..linux import mounts
 from ..linux.descriptors import OwnedDescriptors
 from ..linux.namespaces import HomeNamespace

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import select
 
-from ..cell import SleepingInit
+from ..cell_shape import SleepingInit
 from ..failure import CageError, step
 from ..fast_imports import signal
-from ..guest.root import enter_new_tmpfs
+from ..guest_entry.root import enter_new_tmpfs
 from ..linux import call_list, capabilities, mounts, namespaces, sleeper
 from ..linux.call_list import CallList, PreparedCalls, SpawnedChild, Value
 from ..linux.descriptors import OwnedDescriptors

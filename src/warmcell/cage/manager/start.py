@@ -6,10 +6,10 @@ import os
 import select
 import sys
 
-from .. import cell as cell  # this and the next imports: what manager and zygote both need, loaded once
+from .. import cell_shape as cell_shape  # this and the next imports: what manager and zygote both need, loaded once
 from ..failure import CageError, step
 from ..fast_imports import signal, socket
-from ..guest import root as root
+from ..guest_entry import root as root
 from ..linux import call_list, fast_ctypes, kernel_files, kernel_support, mounts, namespaces
 from ..linux import capabilities as capabilities
 from ..linux import fds as fds

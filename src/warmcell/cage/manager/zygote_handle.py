@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Sequence, Tuple
 
-    from ..cell import CellShape
+    from ..cell_shape import CellShape
     from ..zygote.loop import GuestMain
 
 _MOST_RECIPES = 32

@@ -14,7 +14,7 @@ import select
 import time
 
 from .. import bundle
-from ..cell import CODE_DIRECTORY, PROCESSES
+from ..cell_shape import CODE_DIRECTORY, PROCESSES
 from ..fast_imports import socket
 from ..linux.descriptors import make_pair
 from ..linux.fds import close_all_but

@@ -13,11 +13,11 @@ import sys
 from types import ModuleType
 
 from .. import plan as plans
-from ..cell import CellShape
+from ..cell_shape import CellShape
 from ..failure import CageError
 from ..fast_imports import partial, read_json, signal, socket
-from ..guest import job, recipe
-from ..guest.job import await_job, rehearse
+from ..guest_entry import job, recipe
+from ..guest_entry.job import await_job, rehearse
 from ..linux import fast_ctypes, fds, namespaces
 from ..linux.call_list import CallList, Field, PreparedCalls
 from ..linux.syscalls import MACHINE, call, prctl

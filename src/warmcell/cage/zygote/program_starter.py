@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..failure import CageError
-from ..guest import recipe
+from ..guest_entry import recipe
 from ..linux import list_program, namespaces, native_code
 from ..linux.call_list import CallList, Value
 from ..linux.list_program import ExecRefused, ListProgram

@@ -11,7 +11,7 @@ import os
 import resource
 import struct
 
-from ..cell import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, CellShape
+from ..cell_shape import CODE_DIRECTORY, NOTIFICATIONS, PROCESSES, PROXY_LISTENER, CellShape
 from ..failure import CageError, send_failure
 from ..fast_imports import socket, write_json
 from ..linux import capabilities, fds, landlock, namespaces, seccomp
