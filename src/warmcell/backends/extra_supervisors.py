@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from warmcell.backends.supervisor_process import Recipe
+    from warmcell.backends.supervisor_process import BackendFactory
     from warmcell.backends.supervisors import Supervisors
     from warmcell.core.types import ExecRequest, ExecResult
     from warmcell.lifetime.run import Run
@@ -40,7 +40,7 @@ def choose_number() -> int:
 
 
 class ExtraSupervisors:
-    """Those of one backend."""
+    """The extra supervisor processes of one backend."""
 
     def __init__(self) -> None:
         self._number = choose_number()
@@ -60,12 +60,12 @@ class ExtraSupervisors:
         #: Runs that began in a crowd, since they were last started.
         self._crowded = 0
 
-    def run(self, request: ExecRequest, run: Run, recipe: Recipe | None) -> ExecResult | None:
-        """Asked for each run in a crowd: its result from another process, or None if this one is to carry it out.
+    def run(self, request: ExecRequest, run: Run, factory: BackendFactory | None) -> ExecResult | None:
+        """Runs the request in another process. None if this process has to run it. Called for each run in a crowd.
 
-        `recipe` makes the backend in another process; None if only this one can carry out the run.
+        `factory` makes the backend in another process; None if only this one can carry out the run.
         """
-        if not self._number or recipe is None:
+        if not self._number or factory is None:
             return None
         supervisors = self._take()
         if supervisors is not None:
@@ -75,7 +75,7 @@ class ExtraSupervisors:
                 self._give_back(supervisors)
         self._crowded += 1
         if self._crowded >= _CROWDED_RUNS:
-            self._start_in_background(recipe)
+            self._start_in_background(factory)
         return None
 
     def _take(self) -> Supervisors | None:
@@ -106,15 +106,15 @@ class ExtraSupervisors:
         except CancelledError:
             raise RunCancelled from None
 
-    def _start_in_background(self, recipe: Recipe) -> None:
+    def _start_in_background(self, factory: BackendFactory) -> None:
         from warmcell.lifetime.portal import portal
 
         with self._lock:
             if self._is_closed or (self._task is not None and not self._task[0].done()):
                 return
-            self._task, self._crowded = portal.start(lambda: self._serve(recipe)), 0
+            self._task, self._crowded = portal.start(lambda: self._serve(factory)), 0
 
-    async def _serve(self, recipe: Recipe) -> None:
+    async def _serve(self, factory: BackendFactory) -> None:
         """Starts them, and ends them when they are idle. A failure only leaves the runs to this process."""
         import asyncio
 
@@ -122,7 +122,7 @@ class ExtraSupervisors:
         from warmcell.core.errors import SandboxError
 
         try:
-            async with Supervisors(recipe, self._number) as supervisors:
+            async with Supervisors(factory, self._number) as supervisors:
                 async with asyncio.timeout(_START_SECONDS):
                     await supervisors.warm_up()
                 with self._lock:

@@ -35,7 +35,7 @@ _BOOT = (
     " from warmcell.backends.supervisor_service import serve; serve(int(sys.argv[1]))"
 )
 #: Makes a backend in another process; can be pickled.
-Recipe = Callable[[], Any]
+BackendFactory = Callable[[], Any]
 
 
 def death() -> SandboxError:
@@ -45,9 +45,9 @@ def death() -> SandboxError:
 class SupervisorProcess(asyncio.Protocol):
     """Starts with its first connection to an event loop. Between two loops it is disconnected; nothing is lost then."""
 
-    def __init__(self, recipe: bytes) -> None:
-        """`recipe` is a framed `Recipe`."""
-        self._recipe = recipe
+    def __init__(self, factory: bytes) -> None:
+        """`factory` is a framed `BackendFactory`."""
+        self._factory = factory
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         #: For the event loop, which closes it.
@@ -87,7 +87,7 @@ class SupervisorProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_connection(lambda: self, sock=copy)
         assert self._transport is not None
         if is_new:
-            self._transport.write(self._recipe)
+            self._transport.write(self._factory)
         if self.is_ready:
             self.settled.set()
 

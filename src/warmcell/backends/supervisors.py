@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from warmcell.backends.many import Execute, OnProgress, Requests, run_many
-from warmcell.backends.supervisor_process import IdleSupervisors, Recipe, SupervisorProcess, death, end_all
+from warmcell.backends.supervisor_process import BackendFactory, IdleSupervisors, SupervisorProcess, death, end_all
 from warmcell.backends.supervisor_service import frame
 from warmcell.core import events
 from warmcell.core.errors import InvalidRequest
@@ -45,13 +45,13 @@ def choose_processes(processes: object, work: object, processors: int | None = N
 def supervisors_for(backend: object, processes: object, work: object) -> Supervisors | None:
     """The supervisors for runs of this backend, not started yet; None if this process starts them itself."""
     chosen = choose_processes(processes, work)
-    recipe: Recipe | None = getattr(backend, "recipe", None)
-    if chosen == 1 or (recipe is None and processes is None):
+    factory: BackendFactory | None = getattr(backend, "recipe", None)
+    if chosen == 1 or (factory is None and processes is None):
         return None
-    if recipe is None:
+    if factory is None:
         reason = "this backend has an audit, updated rules or an implementation that exists in this process only"
         raise InvalidRequest(reason, field="processes", hint="processes=1")
-    return Supervisors(recipe, chosen, getattr(backend, "idle_supervisors", None))
+    return Supervisors(factory, chosen, getattr(backend, "idle_supervisors", None))
 
 
 class Supervisors:
@@ -60,9 +60,9 @@ class Supervisors:
     With `idle`, it begins with those that an earlier batch has left there, and leaves its own for the next.
     """
 
-    def __init__(self, recipe: Recipe, processes: int, idle: IdleSupervisors | None = None) -> None:
+    def __init__(self, factory: BackendFactory, processes: int, idle: IdleSupervisors | None = None) -> None:
         try:
-            self._recipe = frame(recipe)
+            self._factory = frame(factory)
         except Exception as error:
             raise InvalidRequest(
                 f"this backend cannot be recreated in another process: {error}", field="processes", hint="processes=1"
@@ -134,7 +134,7 @@ class Supervisors:
         async with on_error(self._end):
             self._members = self._idle.take(self._processes) if self._idle is not None else []
             while len(self._members) < self._processes:
-                self._members.append(SupervisorProcess(self._recipe))
+                self._members.append(SupervisorProcess(self._factory))
             for member in self._members:
                 await member.connect()
         return self

@@ -118,13 +118,13 @@ def test_a_fork_has_none(backend: ProcessBackend) -> None:
 def test_runs_that_this_process_must_see_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = SandboxPolicyBuilder().allow_read(tmp_path).build()
     with ProcessBackend(policy=policy) as backend:
-        assert backend._find_recipe_of_runs() is None
+        assert backend._find_factory_of_runs() is None
     with ProcessBackend(audit=print) as backend:
-        assert backend._find_recipe_of_runs() is None
+        assert backend._find_factory_of_runs() is None
     with ProcessBackend() as backend:
-        assert backend._find_recipe_of_runs() is not None
+        assert backend._find_factory_of_runs() is not None
         monkeypatch.setattr(events, "listeners", (print,))
-        assert backend._find_recipe_of_runs() is None
+        assert backend._find_factory_of_runs() is None
 
 
 def test_they_are_for_large_machines_and_for_programs_that_have_one_to_themselves(

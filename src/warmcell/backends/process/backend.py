@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from warmcell.backends.process.image import OpenImage
     from warmcell.backends.process.launch import LiveProgram
     from warmcell.backends.process.live import LiveCage
-    from warmcell.backends.supervisor_process import Recipe
+    from warmcell.backends.supervisor_process import BackendFactory
     from warmcell.core.output_events import StreamEvent
     from warmcell.core.types import Limits
     from warmcell.enforcers.contract import SandboxEnforcer
@@ -89,7 +89,7 @@ class ProcessBackend(BackendBase):
         others: dict[str, Any] = {"fetch_policy": fetch_policy, "work_path": work_path, "has_tools": has_tools}
         others["allow_weaker"] = self.allow_weaker = allow_weaker
         others |= {"image": image, "user": user}
-        self._recipe = partial(ProcessBackend, config, enforcer, policy, **others)
+        self._factory = partial(ProcessBackend, config, enforcer, policy, **others)
         self._policy = check_policy(policy)
         self._has_tools = has_tools and image is None
         self._tools: HostTools | None = None
@@ -250,7 +250,7 @@ class ProcessBackend(BackendBase):
         self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None, is_here: bool = False
     ) -> ExecResult:
         if not is_here and stdin < 0 and listener is None and self._runs.number_in_progress > CROWD:
-            result = self.extra_supervisors.run(request, run, self._find_recipe_of_runs())
+            result = self.extra_supervisors.run(request, run, self._find_factory_of_runs())
             if result is not None:
                 return result
         return self._launcher.run(self._make_launch(self._prepare(request), request, run, stdin, listener))
@@ -355,11 +355,11 @@ class ProcessBackend(BackendBase):
         return self._launcher.run(replace(asked, artefact=ready.artefact))
 
     @property
-    def recipe(self) -> Recipe | None:
+    def recipe(self) -> BackendFactory | None:
         """How another process recreates this backend; None if it depends on objects of this process."""
-        return None if self._is_bound else self._recipe
+        return None if self._is_bound else self._factory
 
-    def _find_recipe_of_runs(self) -> Recipe | None:
+    def _find_factory_of_runs(self) -> BackendFactory | None:
         """None if runs must stay in this process, because it observes events, connections, GPUs or pinned paths."""
         grants = self._policy
         is_watched = events.listeners or self._launcher.egress.has_rules or grants.allowed_paths or grants.gpus
