@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 
 from warmcell.core import request_checks as checks
 from warmcell.core.errors import InvalidRequest
+from warmcell.core.language import ALIASES, Language
 from warmcell.core.records import dataclass, field
 from warmcell.core.request_checks import MAX_TIMEOUT, MIB, FrozenMapping, check_env, check_text, check_timeout, is_plain
 from warmcell.core.results import Connection, Denial, Enforced, ExecResult, Usage
@@ -27,42 +27,6 @@ DEFAULT_OUTPUT_BYTES = MIB
 #: With this many descriptors every interpreter can start; with fewer only some can.
 ENOUGH_OPEN_FILES = 32
 
-
-class Language(StrEnum):
-    """The languages that come with Warmcell. A backend may have more, named by plain text."""
-
-    RUST = "rust"
-    PYTHON = "python"
-    JAVASCRIPT = "javascript"
-    TYPESCRIPT = "typescript"
-    WASM = "wasm"
-    COMMAND = "command"
-    C = "c"
-    CPP = "cpp"
-    GO = "go"
-    JAVA = "java"
-    RUBY = "ruby"
-    PHP = "php"
-    PERL = "perl"
-    LUA = "lua"
-    R = "r"
-    SQL = "sql"
-
-
-#: Other names for the same languages. A request always carries the language's own name.
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    Language.RUST: ("rs",),
-    Language.PYTHON: ("py", "python3"),
-    Language.JAVASCRIPT: ("js", "node", "nodejs"),
-    Language.TYPESCRIPT: ("ts",),
-    Language.COMMAND: ("bash", "sh", "shell"),
-    Language.CPP: ("c++", "cxx"),
-    Language.GO: ("golang",),
-    Language.RUBY: ("rb",),
-    Language.PERL: ("pl",),
-    Language.R: ("rscript",),
-    Language.SQL: ("sqlite", "sqlite3"),
-}
 
 _LANGUAGES = {str(member): member for member in Language}
 _LANGUAGES.update({alias: Language(name) for name, aliases in ALIASES.items() for alias in aliases})

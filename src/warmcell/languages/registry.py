@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SandboxError
+from warmcell.core.language import Language
 from warmcell.core.records import replace
-from warmcell.core.types import Language
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.row import LanguageRow
 from warmcell.languages.table import ROWS

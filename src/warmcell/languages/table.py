@@ -1,11 +1,11 @@
 """The languages that come with Warmcell.
 
-A new one is a member of `core.types.Language`, a row here and, if commands are not enough, a file beside it.
+A new one is a member of `core.language.Language`, a row here and, if commands are not enough, a file beside it.
 """
 
 from __future__ import annotations
 
-from warmcell.core.types import ALIASES, Language
+from warmcell.core.language import ALIASES, Language
 from warmcell.languages.row import LanguageRow
 
 ROWS = (
