@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -109,6 +111,23 @@ def open_descriptors() -> set[str]:
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
             found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
     return found
+
+
+@contextlib.contextmanager
+def lingering_socket() -> Iterator[int]:
+    """Yields the descriptor of a socket that waits for an hour when it is closed, for a peer that does not read.
+
+    The caller closes it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        with server.accept()[0]:
+            ours.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    ours.send(bytes(1 << 20))
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 3600))
+            yield ours.detach()
 
 
 def fork_child(action: Callable[[], object]) -> int:

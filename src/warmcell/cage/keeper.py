@@ -19,7 +19,7 @@ from .guest_entry import recipe
 from .linux import capabilities
 from .linux.call_list import CallList
 from .linux.descriptors import close_all, from_descriptor, make_pair
-from .linux.guest_files import is_writable_by_rule
+from .linux.guest_files import TimeLimit, is_writable_by_rule
 from .linux.notify import Listener
 from .linux.processes import Leftovers, descendants, kill_tree
 from .linux.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
@@ -162,7 +162,8 @@ class Keeper:
                 else:
                     poll.unregister(self._listener.descriptor)
             if self._next_look is not None and time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + self._ceilings.look()
+                with TimeLimit():
+                    self._next_look = time.monotonic() + self._ceilings.look()
         self._end()
 
     def _is_over(self) -> bool:

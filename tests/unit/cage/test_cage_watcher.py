@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.helpers import eventually
+from tests.helpers import eventually, fork_child, lingering_socket, reap
 
 from warmcell.cage.cell_shape import CODE_DIRECTORY, PROCESSES
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
@@ -203,6 +203,22 @@ def test_others_are_looked_at_while_much_is_measured(
     assert len(looks) == 3 and set(loop._due) == {0, 1}
     for number in (0, 1):
         loop._forget(number)
+
+
+@pytest.mark.attack("RX-16")
+def test_a_socket_that_lingers_holds_up_no_look_at_others(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look opens a guest's socket for a moment, and closes it if the guest has done so meanwhile."""
+
+    def look(self: Ceilings) -> NoReturn:
+        with lingering_socket() as own:
+            os.close(own)
+        os._exit(7)
+
+    monkeypatch.setattr(Ceilings, "look", look)
+    loop._cells[1] = _cell(os.open(os.devnull, os.O_RDONLY), Watch(memory_bytes=1))
+    loop._due[1] = 0.0
+    assert reap(fork_child(loop.run)) == 7
+    loop._forget(1)
 
 
 def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 
+from ..fast_imports import signal
 from . import fast_ctypes
 from .descriptors import closing_fd
 from .syscalls import call
@@ -23,6 +24,41 @@ _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 2, 16
 _EACCES, _EOPNOTSUPP = 13, 95
 _IN_DONT_FOLLOW = 0x02000000
 _LOCK_UN = 8
+_MOST_SECONDS = 0.05
+
+
+class TimeLimit:
+    """In the block, a call that blocks is interrupted after a while.
+
+    By a signal with a handler, repeated in case it comes before the call. Looking at a guest's descriptors in /proc may
+    close a socket as well: the kernel has the file open for a moment, in which the guest may close it.
+    """
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, lambda number, frame: None)
+        signal.setitimer(signal.ITIMER_REAL, _MOST_SECONDS, _MOST_SECONDS)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+class closing_copy:  # noqa: N801  # as `closing_fd`
+    """Closes a copy of a guest's descriptor at the end of the block.
+
+    If the guest has closed its own by then, closing a socket may wait for its peer for hours (SO_LINGER).
+    """
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, copy: int) -> None:
+        self._copy = copy
+
+    def __enter__(self) -> int:
+        return self._copy
+
+    def __exit__(self, *_: object) -> None:
+        with TimeLimit():
+            os.close(self._copy)
 
 
 def open_inside(thread: int, path: bytes, follows: bool = True) -> int:
@@ -48,7 +84,7 @@ def _process_of(thread: int) -> int:
 def add_watch(thread: int, descriptor: int, path: bytes, mask: int, host_id: int) -> int:
     """Call inotify_add_watch() for the guest, with its rights. Returns the result, or a negative errno."""
     try:
-        with closing_fd(copy_of(thread, descriptor)) as notifier, _AsUser(host_id):
+        with closing_copy(copy_of(thread, descriptor)) as notifier, _AsUser(host_id):
             return _add_watch(thread, notifier, path, mask)
     except OSError as error:
         return -(error.errno or _EACCES)
@@ -85,7 +121,7 @@ def may_lock(thread: int, descriptor: int, operation: int, is_own: Callable[[int
     if operation & _LOCK_UN:
         return 0
     try:
-        with closing_fd(copy_of(thread, descriptor)) as file:
+        with closing_copy(copy_of(thread, descriptor)) as file:
             return 0 if is_own(file) else _EOPNOTSUPP
     except OSError as error:  # also of its file system: raised, it would end the manager and all other guests
         return error.errno or _EACCES

@@ -7,10 +7,10 @@ import os
 import stat
 import struct
 
-from ..fast_imports import signal, socket
+from ..fast_imports import socket
 from . import guest_files
 from .descriptors import closing_fd
-from .guest_files import copy_of, open_inside
+from .guest_files import TimeLimit, copy_of, open_inside
 from .syscalls import NUMBERS, call
 
 TYPE_CHECKING = False
@@ -229,10 +229,9 @@ def unix_path(address: bytes) -> Optional[bytes]:
 # prevent connecting to a socket in it, which could give access to a service of the host. The manager resolves the path
 # and makes the connection itself, so that nothing can change in between.
 
-#: A full backlog must not block the manager.
+#: A full backlog must not block the manager. The guest has the socket too and may change that meanwhile, so a call that
+#: takes longer is interrupted.
 _PATIENCE = struct.pack("@ll", 0, 2_000)
-#: The guest has the socket too and may change that meanwhile, so after this time the call is interrupted.
-_MOST_SECONDS = 0.05
 
 
 def connect(thread: int, descriptor: int, address: bytes, own_device: int) -> int:
@@ -258,26 +257,19 @@ def _connect_to(thread: int, descriptor: int, address: bytes) -> int:
     copy = copy_of(thread, descriptor)
     try:
         guest_socket = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)  # not a socket at all
+    except OSError:  # not a socket at all
+        with TimeLimit():
+            os.close(copy)
         raise
     try:
         patience = guest_socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
         guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         try:
-            _connect_in_time(copy, address)
+            with TimeLimit():
+                call("connect", copy, address, len(address))
         finally:
             guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
     finally:
-        guest_socket.close()
+        with TimeLimit():  # as for `closing_copy`
+            guest_socket.close()
     return 0
-
-
-def _connect_in_time(descriptor: int, address: bytes) -> None:
-    """Raises EINTR after a while: for a signal with a handler, repeated in case it comes before the call."""
-    signal.signal(signal.SIGALRM, lambda number, frame: None)
-    signal.setitimer(signal.ITIMER_REAL, _MOST_SECONDS, _MOST_SECONDS)
-    try:
-        call("connect", descriptor, address, len(address))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -9,6 +9,7 @@ import time
 
 from ..fast_imports import signal, socket
 from ..linux.descriptors import close_all
+from ..linux.guest_files import TimeLimit
 from ..plan import Watch
 from ..wire import new_receive_buffer, packet_socket, receive_packet, send_packet
 from .patience import pause_before_first_look
@@ -266,7 +267,8 @@ class Loop:
         if number not in self._looked_at:
             self._looked_at.add(number)
             self._send({"looks": number})
-        return self._cells[number].ceilings.look()
+        with TimeLimit():
+            return self._cells[number].ceilings.look()
 
     def _measure(self, number: int) -> Optional[float]:
         """One step of the measurement. None when it is complete and our code still waits for the job."""
