@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from warmcell.core.light import closing_fd
+from warmcell.core.records import replace
 from warmcell.enforcers.layout import Mount, system_layout
-from warmcell.policy.model import SandboxPolicy, check_places
+from warmcell.policy.model import OwnPath, SandboxPolicy, check_places
 from warmcell.policy.resolve import ResolvedPath
 
 
@@ -18,8 +19,9 @@ def pin_paths(policy: SandboxPolicy) -> tuple[ResolvedPath, ...]:
 
     def pin_mount(mount: Mount) -> ResolvedPath:
         with explain_failure(mount.source):
-            return pin(mount.source, mount.target, mount.writable)
+            return replace(pin(mount.source, mount.target, mount.writable), is_own=mount.target in own)
 
+    own = {allowed.target for allowed in policy.allowed_paths if isinstance(allowed, OwnPath)}
     check_places(policy)
     layout = system_layout()
     return tuple(map(pin_mount, resolve_mounts(policy.allowed_paths, layout.mounts, layout.links, pins_links=True)))

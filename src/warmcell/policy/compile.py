@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from warmcell.cage.plan import Bind, LaunchPlan, Watch
 from warmcell.core.errors import PolicyViolation
@@ -78,7 +78,7 @@ def compile_plan(
         seccomp=True,
         allow_spawn=policy.allow_spawn,
         allow_tracing=policy.allow_tracing,
-        watch=_watch(policy, tuple(path.target for path in _find_counted_paths(policy.paths))),
+        watch=_watch(policy, _find_counted_paths(policy.paths), lambda path: path.target),
         report_path=f"{CODE_DIR}/{REPORT_NAME}",
     )
 
@@ -102,9 +102,9 @@ def replace_sources(plan: LaunchPlan, before: EffectivePolicy, after: EffectiveP
     return plan._replace(binds=tuple(binds))
 
 
-def _layout_of(path: ResolvedPath) -> tuple[str, bool, bool, tuple[int, ...]]:
+def _layout_of(path: ResolvedPath) -> tuple[str, bool, bool, tuple[int, ...], bool]:
     """Everything of a path that a plan depends on, except its source. A path shown elsewhere may cover others."""
-    return path.target, path.writable, path.source == path.target, path.overlay_devices
+    return path.target, path.writable, path.source == path.target, path.overlay_devices, path.is_own
 
 
 def _compile_image_plan(policy: EffectivePolicy, image: ImageRoot, layout: HostLayout) -> LaunchPlan:
@@ -129,12 +129,16 @@ def _compile_image_plan(policy: EffectivePolicy, image: ImageRoot, layout: HostL
 def _with_kept_root(plan: LaunchPlan, upper: ResolvedPath, limits: EffectiveLimits) -> LaunchPlan:
     """The guest's writes are kept in a host directory, so only /dev and /proc are covered by other mounts."""
     watch = plan.watch
+    is_shared = watch.disk_totals != watch.disk_paths
     return plan._replace(
         upper=(Bind(upper.source, "/", True, upper.identity, as_owner=True),),
         scratch_dirs=((_SHARED_MEMORY, 0o1777),),
         report_path=f"{_SHARED_MEMORY}/{REPORT_NAME}",
         watch=watch._replace(
-            disk_bytes=limits.disk_mb * MIB, disk_paths=(*watch.disk_paths, upper.source), overlays=("/",)
+            disk_bytes=limits.disk_mb * MIB,
+            disk_paths=(*watch.disk_paths, upper.source),
+            disk_totals=watch.disk_totals if is_shared else (*watch.disk_totals, upper.source),
+            overlays=("/",),
         ),
     )
 
@@ -245,14 +249,17 @@ def _gpu_landlock(policy: EffectivePolicy) -> tuple[tuple[str, bool], ...]:
     return () if policy.gpu is None else (("/proc", True),)
 
 
-def _watch(policy: EffectivePolicy, disk_paths: tuple[str, ...]) -> Watch:
+def _watch(policy: EffectivePolicy, counted: list[ResolvedPath], place: Callable[[ResolvedPath], str]) -> Watch:
+    """`place`: where the watcher finds a path. What a path of the host contained before is not the guest's."""
     limits = policy.limits
+    is_shared = any(not (path.is_own or path.overlay_devices) for path in counted)
+    whole = [path for path in counted if path.overlay_devices or not is_shared]
     return Watch(
         memory_bytes=0 if policy.uses_cgroup else limits.memory_mb * MIB,
         cpu_seconds=float(limits.cpu_seconds or 0.0),
-        disk_bytes=limits.disk_mb * MIB if disk_paths else 0,
-        disk_paths=disk_paths,
-        disk_totals=tuple(path.target for path in policy.paths if path.overlay_devices),
+        disk_bytes=limits.disk_mb * MIB if counted else 0,
+        disk_paths=tuple(map(place, counted)),
+        disk_totals=tuple(map(place, whole)),
         disk_devices=tuple(device for path in policy.paths for device in path.overlay_devices),
         descriptors=True,
         gpus=() if policy.gpu is None else policy.gpu.measurable,
@@ -266,6 +273,7 @@ def compile_open_plan(
     """The plan for the classes that share the host's root. `home` is a private directory for this run."""
     is_landlock = policy.isolation == "landlock"
     limits = policy.limits
+    watch = _watch(policy, _find_counted_paths(policy.paths), lambda path: path.source)
     return LaunchPlan(
         isolation=policy.isolation,
         network="host" if policy.network == "host" else "loopback",
@@ -275,7 +283,7 @@ def compile_open_plan(
         seccomp=is_landlock,
         allow_keyrings=policy.enforced.enforcer != "bubblewrap",
         allow_spawn=policy.allow_spawn,
-        watch=_watch(policy, (home, *(path.source for path in _find_counted_paths(policy.paths)))),
+        watch=watch._replace(disk_bytes=limits.disk_mb * MIB, disk_paths=(home, *watch.disk_paths)),
         report_path=f"{home}{CODE_DIR}/{REPORT_NAME}",
     )
 

@@ -49,6 +49,12 @@ class AllowedPath:
         return self.guest_path or self.path
 
 
+class OwnPath(AllowedPath):
+    """A directory of one sandbox alone. All that it contains counts as disk use, whichever run has written it."""
+
+    __slots__ = ()
+
+
 def _absolute(name: str, value: str) -> str:
     check_text(name, _without_undecoded(value))
     if not value.startswith("/"):

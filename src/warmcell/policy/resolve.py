@@ -83,6 +83,8 @@ class ResolvedPath:
     identity: str
     #: Not empty: the guest sees an overlay whose files report these devices; its writes go to the source.
     overlay_devices: tuple[int, ...] = ()
+    #: Whether all that it contains counts as disk use, not only what the guest adds.
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,19 @@ class MountPoint:
         return os.fspath(self.host_path)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnDirectory:
+    """A `work_dir` that belongs to its sandbox alone, though it was made before and may outlast it.
+
+    Tools of the host run nothing in it, and all that it contains counts against the sandbox's disk limit.
+    """
+
+    path: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
 def _check_guest_path(path: str) -> str:
     """Refuse paths that the cage uses itself and paths inside the work directory."""
     try:

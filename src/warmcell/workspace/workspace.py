@@ -113,6 +113,11 @@ class Workspace:
         return self._mounts.work.root.path
 
     @property
+    def is_private(self) -> bool:
+        """Whether the work directory was made by this object and is removed with it."""
+        return self._cleanup is not None
+
+    @property
     def root(self) -> Root:
         """The work directory."""
         return self._mounts.work.root

@@ -326,8 +326,8 @@ class DiskCeiling:
     def _count_totals(self) -> None:
         """Let the existing content of `totals` count. If it exceeds the limit, the guest may still remove files."""
         if self._totals:
-            kept = disk_use(self._totals, "/proc", [])
             start = self._at_start
+            kept = start if tuple(self._totals) == tuple(self._paths) else disk_use(self._totals, "/proc", [])
             self._at_start = start._replace(held=start.held - kept.held, entries=start.entries - kept.entries)
             self._most = max(self._most, kept.held, kept.entries << 12)
             self._room = self._most - kept.held

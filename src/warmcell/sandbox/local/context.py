@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmcell.core.errors import NetworkingDisabled, PolicyViolation
@@ -15,6 +15,7 @@ from warmcell.sandbox.local.guest_config import GuestConfig, list_protected
 from warmcell.sandbox.local.guests import Guest, no_live_cage
 from warmcell.sandbox.local.operations import Operations
 from warmcell.sandbox.settings import SandboxSettings
+from warmcell.workspace.mount_points import OwnDirectory, host_path
 from warmcell.workspace.workspace import AnyPath, Workspace
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class LocalNetwork:
 
 def _open_layer(settings: SandboxSettings, parent: ChangeLayer | None) -> ChangeLayer:
     from warmcell.changes.layer import ChangeLayer
-    from warmcell.workspace.mount_points import guest_work_path, host_path
+    from warmcell.workspace.mount_points import guest_work_path
 
     assert settings.work_dir is not None
     directory = host_path("work_dir", settings.work_dir)
@@ -181,8 +182,6 @@ class SandboxContext:
 
     def _make_workspace(self) -> Workspace:
         settings = self.settings
-        # What tools of the host execute is flagged when it is committed; until then nothing reaches the host.
-        protected = (lambda directory: ()) if self.layer is not None else partial(list_protected, settings.policy)
         return Workspace(
             settings.work_dir,
             settings.mounts,
@@ -190,8 +189,14 @@ class SandboxContext:
             disk_mb=self.limits.disk_mb,
             work_path=settings.work_path,
             layer=self.layer,
-            protected=protected,
+            protected=self._find_protected,
         )
+
+    def _find_protected(self, directory: str) -> tuple[tuple[str, ...], ...]:
+        """What tools of the host execute. In a layer it is flagged when it is committed, and not on the host before."""
+        work_dir = self.settings.work_dir
+        is_own = isinstance(work_dir, OwnDirectory) and directory == host_path("work_dir", work_dir)
+        return () if is_own or self.layer is not None else list_protected(self.settings.policy, directory)
 
     def close_files(self) -> None:
         """Closes the work directory, and removes it if it is private. Blocking."""
@@ -209,10 +214,12 @@ class SandboxContext:
         """A guest with the work directory and the current packages."""
         settings = self.settings
         copy = None if self.layer is None or self.layer.overlay is not None else self.layer.copy_path
+        is_own = self.layer is None and (self.workspace.is_private or isinstance(settings.work_dir, OwnDirectory))
         config = GuestConfig(
             work_dir=copy or self.workspace.host_path,
             is_work_writable=self.workspace.is_writable,
-            is_host_dir=settings.work_dir is not None and copy is None,
+            is_host_dir=not is_own and copy is None,
+            is_own=is_own,
             mounts=tuple(settings.mounts),
             env=settings.env or {},
             memory_limit_mb=settings.memory_limit_mb,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from warmcell.core.request_checks import check_kind
 from warmcell.core.types import Limits
 from warmcell.policy.gpu import check_gpus
-from warmcell.policy.model import AccessMode, AllowedPath, SandboxPolicy
+from warmcell.policy.model import AccessMode, AllowedPath, OwnPath, SandboxPolicy
 from warmcell.policy.places import is_within
 from warmcell.workspace.mount_points import WORK, MountPoint
 from warmcell.workspace.protected_paths import PROTECTED, find_protected
@@ -40,6 +40,8 @@ class GuestConfig:
     is_work_writable: bool = True
     #: Whether the work directory is a host directory of the caller, not a private one.
     is_host_dir: bool = False
+    #: Whether all that it contains counts as the sandbox's disk use.
+    is_own: bool = False
     mounts: tuple[MountPoint, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     memory_limit_mb: int | None = None
@@ -74,11 +76,13 @@ def sandbox_policy(config: GuestConfig) -> SandboxPolicy:
     """The caller's policy with the workspace and the mounts added. Without one, processes are allowed, nothing else."""
     policy = config.policy or DEFAULT_POLICY
     mode = AccessMode.READ_WRITE if config.is_work_writable else AccessMode.READ_ONLY
-    paths = [AllowedPath(config.work_dir, mode, config.work_path)]
+    own = OwnPath if config.is_own else AllowedPath
+    paths = [own(config.work_dir, mode, config.work_path)]
     for mount in config.mounts:
         if mount.guest_path != WORK:
             mode = AccessMode.READ_WRITE if mount.writable else AccessMode.READ_ONLY
-            paths.append(AllowedPath(mount.host, mode, mount.guest_path))
+            kind = own if mount.host == config.work_dir else AllowedPath
+            paths.append(kind(mount.host, mode, mount.guest_path))
     paths += _protect_host_tools(config, paths)
     if config.overlay is None:
         paths += _protect_environment(config.process_config, paths)

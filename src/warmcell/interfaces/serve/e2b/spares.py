@@ -27,7 +27,7 @@ from warmcell.lifetime.threads import in_thread
 from warmcell.policy.places import WORKSPACE_DIR
 from warmcell.pool.supply import Item, Supply
 from warmcell.sandbox.asynchronous import AsyncSandbox
-from warmcell.workspace.mount_points import MountPoint
+from warmcell.workspace.mount_points import MountPoint, OwnDirectory
 
 #: Some clients expect the second one; a guest cannot make directories at `/`, so they could not make it themselves. All
 #: sandboxes have the same mount points, so they are forks of one zygote.
@@ -71,10 +71,15 @@ class PreparedSandbox:
         self.build_id = ""
         homes = [MountPoint(home.path, place, writable=True) for place in (PLACES if image is None else (HOME,))]
         limits = None if disk_mb is None else Limits(disk_mb=disk_mb)
-        options: dict[str, Any] = {"limits": limits, "work_dir": home.path, "mounts": [*homes, *mounts], "image": image}
+        options: dict[str, Any] = {"limits": limits, "mounts": [*homes, *mounts], "image": image}
         with on_error(home.close):
             self.sandbox: AsyncSandbox = service.make_sandbox(
-                tenant, env=ENVIRONMENT | env, track_changes=False, is_offline=is_offline, **options
+                tenant,
+                env=ENVIRONMENT | env,
+                track_changes=False,
+                is_offline=is_offline,
+                work_dir=OwnDirectory(home.path),
+                **options,
             )
 
     async def destroy(self) -> None:

@@ -45,6 +45,7 @@ from warmcell.interfaces.serve.v1.models import (
 from warmcell.interfaces.serve.v1.sandbox_state import keep_sessions, state_of
 from warmcell.net.rules.network_update import from_plain
 from warmcell.sandbox.ports import AsyncExposedPort
+from warmcell.workspace.mount_points import OwnDirectory
 
 #: Snapshots per sandbox: each may use as much disk as the sandbox itself.
 MAX_SNAPSHOTS = 8
@@ -59,7 +60,7 @@ async def create(request: Request, tenant: Tenant) -> Response:
     options = await choose_options(service, tenant, body)
     service.sandboxes.check_room(tenant)
     home = None if service.saved is None else service.saved.make_home()
-    make = partial(service.make_sandbox, tenant, **options, work_dir=home and home.path)
+    make = partial(service.make_sandbox, tenant, **options, work_dir=home and OwnDirectory(home.path))
     undo = on_error(lambda: None) if home is None else on_error(home.close)
     with undo, service.gpus.count_use(tenant, options["gpus"] is not None) as keep:
         entry = service.sandboxes.add(make, tenant, body.lifetime, body.metadata)
@@ -88,7 +89,7 @@ async def restore_sandbox(service: Service, tenant: Tenant, own: dict[str, Any],
     """Restore a sandbox of the previous server, from the request that made it."""
     body = CreateBody.model_validate(own["asked"])
     options = await choose_options(service, tenant, body)
-    sandbox = service.make_sandbox(tenant, **options, work_dir=home.path)
+    sandbox = service.make_sandbox(tenant, **options, work_dir=OwnDirectory(home.path))
 
     def attach(entry: SandboxEntry) -> None:
         if options["gpus"] is not None:
