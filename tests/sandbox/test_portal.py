@@ -51,6 +51,19 @@ def test_all_callers_share_one_portal_thread() -> None:
     assert len(threads) == 20 and len(set(threads)) == 1
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_coroutine_that_exits_ends_its_own_call_only(kind: type[BaseException]) -> None:
+    """Such as a callback of the caller: asyncio stops a loop on whose thread these are raised."""
+    own = Portal()
+
+    async def leave() -> None:
+        raise kind
+
+    outcome, _ = own.start(leave)
+    assert isinstance(outcome.exception(PATIENCE), kind)
+    assert own.call(double, 21) == 42
+
+
 async def test_it_works_from_within_a_running_loop() -> None:
     assert portal.call(double, 1) == 2
 

@@ -87,7 +87,7 @@ class _Workers:
         try:
             while (taken := await self._take()) is not None:
                 await self._done.put(await attempt(self._execute, *taken))
-        except Exception as error:  # the caller's iterable failed, and the caller gets it
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # the caller's iterable failed: the caller gets it
             problem = error
         await self._done.put(problem)
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -186,7 +187,10 @@ class Portal:
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        while True:
+            # A coroutine that raises one of these stops the loop. Its caller gets the error; the others need the loop.
+            with suppress(KeyboardInterrupt, SystemExit):
+                loop.run_forever()
 
 
 def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:

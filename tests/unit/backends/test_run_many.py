@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
@@ -95,3 +96,13 @@ async def test_a_cancellation_while_the_runs_end_is_not_lost() -> None:
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await leaving
+
+
+async def test_requests_that_exit_the_program_end_the_batch() -> None:
+    def requests() -> Iterator[ExecRequest]:
+        yield REQUEST
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        async for _ in run_many(FakeBackend(lambda request: "x").execute, requests(), 2):
+            pass
