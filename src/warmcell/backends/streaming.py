@@ -12,7 +12,7 @@ from warmcell.core.output_events import OutputEvent, ResultEvent, StreamEvent
 from warmcell.core.records import replace
 from warmcell.core.types import ExecRequest, ExecResult
 from warmcell.lifetime.output_channel import OutputChannel
-from warmcell.lifetime.threads import wait_until_done
+from warmcell.lifetime.threads import cancel_and_wait
 from warmcell.runner.listening import Listener
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ async def stream(execute: ExecuteWithListener) -> AsyncIterator[StreamEvent]:
             yield OutputEvent(*piece)
         yield ResultEvent(run.result())
     finally:
-        run.cancel()
-        await wait_until_done(run)
-        channel.close()
+        try:
+            await cancel_and_wait(run)
+        finally:
+            channel.close()
 
 
 def refuse_descriptor(backend: str, stdin: int) -> None:
