@@ -191,6 +191,12 @@ class TestShell:
         assert result.stdout_truncated
         assert len(result.stdout_bytes) == 1 << 20
 
+    def test_output_of_other_modules_is_not_cut_silently(self, command: Command) -> None:
+        _needs("node")
+        flood = "node -e 'console.log(\"x\".repeat(3000000))'"
+        assert command("sh", "-c", flood).stdout_truncated
+        assert "output limit exceeded" in command("sh", "-c", f"{flood} > file").stderr
+
     def test_sleep_ends_at_the_deadline(self, command: Command) -> None:
         with pytest.raises(ExecutionTimeout):
             command("sleep", "60", timeout=0.5)

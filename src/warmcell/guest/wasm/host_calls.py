@@ -45,6 +45,7 @@ _LEAST_MEMORY = 1 << 20
 _OUT_OF_MEMORY = 137
 _CANNOT_RUN = 126
 _NOT_STARTED = "the command could not be started"
+_CUT = b"output limit exceeded: the rest was left out\n"
 _READ_BYTES = 65536
 
 
@@ -173,7 +174,8 @@ class ExecCall:
         try:
             with open_files_limit.headroom():
                 loaded = self._find(command.argv[0], outer.fuel is not None)
-                output = NestedOutput(self.output_bytes)
+                # One byte more than the run keeps: a guest that passes it on sees its own output marked as truncated.
+                output = NestedOutput(self.output_bytes + 1)
         except CommandUnavailable as error:
             return _error_object("command_not_found", str(error))
         except OSError:
@@ -187,6 +189,8 @@ class ExecCall:
         finally:
             stdout, stderr = output.finish()
         self._settle(report, outer, caller)
+        if any(output.is_truncated):
+            stderr += _CUT
         names = ("stdout_truncated", "stderr_truncated")
         truncated = {name: True for name, is_cut in zip(names, output.is_truncated, strict=True) if is_cut}
         return {**_response(report, stdout, stderr), **truncated}
