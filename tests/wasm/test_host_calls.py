@@ -288,6 +288,25 @@ def test_a_command_that_could_not_be_built_has_not_used_the_guests_time(supervis
     assert "pip install it" in run_once(supervisor, own(asks("exec", {"argv": ["x"]})), request, commands=fail).stdout
 
 
+def test_commands_that_cannot_be_built_do_not_prolong_a_run_without_end(supervisor: Supervisor) -> None:
+    attempts: list[str] = []
+
+    def fail(name: str) -> ModuleSource:
+        attempts.append(name)
+        assert len(attempts) < 50, "the run does not end"
+        time.sleep(0.4)
+        raise BackendUnavailable("its build failed", hint="pip install it")
+
+    raw = json.dumps({"argv": ["x"]})
+    data = "".join(f"\\{byte:02x}" for byte in raw.encode())
+    wat = f"""(module {CALLS} (memory (export "memory") 1) (data (i32.const 1024) "{data}")
+      (func (export "run") (result i32)
+        (loop $more (drop (call $exec (i32.const 1024) (i32.const {len(raw)}))) (br $more)) (i32.const 0)))"""
+    with pytest.raises(ExecutionTimeout):
+        run_once(supervisor, own(wat), RunRequest(("x",), RunLimits(1, 64 * MIB)), commands=fail)
+    assert attempts
+
+
 def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
     def slow(name: str) -> ModuleSource | None:
         time.sleep(1.2)

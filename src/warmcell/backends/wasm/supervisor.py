@@ -77,6 +77,9 @@ CommandModules = Callable[[str], ModuleSource | None]
 _SEND_SECONDS = 10.0
 #: How many answers of up to 16 MiB may wait for a worker that does not read them.
 _MOST_UNREAD = 8
+#: How often a run gets back the time in which a command failed to be prepared, such as by a build of half a minute. A
+#: guest that asks again and again would otherwise run without end. As many as there are such commands.
+_MOST_FAILURES = 5
 _FETCH_FIELDS = {"url": str, "method": str, "headers": dict, "timeout": (int, float), "follow_redirects": bool}
 
 
@@ -100,6 +103,7 @@ class HostCalls:
         self._commands, self._run = commands, run
         self._offered = ""
         self._is_fetching = False
+        self._failures = 0
         #: For answers that the worker has not read.
         self._room = threading.Semaphore(_MOST_UNREAD)
 
@@ -154,7 +158,9 @@ class HostCalls:
 
     def _refuse(self, reason: str, seconds: float = 0.0) -> None:
         """`seconds`: how long it took to fail, such as a build. The worker has stopped its clock."""
-        self._pending.extend(seconds)
+        self._failures += seconds > 0
+        if self._failures <= _MOST_FAILURES:
+            self._pending.extend(seconds)
         self._send({"op": "answer", "is_found": False, "reason": reason})
 
     def _send_module(self, load: LoadRequest, started: float) -> None:
