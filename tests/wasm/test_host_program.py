@@ -92,6 +92,24 @@ print("both")
 """
         assert in_another_program(script) == "both\n"
 
+    def test_a_child_uses_its_workers_again(self, tmp_path: Path) -> None:
+        """As the processes of a server that made its backend before it forked."""
+        script = f"""
+backend = WasmBackend(cache_dir={str(tmp_path / "cache")!r})
+child = os.fork()
+if not child:
+    seen = set()
+    for _ in range(3):
+        assert backend.execute_blocking(ExecRequest("wasm", HELLO, 20)).stdout == "hello\\n"
+        seen.add(tuple(backend.worker_pids()))
+    assert len(seen) == 1 and len(seen.pop()) == 1
+    backend.close()
+    assert backend.worker_pids() == []
+    sys.exit(7)
+print(status_of(child))
+"""
+        assert in_another_program(script) == "7\n"
+
     def test_a_fork_in_the_middle_of_a_run(self, tmp_path: Path) -> None:
         """The child finds no held lock and no run in progress; the parent's run continues and can be cancelled."""
         script = f"""

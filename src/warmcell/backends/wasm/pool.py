@@ -87,13 +87,14 @@ class WorkerPool(Supply[Mounts | None, WorkerHandle]):
 
     def __init__(self, most: int = MOST_WORKERS) -> None:
         self._slots = FairSemaphore(most)
+        #: Backends and sandboxes. A fork has copies of them, which it uses and closes.
+        self._users = 0
         super().__init__(0, most, most)
         own_until_exit(self)
         descriptor_pressure.register(self)
 
     def abandon(self) -> None:
         super().abandon()
-        self._users = 0
         #: Set if a spare is wanted.
         self._prepare_spare: Callable[[Lease], None] | None = None
         self._is_closing = threading.Event()
