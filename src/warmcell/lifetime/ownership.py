@@ -94,7 +94,7 @@ def _abandon_all() -> None:
 
 def _close_all() -> None:
     for thing in _newest_first(_closed_at_exit):
-        with suppress(OSError):
+        with suppress(Exception):  # such as for want of a thread: from Python 3.12 on none can be started at exit
             thing.close()
 
 

@@ -126,6 +126,16 @@ def test_the_latest_made_is_closed_first_and_by_its_own_process(forks: bool) -> 
     assert said == [*in_the_fork, "True second", "True first"]
 
 
+def test_one_that_cannot_be_closed_does_not_keep_the_others() -> None:
+    broken = """
+class Broken(Thing):
+    def close(self): raise RuntimeError("can't create new thread at interpreter shutdown")
+third = own_until_exit(Broken("third"))
+"""
+    said = subprocess.run([sys.executable, "-c", AT_EXIT + broken], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["True second", "True first"]
+
+
 def test_there_is_one_place_that_hears_of_forks() -> None:
     """And of exits; what runs inside cages and components has an interpreter of its own."""
     found = {
