@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 from pathlib import Path
 
@@ -49,6 +52,22 @@ def test_written_files_can_be_read(directory: SignedDirectory, content: bytes) -
 def test_another_process_reads_it_too(directory: SignedDirectory) -> None:
     write(directory, "a", b"content")
     assert read(SignedDirectory(directory.path), "a") == b"content"
+
+
+def test_it_is_read_where_sealed_files_cannot_be_mapped_as_shared(
+    directory: SignedDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before Linux 6.7."""
+    map_file = mmap.mmap
+
+    def map_unless_sealed(descriptor: int, size: int, flags: int = mmap.MAP_SHARED, prot: int = 0) -> mmap.mmap:
+        if flags & mmap.MAP_SHARED and fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return map_file(descriptor, size, flags=flags, prot=prot)
+
+    monkeypatch.setattr(mmap, "mmap", map_unless_sealed)
+    write(directory, "a", b"content")
+    assert read(directory, "a") == b"content"
 
 
 @pytest.mark.attack("S2-40")

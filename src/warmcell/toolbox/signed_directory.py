@@ -242,5 +242,8 @@ def content_digest(descriptor: int) -> str:
 
 
 def _map(descriptor: int) -> contextlib.AbstractContextManager[Any]:
+    """Private: before Linux 6.7 a file that is sealed against writing cannot be mapped as shared, not even to read."""
     size = os.fstat(descriptor).st_size
-    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else contextlib.nullcontext(b"")
+    if not size:
+        return contextlib.nullcontext(b"")
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
