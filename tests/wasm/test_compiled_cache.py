@@ -105,6 +105,26 @@ def test_verified_content_cannot_change(empty_cache: Path) -> None:
     cache.close()
 
 
+def test_what_a_worker_compiled_cannot_change_while_it_is_stored(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that a module took over as it was compiled has the file too. This program maps it."""
+    from warmcell.backends.wasm.module_loader import ModuleCache
+
+    stored: list[str] = []
+
+    def store(_cache: ModuleCache, key: str, artefact: int, _facts: dict[str, object]) -> None:
+        with pytest.raises(PermissionError):
+            os.pwrite(artefact, b"EVIL", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(artefact, 0)
+        stored.append(key)
+
+    monkeypatch.setattr(ModuleCache, "store", store)
+    assert _run_once(empty_cache).stdout == "hello\n"
+    assert len(stored) == 1
+
+
 def test_only_a_clean_worker_fills_it(empty_cache: Path, no_workers: WorkerPool) -> None:
     backend = WasmBackend(cache_dir=empty_cache, max_workers=1)
     try:

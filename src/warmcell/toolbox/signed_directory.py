@@ -181,7 +181,8 @@ def _lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _seal(descriptor: int) -> None:
+def seal(descriptor: int) -> None:
+    """Forbids changes of a file in memory. `OSError` if a process has mapped it for writing."""
     import fcntl
 
     seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -224,7 +225,7 @@ def sealed_copy(descriptor: int, start: int = 0) -> int:
         done, size = start, os.fstat(descriptor).st_size
         while done < size and (sent := os.sendfile(copy, descriptor, done, size - done)):
             done += sent
-        _seal(copy)
+        seal(copy)
     except BaseException:
         os.close(copy)
         raise

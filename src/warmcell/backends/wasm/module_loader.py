@@ -31,7 +31,7 @@ from warmcell.lifetime.ownership import Lock
 from warmcell.lifetime.run import Run
 from warmcell.toolbox.loader import open_shipped_module
 from warmcell.toolbox.runtime import runtime_fingerprint
-from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory
+from warmcell.toolbox.signed_directory import SignedDirectory, SignedFile, Tampered, Unusable, cache_directory, seal
 from warmcell.toolbox.small_digests import sha256
 
 TYPE_CHECKING = False
@@ -272,13 +272,17 @@ class ModuleLoader:
     def _compile(self, lease: Lease, load: LoadRequest, data: bytes) -> None:
         worker, was_clean = lease.worker, lease.worker.is_clean
         worker.is_clean = was_clean and load.source.is_own
-        artefacts = [os.memfd_create("warmcell-module")] if was_clean else []
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        artefacts = [os.memfd_create("warmcell-module", flags)] if was_clean else []
         try:
             reply = _request(lease, load, load.message(load.source.format, _evict(lease)), data, artefacts)
             facts = _validate_facts(reply, lease, load)
             worker.loaded[load.key] = None
             if artefacts and reply.get("is_written") is True:
-                self._cache.store(load.cache_key, artefacts[0], facts)
+                with contextlib.suppress(OSError):  # the worker has mapped it for writing: it is not kept
+                    # The worker may still have it open. Shrinking it while we read its mapping would end this program.
+                    seal(artefacts[0])
+                    self._cache.store(load.cache_key, artefacts[0], facts)
         finally:
             for descriptor in artefacts:
                 os.close(descriptor)
