@@ -13,6 +13,7 @@ from tests.image_roots import make_busybox, shared_debian_like, shared_place
 
 import warmcell.guest
 from warmcell import ExecRequest, ExecutionTimeout, ImageNotFound, InvalidRequest, ProcessBackend, PtySize, Sandbox
+from warmcell.backends.process.launch import MAX_SENT_BYTES
 from warmcell.backends.process.live_start import MODULES_OF_AGENT
 from warmcell.cage.wire import GuestJob
 from warmcell.core.records import replace
@@ -46,6 +47,22 @@ def test_python_is_the_images_own(images: dict[str, Image]) -> None:
     with Sandbox(image=images["debian"]) as sandbox:
         code = "import os, sys; print(os.path.exists('/etc/os-release'), sys.executable, os.getcwd())"
         assert sandbox.run(code).stdout == "True /usr/bin/python3 /work\n"
+
+
+@pytest.mark.parametrize("size", [1, MAX_SENT_BYTES + 1], ids=["sent with the job", "mounted"])
+def test_a_program_with_files_starts_beside_them(images: dict[str, Image], size: int) -> None:
+    """Also if programs of the image start elsewhere."""
+    image = replace(images["debian"], config=replace(images["debian"].config, workdir="/srv/app"))
+    files = {"a.txt": "x" * size}
+    with ProcessBackend(image=image) as backend:
+        for language, code in (
+            ("command", "pwd; test ! -s a.txt || echo beside"),
+            ("python", "import os; print(os.getcwd())\nif os.path.exists('a.txt'): print('beside')"),
+        ):
+            alone = backend.execute_blocking(ExecRequest(language, code, 60))
+            assert alone.stdout == "/srv/app\n", alone
+            result = backend.execute_blocking(ExecRequest(language, code, 60, files=files))
+            assert result.stdout == "/work\nbeside\n", result
 
 
 @pytest.mark.parametrize(("name", "user"), [("debian", "root"), ("busybox", None)])

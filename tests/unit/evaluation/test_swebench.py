@@ -22,7 +22,11 @@ def test_a_patch_is_applied_and_the_tests_decide(tmp_path: Path, monkeypatch: py
     root = make_root(tmp_path / "root", "sh", "cat", "grep", "patch")
     (root / "testbed").mkdir()
     (root / "testbed/code.txt").write_text("broken\n")
-    ImageStore().import_(root, "repository:1")
+    ImageStore().import_(root, "bare:1")
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text("FROM bare:1\nWORKDIR /testbed\n")  # as SWE-bench's images have it
+    ImageStore().build(context, name="repository:1")
     task = {
         "instance_id": "a__b-1",
         "image": "repository:1",

@@ -44,18 +44,20 @@ def make_job(
     if template.wrapper is not None:
         return _wrap_job(launch, template, template.wrapper, directories)
     env = _environment(launch, template, directories, egress.env)
-    files = program.files
+    files, cwd = program.files, program.cwd
+    if launch.files and not cwd and template.effective.image is not None:
+        cwd = directories.work  # beside its files, as if they were mounted: programs of an image may start elsewhere
     if egress.files or launch.files:
         given = {os.path.join(directories.work, path): content for path, content in launch.files.items()}
         files = {**files, **egress.files, **given}
     if worker in ("python", "image-python"):
         kind, is_streamed = "python" if worker == "python" else "exec", launch.listener is not None
-        return GuestJob(kind, launch.args, env, directories.code, files, program.main_file, "", is_streamed)
+        return GuestJob(kind, launch.args, env, directories.code, files, program.main_file, cwd, is_streamed)
     if worker == "node":
         argv = [os.path.basename(program.argv[-1]), *launch.args]
     else:
         argv = program.argv_in(directories.code, directories.out, launch.limits.memory_mb, launch.args)
-    return GuestJob("exec", tuple(argv), env, directories.code, files, program.main_file, program.cwd)
+    return GuestJob("exec", tuple(argv), env, directories.code, files, program.main_file, cwd)
 
 
 def warm_worker(launch: Launch, template: CellTemplate) -> str | None:

@@ -48,6 +48,8 @@ def _receive_job():
             os.makedirs(os.path.dirname(name), exist_ok=True)
         with open(os.path.join(header["code_dir"], name), "xb") as file:
             file.write(content)
+    if header["cwd"]:
+        os.chdir(header["cwd"])
     os.close(_JOB)
     os.close(_GO)
     return Job(header, files)
