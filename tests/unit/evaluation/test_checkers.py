@@ -67,3 +67,32 @@ def test_every_named_test_must_pass() -> None:
     report = "PASSED a.py::one\nFAILED a.py::two - assert 1\nXFAIL a.py::three - reason\n"
     assert has_passed_tests(Case(expected="a.py::one\na.py::three"), ExecResult(report))
     assert not has_passed_tests(Case(expected="a.py::one\na.py::two"), ExecResult(report))
+
+
+@pytest.mark.parametrize(
+    ("report", "is_right"),
+    [
+        ("PASSED a.py::one\nERROR a.py::one - its teardown failed\n", False),
+        ("PASSED a.py::one\nFAILED a.py::one - a test printed the first line\n", False),
+        ("ERROR a.py::another - fixture\nPASSED a.py::one\n", True),
+        ("ERROR    root:a.py:1 a.py::one\nPASSED a.py::one\n", True),  # a log line
+    ],
+)
+def test_a_test_that_is_also_listed_as_failed_has_not_passed(report: str, is_right: bool) -> None:
+    assert has_passed_tests(Case(expected="a.py::one"), ExecResult(report)) is is_right
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_right"),
+    [
+        ("a.py::one[x - y]", True),
+        ("a.py::one[x", True),  # as SWE-bench's records have it
+        ("a.py::one[y z]", True),
+        ("a.py::two[y", False),  # one of the two that it fits failed
+        ("a.py::two[y z]", True),
+        ("a.py::two[y w]", False),
+    ],
+)
+def test_names_with_spaces(wanted: str, is_right: bool) -> None:
+    report = "PASSED a.py::one[x - y]\nPASSED a.py::one[y z]\nPASSED a.py::two[y z]\nFAILED a.py::two[y w] - assert 1\n"
+    assert has_passed_tests(Case(expected=wanted), ExecResult(report)) is is_right
