@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
@@ -72,3 +74,39 @@ def test_a_directory(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     with WarmcellRuntimeProvider(str(tmp_path), ["python3", "server.py"]) as provider:
         provider.wait_for_ready(timeout_s=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", True),  # the rest may never come
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:%d/\r\nContent-Length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 503 Service Unavailable\r\n", False),
+        (b"no newline" * 1000, False),
+        (b"", False),
+    ],
+)
+def test_the_first_line_of_the_answer_decides(answer: bytes, is_right: bool) -> None:
+    from warmcell.interfaces.seats.openenv import is_healthy
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        port = elsewhere.getsockname()[1]
+        server.settimeout(PATIENCE)
+        asked = threading.Event()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer.replace(b"%d", b"%d" % port))
+                if answer:
+                    asked.wait(PATIENCE)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert is_healthy(server.getsockname(), PATIENCE) is is_right
+        asked.set()
+        thread.join(PATIENCE)
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):  # no request came
+            elsewhere.accept()

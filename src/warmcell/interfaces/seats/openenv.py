@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from typing import Any
-from urllib.request import ProxyHandler, build_opener
 
 from warmcell.core.errors import ImageNotFound, SandboxError
 from warmcell.core.light import on_error
@@ -21,8 +21,8 @@ with framework("openenv"):
 
 _PORT = 8000
 _POLL_SECONDS = 0.1
-#: Without the proxies of the environment: the server is on loopback.
-_OPENER = build_opener(ProxyHandler({}))
+_HEALTHY = re.compile(rb"HTTP/1\.[01] 200[ \r\n]")
+_LONGEST_STATUS = 1024
 
 
 class _Server:
@@ -37,27 +37,42 @@ class _Server:
             # `spawn` takes directories of the work directory only.
             words = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *command]
             self._process: Process = sandbox.spawn(words, stdin=False)
-            self.base_url = sandbox.expose(guest_port, port).url.rstrip("/")
+            exposed = sandbox.expose(guest_port, port)
+            self.base_url, self._address = exposed.url.rstrip("/"), (exposed.host, exposed.port)
 
     def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not self._is_healthy(deadline - time.monotonic()):
+        while not is_healthy(self._address, deadline - time.monotonic()):
             if not self._process.is_running:
                 raise RuntimeError(f"the environment's server exited: {self._describe_exit()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the environment's server did not become ready within {timeout:g} s")
             time.sleep(_POLL_SECONDS)
 
-    def _is_healthy(self, left: float) -> bool:
-        try:
-            with _OPENER.open(f"{self.base_url}/health", timeout=max(0.1, left)) as answer:
-                return bool(answer.status == 200)
-        except (OSError, HTTPException):
-            return False
-
     def _describe_exit(self) -> str:
         result = self._process.wait()
         return f"status {result.exit_code}: {(result.stderr or result.stdout).strip()[-500:]}"
+
+
+def is_healthy(address: tuple[str, int], seconds: float) -> bool:
+    """Whether `/health` answers with status 200. Only the first line is read, and only until the time is over.
+
+    The guest writes the answer: a client that follows redirects would make requests in the host's network for it.
+    """
+    deadline = time.monotonic() + max(0.1, seconds)
+    answer = b""
+    try:
+        with socket.create_connection(address, deadline - time.monotonic()) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            while b"\n" not in answer and len(answer) < _LONGEST_STATUS and (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left)
+                piece = connection.recv(_LONGEST_STATUS)
+                if not piece:
+                    break
+                answer += piece
+    except OSError:
+        return False
+    return _HEALTHY.match(answer) is not None
 
 
 class WarmcellProvider(ContainerProvider):
