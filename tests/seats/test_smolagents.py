@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,3 +34,18 @@ def test_smolagents() -> None:
         )
     finally:
         executor.cleanup()
+
+
+@pytest.mark.parametrize(("kind", "is_image"), [("PNG", True), ("JPEG", True), ("GIF", False), ("", False)])
+def test_an_image_is_of_the_kind_that_it_claims(kind: str, is_image: bool) -> None:
+    import PIL.Image
+
+    from warmcell.interfaces.seats.smolagents import _value
+
+    file = io.BytesIO()
+    if kind:
+        PIL.Image.new("RGB", (1, 1)).save(file, kind)
+    data = base64.b64encode(file.getvalue() or b"no image").decode()
+    cell = SimpleNamespace(outputs=[SimpleNamespace(mime={"image/png": data}, is_result=True)], value="text")
+    found = _value(cell)
+    assert isinstance(found, PIL.Image.Image) if is_image else found == "text"

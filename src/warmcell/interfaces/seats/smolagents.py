@@ -73,6 +73,19 @@ def _value(cell: Any) -> Any:
     """The value of the last line: an image, or text."""
     for item in cell.outputs:
         data = item.mime.get("image/png") or item.mime.get("image/jpeg")
-        if item.is_result and isinstance(data, str):
-            return PIL.Image.open(io.BytesIO(base64.b64decode(data)))
+        image = _open_image(data) if item.is_result and isinstance(data, str) else None
+        if image is not None:
+            return image
     return cell.value
+
+
+def _open_image(data: str) -> Any:
+    """The image, or None if it cannot be read.
+
+    The guest made it and says what it is. Without `formats` Pillow tries all that it knows, and for one of them
+    (PostScript) it starts a program on the host.
+    """
+    try:
+        return PIL.Image.open(io.BytesIO(base64.b64decode(data)), formats=("PNG", "JPEG"))
+    except (ValueError, OSError, PIL.Image.DecompressionBombError):
+        return None
