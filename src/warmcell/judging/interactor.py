@@ -97,29 +97,31 @@ class Interaction:
                 found = await self._run_in_time(request, case)
         return found if isinstance(found, Verdict) else decide(*found, request.limits)
 
-    async def _run_in_time(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome] | Verdict:
-        """How the program and the interactor ended. If one had its place too late, both start again."""
+    async def _run_in_time(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome, bool] | Verdict:
+        """As `_run_both`. If one had its place too late, both start again."""
         for _ in range(_MOST_STARTS):
-            ended, decided = await self._run_both(request, case)
+            ended, decided, is_program_first = await self._run_both(request, case)
             late = max(_lateness(ended, decided), _lateness(decided, ended))
             if not late:
-                return ended, decided
+                return ended, decided, is_program_first
         return Verdict("host_error", ended.result, BackendBusy(late))
 
-    async def _run_both(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome]:
+    async def _run_both(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome, bool]:
+        """How the program and the interactor ended, and whether the program ended first."""
         asked, own = replace(request, stdin=None), self._request(request, case)
+        ended: list[ExecRequest] = []
         try:
             with Descriptors() as owned:  # a fork of the host program must not keep the writing ends open
                 to_interactor, from_program = owned.pipe()
                 to_program, from_interactor = owned.pipe()
         except OSError as error:
             failed = Outcome(0, error=host_failure(error, "connect the program and its interactor"))
-            return failed, failed
+            return failed, failed, False
         with closing(owned):
-            program = asyncio.ensure_future(self._run(asked, owned, to_program, from_program))
-            other = asyncio.ensure_future(self._run(own, owned, to_interactor, from_interactor))
+            program = asyncio.ensure_future(self._run(asked, owned, to_program, from_program, ended))
+            other = asyncio.ensure_future(self._run(own, owned, to_interactor, from_interactor, ended))
             try:
-                return await asyncio.gather(program, other)
+                return *await asyncio.gather(program, other), ended[0] is asked
             finally:  # if one failed, the other must not go on while its pipes are closed
                 await cancel_and_wait(program, other)
 
@@ -129,13 +131,16 @@ class Interaction:
         timeout = min(request.timeout + max(own.timeout, _EXTRA_SECONDS), MAX_TIMEOUT)
         return replace(own, stdin=None, files=files, timeout=timeout)
 
-    async def _run(self, request: ExecRequest, owned: Descriptors, stdin: int, stdout: int) -> Outcome:
+    async def _run(
+        self, request: ExecRequest, owned: Descriptors, stdin: int, stdout: int, ended: list[ExecRequest]
+    ) -> Outcome:
         writer = PipeWriter(owned, stdout)
         try:
             return Outcome(0, await self._backend.execute(request, stdin=stdin, listener=writer))
         except SandboxError as error:
             return Outcome(0, error=error)
         finally:
+            ended.append(request)  # before the other one can notice
             owned.close_only(stdin)  # so that the other one's writes fail, as in any pipe
             await writer.finish()
 
@@ -155,7 +160,7 @@ def _lateness(one: Outcome, other: Outcome) -> float:
     return late if late > _LATE_SHARE * error.timeout else 0.0
 
 
-def decide(program: Outcome, interactor: Outcome, limits: Limits | None) -> Verdict:
+def decide(program: Outcome, interactor: Outcome, is_program_first: bool, limits: Limits | None) -> Verdict:
     """The verdict from both outcomes. A limit that the program exceeded counts more than the interactor's decision."""
     found = verdict_of(program, limits)
     if isinstance(found, Verdict) and found.status not in ("runtime_error", "output_limit"):
@@ -163,6 +168,8 @@ def decide(program: Outcome, interactor: Outcome, limits: Limits | None) -> Verd
     result = program.result
     said = interactor.result
     if said is None or said.exit_code not in (ACCEPTED, REJECTED):
+        if is_program_first and isinstance(found, Verdict):
+            return found  # its end may be why the interactor failed, and it must not escape its verdict by that
         return Verdict("checker_error", result, _interactor_failure(interactor))
     # A program that is rejected loses its reader, and may die of that.
     was_cut_off = isinstance(found, Verdict) and result is not None and _is_broken_pipe(result)

@@ -196,3 +196,20 @@ async def test_the_load_of_the_host_does_not_decide(first: Any, status: str, run
     request = ExecRequest("python", "program", 5, limits=Limits(cpu_seconds=1))
     verdict = await Interaction(backend, ExecRequest("python", "interactor", 1)).run(request, Case())
     assert (verdict.status, backend.runs) == (status, runs), verdict
+
+
+@pytest.mark.parametrize(("first", "status"), [("program", "runtime_error"), ("interactor", "checker_error")])
+async def test_of_two_that_crash_the_first_is_at_fault(first: str, status: str) -> None:
+    """An interactor that does not expect the end of its input crashes after each program that crashed."""
+
+    class Backend:
+        async def execute(self, request: ExecRequest, *, stdin: int, listener: object) -> ExecResult:
+            if request.code != first:
+                readable, _, _ = await asyncio.to_thread(select.select, [stdin], [], [], PATIENCE)
+                assert readable and not os.read(stdin, 1)
+            return ExecResult(exit_code=1)
+
+    backend: Any = Backend()
+    interaction = Interaction(backend, ExecRequest("python", "interactor", 1))
+    verdict = await interaction.run(ExecRequest("python", "program", 1), Case())
+    assert verdict.status == status, verdict
