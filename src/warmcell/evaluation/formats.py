@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import zlib
 from collections.abc import Callable
 from json import dumps
@@ -32,14 +33,39 @@ IMPORTS = (
 _SWEBENCH_HINT = (
     "SWE-bench's own records have none: add the image with the repository, and the command that runs its tests"
 )
+#: The files that a patch changes, creates or renames.
+_CHANGED_FILE = re.compile(
+    r"^(?:--- a/([^\t\n]+).*\n\+\+\+ |--- /dev/null\n\+\+\+ b/([^\t\n]+)|diff --git a/.+ b/(.+)$|rename from (.+)$)",
+    re.MULTILINE,
+)
 #: The exit status of the tests does not count, their report does: tests that already failed may go on failing.
+#: Samples may have changed the tests' files too, which are put back before the tests' patch, as SWE-bench does.
 _SWEBENCH_SCRIPT = """\
 patches=$PWD
 cd "$(cat directory)" || exit 1
 apply() {
     test ! -s "$1" || git apply --whitespace=nowarn "$1" || patch --batch --forward --fuzz=5 -p1 -i "$1"
 }
+for_test_files() {
+    number=0
+    while IFS= read -r path; do
+        number=$((number + 1))
+        "$1" "$path" "$patches/test.$number" || exit 1
+    done < "$patches/test.files"
+}
+is_file() {
+    test -f "$1" || test -L "$1"
+}
+keep() {
+    if is_file "$1"; then cp -pP "$1" "$2"; fi
+}
+put_back() {
+    if is_file "$1"; then rm -f "$1" || return 1; fi
+    if is_file "$2"; then mkdir -p "$(dirname "$1")" && cp -pP "$2" "$1"; fi
+}
+for_test_files keep
 apply "$patches/model.patch" || { echo "the patch does not apply" >&2; exit 1; }
+for_test_files put_back
 apply "$patches/test.patch" || { echo "the test patch does not apply" >&2; exit 1; }
 sh "$patches/tests.sh" 2>&1
 exit 0
@@ -246,13 +272,16 @@ def _call_cases(entry: str) -> str:
 def read_swebench(task_id: str, record: Record) -> Task:
     """SWE-bench: a patch for a repository in an image, and tests that must pass after it."""
     wanted = [*_texts(record, "FAIL_TO_PASS"), *_texts(record, "PASS_TO_PASS")]
+    test_patch = _text(record, "test_patch", default="")
+    changed = {name for names in _CHANGED_FILE.findall(test_patch) for name in names if name}
     return Task(
         task_id,
         (Case(expected="\n".join(wanted)),),
         "command",
         before=_SWEBENCH_SCRIPT,
         files={
-            "test.patch": _text(record, "test_patch", default=""),
+            "test.patch": test_patch,
+            "test.files": "".join(f"{name}\n" for name in sorted(changed)),
             "tests.sh": _text(record, "test_cmd", "test_command", "eval_script", hint=_SWEBENCH_HINT),
             "directory": _text(record, "workdir", default="/testbed"),
         },

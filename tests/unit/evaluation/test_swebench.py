@@ -42,3 +42,34 @@ def test_a_patch_is_applied_and_the_tests_decide(tmp_path: Path, monkeypatch: py
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["status"] for row in rows] == ["accepted", "wrong_answer", "runtime_error", "wrong_answer"], rows
     assert "does not apply" in rows[2]["output"]
+
+
+def test_a_sample_may_change_the_files_of_the_tests_and_they_are_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = make_root(tmp_path / "root", *"sh cat cp dirname grep mkdir patch rm".split())
+    (root / "testbed").mkdir()
+    (root / "testbed/code.txt").write_text("broken\n")
+    (root / "testbed/run-tests.sh").write_text("exit 1\n")
+    ImageStore().import_(root, "repository:1")
+    task = {
+        "instance_id": "a__b-1",
+        "image": "repository:1",
+        "test_cmd": "sh run-tests.sh && cat new.txt",
+        "test_patch": f"--- a/run-tests.sh\n+++ b/run-tests.sh\n@@ -1 +1 @@\n-exit 1\n+{TESTS}"
+        "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+PASSED t::newest\n",
+        "FAIL_TO_PASS": '["t::new", "t::newest"]',
+        "PASS_TO_PASS": '["t::old"]',
+    }
+    own_tests = (
+        "--- a/run-tests.sh\n+++ b/run-tests.sh\n@@ -1 +1 @@\n-exit 1\n+echo PASSED t::new; echo PASSED t::old\n"
+        "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+mine\n"
+    )
+    removed = "--- a/run-tests.sh\n+++ /dev/null\n@@ -1 +0,0 @@\n-exit 1\n"
+    patches = [PATCH.format("broken", "fixed") + own_tests, own_tests, PATCH.format("broken", "fixed") + removed]
+    samples = [{"instance_id": "a__b-1", "model_patch": patch} for patch in patches]
+    out = tmp_path / "verdicts.jsonl"
+    evaluate([task], samples, out=out, concurrency=1)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["accepted", "wrong_answer", "accepted"], rows
