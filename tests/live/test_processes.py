@@ -146,6 +146,20 @@ def test_what_a_seats_command_prints_is_gathered_whole(sandbox: Sandbox, monkeyp
     assert portal.call(CageCommands(sandbox).run, "yes | head -c 5000000").stdout == "y\n" * 2_500_000
 
 
+async def test_reading_and_writing_a_file_for_a_seat_ends(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that is root in its image can put something endless in the place of `cat`."""
+
+    async def never(*_: object, timeout: float | None = None, **__: object) -> ExecResult:
+        assert timeout is not None, "without a limit"
+        raise errors.ExecutionTimeout(timeout)
+
+    monkeypatch.setattr(CageCommands, "run", never)
+    commands = CageCommands(sandbox)
+    for attempt in (commands.read("a.txt"), commands.write("a.txt", b"")):
+        with pytest.raises(TimeoutError, match=r"a\.txt"):
+            await attempt
+
+
 def test_signals_reach_the_group(sandbox: Sandbox) -> None:
     process = sandbox.spawn("trap 'exit 9' INT; echo ready; while :; do sleep 0.05; done")
     assert next(process.output()).data == b"ready\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import shutil
@@ -26,6 +27,8 @@ MAX_OUTPUT = 10 * MIB
 MAX_FILE = 256 * MIB
 #: The timeout of commands that set none.
 A_DAY = 86_400.0
+#: For one file. A guest can replace it by a pipe between the check and `cat`, or `cat` itself in its image.
+_FILE_SECONDS = 600.0
 #: The exit status of commands that timed out, as with timeout(1).
 TIMED_OUT = 124
 #: Runs the command line $1 with bash, else with sh.
@@ -118,8 +121,8 @@ class CageCommands:
         return _add_output(ended, parts, max_bytes)
 
     async def read(self, path: str, max_bytes: int = MAX_FILE) -> bytes:
-        """Read a file. Raises the `OSError` that a program in the cage would get."""
-        result = await self.run(["sh", "-c", _READ, "sh", path], max_bytes=max_bytes)
+        """Read a file. Raises the `OSError` that a program in the cage would get, or `TimeoutError`."""
+        result = await self._run_on_file(_READ, path, max_bytes=max_bytes)
         if result.stdout_truncated:
             raise OSError(f"{path!r} has more than {max_bytes} bytes")
         _check(result, path)
@@ -127,7 +130,13 @@ class CageCommands:
 
     async def write(self, path: str, data: bytes) -> None:
         """Create or replace a file and its parent directories. Links are followed, inside the cage."""
-        _check(await self.run(["sh", "-c", _WRITE, "sh", path], stdin=data), path)
+        _check(await self._run_on_file(_WRITE, path, stdin=data), path)
+
+    async def _run_on_file(self, script: str, path: str, **options: Any) -> ExecResult:
+        try:
+            return await self.run(["sh", "-c", script, "sh", path], timeout=_FILE_SECONDS, **options)
+        except ExecutionTimeout:
+            raise TimeoutError(errno.ETIMEDOUT, f"timed out after {_FILE_SECONDS:g} s", path) from None
 
 
 #: Sandboxes of this process by id, for frameworks that pass ids around.

@@ -132,7 +132,8 @@ class WarmcellSandboxSession(BaseSandboxSession):
         except UnsafeTarMemberError as error:
             raise WorkspaceArchiveWriteError(path=root, context={"detail": str(error)}, cause=error) from error
         script = 'mkdir -p -- "$1" && exec tar -C "$1" -xf -'
-        result = await portal.call_async(self._commands.run, ["sh", "-c", script, "sh", root.as_posix()], stdin=raw)
+        argv = ["sh", "-c", script, "sh", root.as_posix()]
+        result = await portal.call_async(self._commands.run, argv, stdin=raw, timeout=A_DAY)
         if not result.ok:
             raise WorkspaceArchiveWriteError(path=root, context={"stderr": result.stderr[-2000:]})
 
