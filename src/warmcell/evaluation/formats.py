@@ -13,7 +13,7 @@ from typing import Any
 from warmcell.core.errors import InvalidRequest, SandboxError
 from warmcell.core.request_checks import check_text
 from warmcell.core.types import MIB
-from warmcell.evaluation.checkers import has_passed_tests, json_value, last_line, words
+from warmcell.evaluation.checkers import has_passed_tests, json_value, json_value_in_list, last_line, words
 from warmcell.evaluation.json_lines import Record
 from warmcell.evaluation.tasks import DEFAULT_MEMORY_MB, DEFAULT_TIMEOUT, PYTHON_END, Sample, Task
 from warmcell.judging.verdicts import Case
@@ -239,7 +239,7 @@ def read_apps(task_id: str, record: Record) -> Task:
         tuple(map(_call_case if name else _text_case, inputs, outputs)),
         before=IMPORTS,
         after=_call_cases(function) if name else "",
-        checker=json_value if name else words("1e-6"),
+        checker=json_value_in_list if name else words("1e-6"),
         **_limits(record),
     )
 
@@ -255,9 +255,7 @@ def _text_case(given: Any, expected: Any) -> Case:
 def _call_case(given: Any, expected: Any) -> Case:
     if not isinstance(given, list):
         raise FieldError("inputs of a function must be lists of arguments")
-    # Outputs are the result in a list of one.
-    result = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
-    return Case(dumps(given), dumps(result))
+    return Case(dumps(given), dumps(expected))
 
 
 def _call_cases(entry: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmcell import Case, ExecResult
-from warmcell.evaluation.checkers import has_passed_tests, json_value, last_line, words
+from warmcell.evaluation.checkers import has_passed_tests, json_value, json_value_in_list, last_line, words
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,24 @@ def test_a_tolerance_is_for_fractions_only() -> None:
 )
 def test_json_value(printed: str, expected: str, is_right: bool) -> None:
     assert json_value(Case(expected=expected), ExecResult(printed)) is is_right
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "is_right"),
+    [
+        ("3", "[3]", True),
+        ("[3]", "[3]", True),  # the result is itself a list of one
+        ("[3]", "[[3]]", True),
+        ("[1, 2]", "[1, 2]", True),
+        ("1", "[1, 2]", False),
+        ("3", "3", True),
+        ("[]", "[]", True),
+        ("4", "[3]", False),
+        ("3 4", "[3]", False),
+    ],
+)
+def test_json_value_in_list(printed: str, expected: str, is_right: bool) -> None:
+    assert json_value_in_list(Case(expected=expected), ExecResult(printed)) is is_right
 
 
 def test_the_last_line_decides() -> None:
