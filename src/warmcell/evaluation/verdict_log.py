@@ -12,7 +12,7 @@ from typing import Any
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.light import on_error
 from warmcell.core.request_checks import check_text
-from warmcell.evaluation.json_lines import open_lines, parse_record, read_lines
+from warmcell.evaluation.json_lines import parse_record, read_lines
 from warmcell.judging.verdicts import NOT_JUDGED
 from warmcell.workspace.untrusted_files import open_regular
 
@@ -105,8 +105,11 @@ class VerdictLog:
 
 
 def read_verdicts(path: str) -> Iterator[Row]:
-    """The rows of a file of verdicts. Raises `InvalidRequest` for a line that is something else."""
-    with open_lines(path, "out") as file:
+    """The rows of a file of verdicts. Raises `InvalidRequest` for a line that is something else.
+
+    The file is never compressed, whatever its name: `VerdictLog` cuts it by its lines.
+    """
+    with open(open_regular(path, "out"), "rb") as file:
         for place, line, _ in read_lines(file, path, "out"):
             try:
                 row = parse_record(line, place, "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ def test_a_long_torn_line_is_removed_too(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="not a file of verdicts"):
         VerdictLog(str(path))
     assert path.read_text() == "x" * 200_000
+
+
+def test_a_compressed_file_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl.gz"
+    packed = gzip.compress((json.dumps(row("a")) + "\n").encode(), compresslevel=0)
+    assert b"\n" in packed and not packed.endswith(b"\n")  # as if its last line were torn
+    path.write_bytes(packed)
+    with pytest.raises(InvalidRequest, match=r"verdicts\.jsonl\.gz:1"):
+        VerdictLog(str(path))
+    assert path.read_bytes() == packed
+
+
+def test_a_file_with_the_name_of_a_compressed_one_is_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl.gz"
+    for task in "ab":
+        log = VerdictLog(str(path))
+        log.append(row(task))
+        log.close()
+    assert [each["task_id"] for each in log.rows()] == ["a", "b"]
 
 
 def test_what_was_not_judged_is_removed_for_another_try(tmp_path: Path) -> None:
