@@ -1,4 +1,4 @@
-"""The limits of a request: its own, the policy file's, the server's maximum. Pure module.
+"""The limits of a request: its own, the policy file's, the server's maximum; a tenant's share of slots. Pure module.
 
 Limits that the policy file leaves out are bounded here, because the clients of a server do not own the machine. A
 request that sets no limit gets the default, not the maximum.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from warmcell.core.errors import InvalidRequest
 from warmcell.core.records import replace
 from warmcell.core.types import MIB, EffectiveLimits, Limits
+from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.policy.model import SandboxPolicy
 from warmcell.policy.resolve import DEFAULT_POLICY
 
@@ -31,6 +32,12 @@ def resolve_limits(asked: Limits | None, file_policy: SandboxPolicy | None) -> L
     default = EffectiveLimits()
     unset = [name for name in Limits.__slots__ if getattr(asked, name) is None and getattr(stated, name) is None]
     return replace(asked, **{name: getattr(default, name) for name in unset})
+
+
+def share_of_slots(tenant: Tenant, slots: int, *, has_others: bool) -> int:
+    """How many slots the tenant may hold: with several tenants, some are always left to the others."""
+    most = max(1, slots - max(1, slots // 8)) if has_others else slots
+    return max(1, min(tenant.runs, most))
 
 
 def check_timeout(seconds: float, maximum: float, field: str = "timeout") -> float:

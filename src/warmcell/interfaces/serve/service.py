@@ -25,7 +25,7 @@ from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.run_places import GpuAccess, Gpus, ImageAccess, ImageChoice, check_access
 from warmcell.interfaces.serve.sandbox_registry import SandboxEntry, SandboxRegistry, TypedState, worker_suffix
 from warmcell.interfaces.serve.saved_state import SavedState
-from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy
+from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy, share_of_slots
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.state_homes import Home
 from warmcell.interfaces.serve.tokens import SCOPES, Tenant, find_tenant, hash_token, read_tokens
@@ -260,10 +260,7 @@ class Service:
                 events.emit("queue.left", subject, {})
 
     def _share(self, tenant: Tenant) -> int:
-        """Slots that the tenant may hold: with several tenants, some are always left to the others."""
-        slots = self._config.most_at_once
-        most = slots if self.settings.tokens is None else max(1, slots - max(1, slots // 8))
-        return max(1, min(tenant.runs, most))
+        return share_of_slots(tenant, self._config.most_at_once, has_others=self.settings.tokens is not None)
 
     def reload(self) -> None:
         """Read the token and policy files again. If one of them has an error, keep the present state."""

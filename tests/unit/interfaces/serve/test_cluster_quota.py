@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,8 @@ from warmcell.interfaces.serve.cluster.node_server import (
     NodeGpus,
 )
 from warmcell.interfaces.serve.cluster.nodes import NodePeer
+from warmcell.interfaces.serve.cluster.placement import Kind, Place
+from warmcell.interfaces.serve.requests import BodyMemory
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import LOCAL_TENANT
 from warmcell.interfaces.serve.settings import Settings
@@ -171,3 +175,29 @@ def test_a_node_does_not_count_the_runs_that_the_front_counts() -> None:
         node_server._gpu_is_counted.reset(is_counted)
     with gpus.count_use(tenant, True):
         assert quota.count(tenant.id) == 1
+
+
+async def test_a_token_leaves_slots_of_the_cluster_to_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A token with as many `--runs` as the cluster has slots held all of them, as long as its runs lasted."""
+    file, token, tenant = make_tenant(tmp_path)
+    nodes, shares = Nodes(monkeypatch, "a", tokens=file), list[int]()
+
+    @asynccontextmanager
+    async def hold_slot(owner: str, share: int, timeout: float) -> AsyncIterator[None]:
+        shares.append(share)
+        yield
+
+    async def relay_nothing(*_: object) -> None:
+        pass
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    monkeypatch.setattr(nodes.front, "_queue", SimpleNamespace(slot=hold_slot))
+    monkeypatch.setattr(nodes.front, "_repeat", relay_nothing)
+    app = SimpleNamespace(state=SimpleNamespace(bodies=BodyMemory()))
+    for slots in (16, 8, 2, 1):
+        nodes.front._slots = slots
+        scope = {**make_request((b"x-api-key", token.encode())).scope, "app": app}
+        await nodes.front._answer_by_load(Request(scope, receive), Place(Kind.RUN), None)
+    assert tenant.runs > 16 and shares == [14, 7, 1, 1]

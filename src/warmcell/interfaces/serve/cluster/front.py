@@ -65,7 +65,7 @@ from warmcell.interfaces.serve.responses import (
 )
 from warmcell.interfaces.serve.routing import AuthRoute, is_ending
 from warmcell.interfaces.serve.sandbox_registry import SandboxLost, SandboxNotFound
-from warmcell.interfaces.serve.server_limits import server_policy
+from warmcell.interfaces.serve.server_limits import server_policy, share_of_slots
 from warmcell.interfaces.serve.service import local_tenant, read_tenants
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import Tenant, find_tenant
@@ -263,7 +263,7 @@ class ClusterFront:
             await self.nodes.count_sandboxes()
             await self._repeat(request, place, body, send)
             return
-        share = max(1, min(tenant.runs, self._slots))
+        share = share_of_slots(tenant, self._slots, has_others=self._settings.tokens is not None)
         slot = self._queue.slot(tenant.id, share, self._settings.queue_timeout)
         async with self._hold_gpu(request, tenant, body), slot:
             self._running += 1
