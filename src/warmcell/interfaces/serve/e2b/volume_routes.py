@@ -302,8 +302,9 @@ def _volume(request: Request) -> Volume:
 
 
 def _owner(request: Request) -> Tenant:
+    """The tenant of the volume. Its secret is worth nothing if the tenant's token may no longer have volumes."""
     tenant = get_service(request).find_tenant_by_id(_volume(request).tenant_id)
-    if tenant is None:
+    if tenant is None or "sandbox" not in tenant.scopes:
         raise HttpError(404, "volume not found")
     return tenant
 
