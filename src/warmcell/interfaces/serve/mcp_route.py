@@ -45,6 +45,8 @@ class TenantSandbox:
 
     def __init__(self, service: Service, tenant: Tenant) -> None:
         self._service = service
+        if not service.has_right(tenant, _SCOPE):  # it was revoked after this request was accepted
+            raise ProvisionFailed("sandbox", "the token was revoked", "connect with another token")
         try:
             self._entry = service.sandboxes.add(
                 lambda: service.make_sandbox(tenant, timeout=min(DEFAULT_TIMEOUT, service.settings.max_timeout)),

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
-from warmcell.interfaces.serve.mcp_route import McpApp
+from warmcell.core.errors import ProvisionFailed
+from warmcell.core.records import replace
+from warmcell.interfaces.serve.mcp_route import McpApp, TenantSandbox
 from warmcell.interfaces.serve.requests import MAX_PLAIN_BYTES, BodyMemory, check_mcp_message
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.service import Service
@@ -95,6 +97,26 @@ async def test_a_session_can_be_ended_while_all_connections_are_streams(tmp_path
         assert statuses == [429, 200]
         may_end.set()
         await stream
+    finally:
+        await service.aclose()
+
+
+async def test_a_session_of_a_token_that_was_revoked_meanwhile_gets_no_sandbox(tmp_path: Path) -> None:
+    """The reload came between the request and its sandbox, found none to end, and the sandbox was made after it."""
+    file = str(tmp_path / "tokens.json")
+    tenant = add_token(file, "one")[1]
+    service = Service(Settings(tokens=file))
+    try:
+        service._tenants = ()
+        with pytest.raises(ProvisionFailed, match="revoked"):
+            TenantSandbox(service, tenant)
+        service._tenants = (replace(tenant, scopes=("run",)),)
+        with pytest.raises(ProvisionFailed, match="revoked"):
+            TenantSandbox(service, tenant)
+        assert service.sandboxes.all() == []
+        service._tenants = (tenant,)
+        TenantSandbox(service, tenant)
+        assert len(service.sandboxes.all()) == 1
     finally:
         await service.aclose()
 
