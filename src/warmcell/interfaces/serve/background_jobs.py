@@ -133,6 +133,11 @@ class BackgroundJob:
     def is_running(self) -> bool:
         return not self.task.done()
 
+    def keep_body(self, request: Request) -> None:
+        """Count the body of the request that started it as long as it runs."""
+        release = request.app.state.bodies.keep(request.scope)
+        self.task.add_done_callback(lambda _: release())
+
     def end_with(self, revocable: set[asyncio.Future[Any]]) -> None:
         """End when the token loses its right."""
         revocable.add(self.task)

@@ -51,6 +51,9 @@ def wants_events(request: Request) -> bool:
 class EventStream(Response):
     """Starlette's StreamingResponse cancels again and again until its body ends; this one cancels once and waits."""
 
+    #: What makes the events waits and runs with what the request's body said.
+    keeps_body = True
+
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], Awaitable[None]] | None = None) -> None:
         """`on_end` is called once, even if the client disconnected before the first event."""
         super().__init__(media_type="text/event-stream", headers=_HEADERS)

@@ -95,8 +95,13 @@ class BodyMemory:
         self._used[owner] += size
         scope[BUFFERED] = scope.get(BUFFERED, 0) + size
 
+    def keep(self, scope: MutableMapping[str, Any]) -> Callable[[], None]:
+        """Keep what the scope has taken beyond its handler, until the returned function is called, perhaps twice."""
+        kept = {OWNER: scope.get(OWNER, ""), BUFFERED: scope.pop(BUFFERED, 0)}
+        return lambda: self.release(kept)
+
     def release(self, scope: MutableMapping[str, Any]) -> None:
-        """Release what the scope has taken. Called when the handler returned; its response may still be streaming."""
+        """Release what the scope has taken. Called when the handler returned, unless its work needs the body longer."""
         if size := scope.pop(BUFFERED, 0):
             self._used[scope.get(OWNER, "")] -= size
 

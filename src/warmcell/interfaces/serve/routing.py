@@ -146,7 +146,15 @@ async def _call_counted(request: Request, tenant: Tenant, handler: Handler, ends
     concurrency.enter(tenant, ends_something=ends_something)
     with on_error(lambda: concurrency.leave(tenant)):
         response = await handler(request, tenant) or Response(status_code=204)
-    return CountedResponse(response, lambda: concurrency.leave(tenant))
+    keeps_body = BUFFERED in request.scope and getattr(response, "keeps_body", False)
+    release_body = request.app.state.bodies.keep(request.scope) if keeps_body else None
+
+    def leave() -> None:
+        concurrency.leave(tenant)
+        if release_body is not None:
+            release_body()
+
+    return CountedResponse(response, leave)
 
 
 async def render_404(request: Request, error: Exception) -> Response:

@@ -138,6 +138,7 @@ class MessageStream(Response):
     """A stream of messages: always status 200, with an error in the last envelope. `starting` yields batches."""
 
     media_type = CONNECT
+    keeps_body = True
 
     def __init__(self, starting: Awaitable[Batches]) -> None:
         super().__init__()

@@ -92,6 +92,8 @@ async def _encode_lines(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterato
 class CellStream(StreamingResponse):
     """A response that is cut when the sandbox is killed: the SDK recognises that by the missing end."""
 
+    keeps_body = True
+
     async def stream_response(self, send: Any) -> None:
         with suppress(SandboxDestroyed):
             await super().stream_response(send)

@@ -269,6 +269,7 @@ async def start(request: Request, tenant: Tenant) -> Response:
     body = await read_model(request, RunBody)
     place = await service.find_place(tenant, body.gpus, body.image, body.user)
     job = runs_of(request).start(tenant, service.apply_limits(body.request()), place, id_of(request.scope))
+    job.keep_body(request)
     return json_response(job.to_dict(), 201)
 
 

@@ -190,6 +190,7 @@ async def start_cell(request: Request, tenant: Tenant) -> Response:
     found, service, body = await find_session(request, tenant), get_service(request), await read_cell(request)
     kept = service.state.get(KeptByTenant, KeptByTenant)[tenant.id]
     job = found.cells.start(partial(_run_and_log, service, tenant, found, body), {}, kept)
+    job.keep_body(request)
     job.end_with(service.revocable(tenant, "sandbox"))
     service.open_requests.add(tenant.id, id_of(request.scope), job.task)
     return json_response(job.to_dict(), 201)
