@@ -8,7 +8,7 @@ from base64 import b64encode
 from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ from warmcell.interfaces.serve.requests import OWNER, while_connected
 from warmcell.interfaces.serve.responses import (
     ClientDisconnected,
     HttpError,
+    count_characters,
     error_to_dict,
     has_long_text,
     json_chunks,
@@ -41,6 +42,8 @@ _PIECES_AT_ONCE = 2
 _PIECE = 1 << 18
 #: Sends one event: its name and its data.
 Emit = Callable[[str, object], Awaitable[None]]
+#: Counts so many bytes as unread while a block sends them.
+CountUnread = Callable[[int], AbstractContextManager[object]]
 
 
 def wants_events(request: Request) -> bool:
@@ -178,12 +181,16 @@ async def with_keepalives(items: AsyncIterator[Any], until: asyncio.Event | None
             await cancel_and_wait(following, ending)
 
 
-async def stream_events(work: Callable[[Emit], Awaitable[object]]) -> AsyncIterator[str]:
+async def stream_events(work: Callable[[Emit], Awaitable[object]], count_unread: CountUnread) -> AsyncIterator[str]:
     """Yield the events that `work` emits, and last `result` with its return value. Closing the iterator cancels it."""
     async with aclosing(with_keepalives(_run_and_queue(work))) as items:  # type: ignore[type-var]
         async for item in items:
-            for chunk in (KEEPALIVE,) if item is None else event_chunks(*item):
-                yield chunk
+            if item is None:
+                yield KEEPALIVE
+                continue
+            with count_unread(count_characters(item[1])):
+                for chunk in event_chunks(*item):
+                    yield chunk
 
 
 async def _run_and_queue(work: Callable[[Emit], Awaitable[object]]) -> AsyncIterator[tuple[str, object]]:

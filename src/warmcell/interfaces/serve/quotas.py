@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from warmcell.core.errors import SandboxError
+from warmcell.core.types import MIB
 from warmcell.interfaces.serve.responses import HttpError
 from warmcell.interfaces.serve.tokens import Tenant
+from warmcell.lifetime.fair_semaphore import TooManyWaiting
 
 #: What is counted.
 SANDBOXES, SNAPSHOTS, SOCKETS = range(3)
@@ -17,6 +21,8 @@ SANDBOXES, SNAPSHOTS, SOCKETS = range(3)
 BURST_SECONDS = 2.0
 #: Extra concurrent requests per tenant for routes that end something: open streams cannot lock a tenant out.
 RESERVED_FOR_DELETE = 4
+#: Bytes of long results that a tenant's clients have not read yet: with more, nothing more is started for it.
+MAX_UNREAD = 512 * MIB
 
 
 class TenantQuota:
@@ -69,11 +75,24 @@ class RateLimiter:
         self._buckets[tenant.id] = level - 1, now
 
 
+class UnreadResults(TooManyWaiting):
+    """The results of earlier runs of the tenant are in memory until its clients read them."""
+
+    def __init__(self) -> None:
+        message = f"{MAX_UNREAD >> 20} MiB of results of this token are not read yet"
+        SandboxError.__init__(self, message, hint="read the responses of earlier requests, or close them")
+        self.waited = 0.0
+
+
 class ConcurrencyLimiter:
-    """Count the requests of each tenant until their responses are sent, up to `tenant.connections`."""
+    """Count the requests of each tenant until their responses are sent, up to `tenant.connections`.
+
+    Also counts the bytes of long results: many runs, one after the other, could leave one each to be read.
+    """
 
     def __init__(self) -> None:
         self._active = TenantQuota()
+        self._unread: Counter[str] = Counter()
 
     def enter(self, tenant: Tenant, *, ends_something: bool = False) -> None:
         if not self._active.take(tenant.id, tenant.connections + RESERVED_FOR_DELETE * ends_something):
@@ -82,6 +101,20 @@ class ConcurrencyLimiter:
 
     def leave(self, tenant: Tenant) -> None:
         self._active.release(tenant.id)
+
+    @contextmanager
+    def count_unread(self, tenant: Tenant, size: int) -> Iterator[None]:
+        """Count so many bytes while the block sends them."""
+        self._unread[tenant.id] += size
+        try:
+            yield
+        finally:
+            self._unread[tenant.id] -= size
+
+    def check_unread(self, tenant: Tenant) -> None:
+        """Raises `UnreadResults`. Called when a run has its slot: the results before it are counted by then."""
+        if self._unread[tenant.id] > MAX_UNREAD:
+            raise UnreadResults
 
 
 class CountedResponse:

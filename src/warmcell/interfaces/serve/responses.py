@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeGuard
 
 from starlette.responses import Response
@@ -32,6 +32,8 @@ CLIENT_GONE = 499
 _PIECE = 1 << 14
 #: Characters of JSON that are encoded before other requests get a turn.
 LONG_CHUNK = 1 << 16
+#: A key in a request's scope: counts so many bytes as unread while a block sends them.
+UNREAD = "warmcell.unread"
 
 
 class HttpError(Exception):
@@ -100,14 +102,15 @@ def _has_objects(value: object) -> TypeGuard[list[Any]]:
 
 def has_long_text(value: object) -> bool:
     """Whether its texts are long together: there may be a thousand cases, each with a short output."""
-    return _count_characters(value) > LONG_CHUNK
+    return count_characters(value) > LONG_CHUNK
 
 
-def _count_characters(value: object) -> int:
+def count_characters(value: object) -> int:
+    """The characters of all texts in it."""
     if isinstance(value, str):
         return len(value)
     inner = value.values() if isinstance(value, dict) else value if _has_objects(value) else ()
-    return sum(map(_count_characters, inner))
+    return sum(map(count_characters, inner))
 
 
 class LongJson(Response):
@@ -118,6 +121,11 @@ class LongJson(Response):
         self._value = value
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        # The value and its JSON. Counted before the first await: the next run may begin while this is encoded.
+        with scope[UNREAD](2 * count_characters(self._value)) if UNREAD in scope else nullcontext():
+            await self._send(send)
+
+    async def _send(self, send: Any) -> None:
         chunks: list[bytes] = []
         for chunk in json_chunks(self._value):
             chunks.append(chunk.encode())

@@ -19,7 +19,7 @@ from warmcell.interfaces.serve.authentication import ANONYMOUS, authenticate
 from warmcell.interfaces.serve.middleware import FAULT, annotate_events, id_of
 from warmcell.interfaces.serve.quotas import CountedResponse
 from warmcell.interfaces.serve.requests import BUFFERED, ENDABLE, HAS_RIGHT, OWNER, REVOCABLE
-from warmcell.interfaces.serve.responses import ClientDisconnected, HttpError, error_response
+from warmcell.interfaces.serve.responses import UNREAD, ClientDisconnected, HttpError, error_response
 from warmcell.interfaces.serve.service import get_service
 from warmcell.interfaces.serve.tokens import Tenant
 from warmcell.lifetime.descriptors import host_failure, is_exhaustion
@@ -103,6 +103,7 @@ def route(
             request.scope[OWNER] = tenant.id
             reloads, request.scope[REVOCABLE] = service.reloads, service.revocable(tenant, scope)
             request.scope[HAS_RIGHT] = partial(service.has_right, tenant, scope)
+            request.scope[UNREAD] = partial(service.concurrency.count_unread, tenant)
             request.scope[ENDABLE] = partial(service.open_requests.add, tenant.id, id_of(request.scope))
             annotate_events(request, tenant)
             response = await _call_counted(request, tenant, handler, ends_something)

@@ -196,15 +196,13 @@ class Service:
     async def run_slot(
         self, tenant: Tenant, timeout: float | None = None, gpus: Gpus | None = None, image: ImageChoice | None = None
     ) -> AsyncIterator[ProcessBackend]:
-        """Wait for a slot in the queue, and yield the backend to use while holding it.
-
-        `gpus` and `image` are from `find_place`.
-        """
+        """Wait for a slot, and yield the backend to use while holding it. `gpus` and `image` are from `find_place`."""
         self.resources.check()
         patience = self.settings.queue_timeout if timeout is None else timeout
         began = time.monotonic()
         with self.gpus.count_use(tenant, gpus is not None):
             async with self._queue_slot(tenant, patience):
+                self.concurrency.check_unread(tenant)
                 backend = await self._find_backend(gpus, image)
                 self._running[backend] = self._running.get(backend, 0) + 1
                 try:

@@ -31,6 +31,7 @@ from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import (
     ENDED_EARLY,
+    count_characters,
     error_to_dict,
     json_response,
     outcome_response,
@@ -92,8 +93,10 @@ async def _events(service: Service, tenant: Tenant, run_request: ExecRequest, pl
                     for chunk in event_chunks("result", outcome_to_dict(item.result)):
                         yield chunk
     except ENDED_EARLY as error:
-        for chunk in event_chunks("result", outcome_to_dict(error)):
-            yield chunk
+        outcome = outcome_to_dict(error)
+        with service.concurrency.count_unread(tenant, count_characters(outcome)):  # it has no slot any more
+            for chunk in event_chunks("result", outcome):
+                yield chunk
 
 
 async def judge(request: Request, tenant: Tenant) -> Response:

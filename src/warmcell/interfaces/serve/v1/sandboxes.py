@@ -17,6 +17,7 @@ from warmcell.interfaces.serve.event_streams import EventStream, stream_events, 
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import (
     ENDED_EARLY,
+    UNREAD,
     HttpError,
     as_conflict,
     json_response,
@@ -187,7 +188,8 @@ async def _respond(
             lambda emit: outcome(
                 on_stdout=lambda text: emit("stdout", {"text": text}),
                 on_stderr=lambda text: emit("stderr", {"text": text}),
-            )
+            ),
+            request.scope[UNREAD],
         )
     )
 

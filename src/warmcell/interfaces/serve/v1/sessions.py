@@ -18,6 +18,7 @@ from warmcell.interfaces.serve.middleware import id_of
 from warmcell.interfaces.serve.requests import read_model, while_connected
 from warmcell.interfaces.serve.responses import (
     ENDED_EARLY,
+    UNREAD,
     HttpError,
     as_conflict,
     json_response,
@@ -84,7 +85,8 @@ async def run(request: Request, tenant: Tenant) -> Response:
     found, body = await find_session(request, tenant), await read_cell(request)
     cell = partial(run_cell, get_service(request), tenant, found, body)
     if wants_events(request) or body.answers_input:
-        return EventStream(stream_events(lambda emit: cell(cell_callbacks(found, emit, body.answers_input))))
+        work = lambda emit: cell(cell_callbacks(found, emit, body.answers_input))  # noqa: E731
+        return EventStream(stream_events(work, request.scope[UNREAD]))
     return outcome_response(await while_connected(request, cell({})))
 
 
