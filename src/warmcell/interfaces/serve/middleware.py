@@ -73,7 +73,8 @@ class ProxyHeaders:
                 lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
                 address = self._last_untrusted(b",".join(lines))  # some proxies add a line of their own at the end
                 _set_client(scope, address, headers.get(b"x-forwarded-proto", b""))
-            self._strip_prefix(scope)
+            if not is_relayed or scope["type"] == "websocket":  # the process that relays a request has removed it
+                self._strip_prefix(scope)
         await self._app(scope, receive, send)
 
     def _is_trusted(self, address: str) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from warmcell.interfaces.serve.front.relay import Peer, relay
+from warmcell.interfaces.serve.middleware import RELAYED, ProxyHeaders
+from warmcell.interfaces.serve.settings import Settings
 
 
 @pytest.mark.parametrize("headers", [[], [(b"host", b"example.org")]], ids=["HTTP/1.0", "HTTP/1.1"])
@@ -38,3 +40,26 @@ async def test_a_request_has_a_host(tmp_path: Path, headers: list[tuple[bytes, b
         await relay(Peer("the other", path), scope, receive, send)
     assert sent[0]["status"] == 200 and b"".join(message["body"] for message in sent[1:]) == b"ok"
     assert heads[0].lower().count(b"\r\nhost:") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "path", "expected"),
+    [
+        ("http", {}, "/sandboxes/sandboxes/1", "/sandboxes/1"),
+        ("http", {RELAYED: True}, "/sandboxes/1", "/sandboxes/1"),
+        ("websocket", {RELAYED: True}, "/sandboxes/v1/run/ws", "/v1/run/ws"),
+    ],
+    ids=["of a client", "relayed", "relayed as it came"],
+)
+async def test_the_prefix_of_the_public_url_is_removed_once(
+    kind: str, state: dict[str, bool], path: str, expected: str
+) -> None:
+    """Each process removed it: below `/sandboxes`, an example in the manual, no worker found E2B's `/sandboxes/ID`."""
+    found: list[tuple[str, bytes]] = []
+
+    async def app(scope: Any, receive: object, send: object) -> None:
+        found.append((scope["path"], scope["raw_path"]))
+
+    guard = ProxyHeaders(app, Settings(public_url="https://example.org/sandboxes"))
+    await guard({"type": kind, "path": path, "raw_path": path.encode(), "headers": [], "state": state}, None, None)
+    assert found == [(expected, expected.encode())]
