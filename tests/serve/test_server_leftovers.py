@@ -178,6 +178,21 @@ def test_no_piece_of_a_stream_waits_for_the_one_before() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_a_client_that_lost_its_network_is_noticed_without_traffic() -> None:
+    """Its WebSocket to a port of a silent guest counted for its token as long as the sandbox lived."""
+    with (
+        listen(Settings(port=0)) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, pause, count = (
+            accepted.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + pause * count <= 120
+
+
 def test_what_does_not_end_in_time_hears_of_it() -> None:
     """SIGTERM waits for requests in progress, with a bound; their clients then get an error about the host."""
     require(has_user_namespaces(), "this host has no user namespaces")
