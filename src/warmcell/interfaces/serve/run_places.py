@@ -69,7 +69,11 @@ class GpuAccess(_Backends):
         self._in_use = in_use or TenantQuota()
 
     def backend(self, policy: SandboxPolicy, gpus: Gpus) -> tuple[ProcessBackend, list[ProcessBackend]]:
-        """The backend for runs with these devices, and those that it displaced, for the caller to close."""
+        """The backend for runs with these devices, and those that it displaced, for the caller to close.
+
+        Raises `PolicyViolation` if the policy does not allow them: it may have changed while the run waited.
+        """
+        gpus = narrow_gpus(gpus, policy.gpus) or gpus
         found = self._backends.pop(gpus, None)
         if found is None:
             found = ProcessBackend.with_sandbox(self._config, policy=replace(policy, gpus=gpus))
@@ -142,7 +146,11 @@ class ImageAccess(_Backends):
     async def backend(
         self, policy: SandboxPolicy, gpus: Gpus | None, choice: ImageChoice
     ) -> tuple[ProcessBackend, list[ProcessBackend]]:
-        """The backend for runs in this image, and those that it displaced, for the caller to close."""
+        """The backend for runs in this image, and those that it displaced, for the caller to close.
+
+        Raises `PolicyViolation` as `GpuAccess.backend` does.
+        """
+        gpus = narrow_gpus(gpus, policy.gpus)
         key, takings = (choice.image.digest, choice.user, gpus), self._takings
         async with self._lock:
             found = self._backends.pop(key, None)

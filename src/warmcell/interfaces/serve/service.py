@@ -185,7 +185,7 @@ class Service:
 
     async def find_place(self, tenant: Tenant, gpus: object, image: str | None, user: str | None) -> RunPlace:
         """Find the devices and the image that a request names. Raises if it may not use them or they do not exist."""
-        return {"gpus": check_access(tenant, gpus, self.policy), "image": await self.images.find(image, user)}
+        return {"image": await self.images.find(image, user), "gpus": check_access(tenant, gpus, self.policy)}
 
     def check_policy(self, entry: SandboxEntry) -> None:
         """Raises `HttpError` 409 for a fork of a sandbox that was made under another policy than the present one."""

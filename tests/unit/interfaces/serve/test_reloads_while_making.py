@@ -13,11 +13,12 @@ import pytest
 from starlette.requests import Request
 from tests.helpers import PATIENCE
 
+from warmcell.core.errors import PolicyViolation
 from warmcell.images.model import Image, ImageConfig
 from warmcell.interfaces.serve import run_places
 from warmcell.interfaces.serve.requests import HAS_RIGHT, REVOCABLE, while_connected
 from warmcell.interfaces.serve.responses import HttpError
-from warmcell.interfaces.serve.run_places import ImageAccess, ImageChoice
+from warmcell.interfaces.serve.run_places import GpuAccess, ImageAccess, ImageChoice
 from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
 from warmcell.interfaces.serve.service import LOCAL_TENANT, Service
 from warmcell.interfaces.serve.settings import Settings
@@ -51,6 +52,37 @@ async def test_no_later_run_in_an_image_has_the_former_policy(tmp_path: Path, mo
     later, ending = await images.backend(SandboxPolicy(), None, CHOICE)
     assert not later.policy.allow_network and ending == []
     assert await images.backend(SandboxPolicy(), None, CHOICE) == (later, [])
+
+
+async def test_a_run_that_waited_has_the_gpus_of_the_present_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were compared with the policy of its request only: GPUs that it no longer had were in the cage."""
+    backends = SimpleNamespace(with_sandbox=lambda config, *, policy: policy)
+    monkeypatch.setattr(run_places, "ProcessBackend", backends)
+    gpus, images = GpuAccess(ProcessConfig()), ImageAccess(ProcessConfig(), str(tmp_path))
+    for present in (SandboxPolicy(), SandboxPolicy(gpus=(1,))):
+        with pytest.raises(PolicyViolation):
+            gpus.backend(present, (0,))
+        with pytest.raises(PolicyViolation):
+            await images.backend(present, (0,), CHOICE)
+    narrowed: Any = gpus.backend(SandboxPolicy(gpus=(1,)), "all")[0]
+    assert narrowed.gpus == (1,)
+
+
+async def test_gpus_are_compared_with_the_policy_when_the_image_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(Settings())
+    service.policy = SandboxPolicy(gpus="all")
+
+    async def find_and_reload(*_: object) -> None:
+        service.policy = None
+
+    monkeypatch.setattr(service.images, "find", find_and_reload)
+    try:
+        with pytest.raises(PolicyViolation):
+            await service.find_place(LOCAL_TENANT, [0], "image:1", None)
+    finally:
+        await service.aclose()
 
 
 async def test_a_fork_that_a_reload_overtakes_counts_as_one_of_the_former_policy() -> None:
