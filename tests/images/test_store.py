@@ -14,8 +14,11 @@ from tests.images.image_files import Layout, entry, layer
 
 from warmcell.errors import ExecutionFailed, ImageInvalid, ImageNotFound, InvalidRequest
 from warmcell.images import Image, ImageStore
+from warmcell.images import layers as layers_module
 from warmcell.images import store as store_module
 from warmcell.lifetime.held_directories import has_abandoned, hold, swept_directories
+from warmcell.workspace import private_directory
+from warmcell.workspace import remove as workspace_remove
 from warmcell.workspace.private_directory import sweep
 
 
@@ -154,6 +157,29 @@ def test_an_import_in_progress_keeps_prune_away(
         store.prune()
     other.release()
     assert store.prune() > 0 and trees(store) == 0
+
+
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_others_may_add_while_the_files_of_a_layer_are_removed(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pruned: bool
+) -> None:
+    """A layer may have a million files, and a program that adds an image waits for a minute."""
+    add(store, tmp_path, "one", "x")
+    may_add: list[bool] = []
+
+    def remove(path: str) -> None:
+        other = hold(store.path, is_shared=True)
+        may_add.append(other is not None)
+        if other is not None:
+            other.release()
+        workspace_remove.remove_directory(path)
+
+    for module in (layers_module, private_directory):
+        monkeypatch.setattr(module, "remove_directory", remove)
+    if is_pruned:
+        store._records.remove_name("one:latest")
+    assert (store.prune() if is_pruned else store.remove("one")) > 0
+    assert may_add == [True] and trees(store) == 0
 
 
 def test_what_a_killed_import_left_is_pruned(store: ImageStore, tmp_path: Path) -> None:

@@ -115,15 +115,13 @@ class LayerStore:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         return [digest for name in names if is_digest(digest := f"sha256:{name}")]
 
-    def remove(self, diff_id: str) -> None:
-        """Remove a layer that no image uses. If interrupted, `prune` removes the rest."""
+    def set_aside(self, diff_id: str) -> None:
+        """Take a layer that no image uses out of the store. The next sweep removes its files."""
         held = hold(os.path.join(self.path, hex_of(diff_id)))
         if held is None:
             return  # another thread is still adding it
         with held:
-            path = os.path.join(self.path, UNFINISHED_LAYERS[0] + hex_of(diff_id))
-            os.rename(held.path, path)
-            remove_directory(path)
+            os.rename(held.path, os.path.join(self.path, UNFINISHED_LAYERS[0] + os.urandom(8).hex()))
 
     def size(self, diff_id: str) -> int:
         """The bytes of the uncompressed layer. `ImageInvalid` if its record is missing or damaged."""

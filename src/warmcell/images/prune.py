@@ -13,13 +13,15 @@ from warmcell.images.blobs import BlobStore
 from warmcell.images.build.cache import BuildCache
 from warmcell.images.layers import LayerStore
 from warmcell.images.records import Records
-from warmcell.lifetime.held_directories import UNFINISHED_LAYERS, hold
-from warmcell.workspace.private_directory import sweep
+from warmcell.lifetime.held_directories import hold
 from warmcell.workspace.remove import remove_directory
 
 
 def collect_garbage(records: Records, layers: LayerStore, blobs: BlobStore) -> int:
-    """Remove unused images, layers, blobs and unfinished files; returns the bytes freed."""
+    """Remove unused images, blobs and unfinished files, and set unused layers aside; returns the bytes freed.
+
+    The caller sweeps when it has released the lock: a layer may have a million files, and others wait only so long.
+    """
     named = {digest for digest in records.names().values() if records.is_intact(digest)}
     for digest in records.image_digests():
         if digest not in named:
@@ -29,8 +31,7 @@ def collect_garbage(records: Records, layers: LayerStore, blobs: BlobStore) -> i
         return 0  # a program runs an image whose record is damaged, so its layers are unknown
     kept = [records.image(digest) for digest in left]
     records.remove_unfinished()
-    sweep(layers.path, UNFINISHED_LAYERS)
-    freed = _remove_layers(layers, {diff_id for record in kept for diff_id in record["layers"]}) + _remove_blobs(
+    freed = _set_layers_aside(layers, {diff_id for record in kept for diff_id in record["layers"]}) + _remove_blobs(
         blobs, {digest for record in kept for digest in record["blobs"]}
     )
     BuildCache(os.path.dirname(layers.path), blobs, layers).remove_stale()
@@ -44,12 +45,12 @@ def _remove_image(directory: str) -> None:
             remove_directory(directory)
 
 
-def _remove_layers(layers: LayerStore, used: Iterable[str]) -> int:
+def _set_layers_aside(layers: LayerStore, used: Iterable[str]) -> int:
     freed = 0
     for diff_id in set(layers.digests()) - set(used):
         with suppress(ImageInvalid):  # a damaged one is removed too
             freed += layers.size(diff_id)
-        layers.remove(diff_id)
+        layers.set_aside(diff_id)
     return freed
 
 

@@ -222,17 +222,21 @@ class ImageStore:
                     self._records.remove_name(other)
         try:
             with explain_access(self.path), self._lock(is_shared=False, waits=False):
-                return collect_garbage(self._records, self._layers, self._blobs)
+                freed = collect_garbage(self._records, self._layers, self._blobs)
         except ExecutionFailed:
             return 0
+        self.sweep()
+        return freed
 
     def prune(self) -> int:
         """Remove everything that no name and no running program uses; returns the bytes freed."""
         with explain_access(self.path), self._lock(is_shared=False):
-            return collect_garbage(self._records, self._layers, self._blobs)
+            freed = collect_garbage(self._records, self._layers, self._blobs)
+        self.sweep()
+        return freed
 
     def sweep(self) -> None:
-        """Remove layers that killed programs have left unfinished. `prune` does so too."""
+        """Remove layers that were set aside, and those that killed programs have left unfinished."""
         sweep(self._layers.path, UNFINISHED_LAYERS)
 
     def lease(self, image: Image) -> ImageLease:
