@@ -15,6 +15,7 @@ from typing import Any
 from warmcell.core.errors import ImageNotFound, SandboxError
 from warmcell.images import Image, ImageStore
 from warmcell.images.progress import BuildProgress
+from warmcell.images.prune import check_room
 from warmcell.lifetime.host_program import start_daemon
 from warmcell.policy.model import SandboxPolicy
 
@@ -62,10 +63,15 @@ def _build(store: ImageStore, job: dict[str, Any]) -> Image:
                 raise
             pulled.add(missing.reference)
             _write({"status": f"Pulling {missing.reference}"})
-            store.pull(missing.reference)
+            store.pull(missing.reference, on_progress=lambda _: check_room(store.path))
 
 
 def _build_once(store: ImageStore, job: dict[str, Any]) -> Image:
+    def report(progress: BuildProgress) -> None:
+        if progress.state == "started":  # a step may take many GB, and many builds may have begun with the disk free
+            check_room(store.path)
+        _report(progress)
+
     image = store.build(
         job["context"],
         job["dockerfile"],
@@ -73,7 +79,7 @@ def _build_once(store: ImageStore, job: dict[str, Any]) -> Image:
         build_args=job["build_args"],
         target=job["target"] or None,
         policy=SandboxPolicy.from_json(job["policy"]),
-        on_progress=_report,
+        on_progress=report,
         uses_cache=job["uses_cache"],
     )
     for name in job["names"][1:]:
