@@ -13,7 +13,6 @@ from typing import Any
 
 from warmcell.core.errors import ImageInvalid
 from warmcell.core.light import closing_fd, on_error
-from warmcell.core.records import replace
 from warmcell.images.decompress import LayerReader, decompress
 from warmcell.images.limits import Budget, ImageLimits
 from warmcell.images.references import parse_reference
@@ -24,6 +23,7 @@ from warmcell.interfaces.docker.image_work import ImageJob
 from warmcell.interfaces.docker.messages import DockerError, Request, Response, Route, json_response
 from warmcell.lifetime.host_program import command_of_module
 from warmcell.lifetime.threads import in_thread
+from warmcell.policy.model import SandboxPolicy
 from warmcell.workspace import openat2
 from warmcell.workspace.remove import remove_directory
 
@@ -90,9 +90,13 @@ class BuildRoutes(RouteGroup):
         """The policy of a build's commands, as JSON: the network of containers, and the operator's limits."""
         if network not in ("", "default", "bridge", "none"):
             raise DockerError(400, f"networkmode {network[:40]!r} is not supported: use bridge or none")
-        policy = replace(self._engine.settings.ceiling, allowed_paths=(), allow_process_spawn=True)
-        if network == "none":
-            policy = replace(policy, allow_network=False, network_rules=())
+        ceiling, is_online = self._engine.settings.ceiling, network != "none"
+        policy = SandboxPolicy(
+            allow_network=ceiling.allow_network and is_online,
+            network_rules=ceiling.network_rules if is_online else (),
+            allow_process_spawn=True,
+            limits=ceiling.limits,
+        )
         return policy.to_json()
 
     async def _messages(self, options: Mapping[str, Any], place: str, job: ImageJob) -> AsyncIterator[bytes]:
