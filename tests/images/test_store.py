@@ -16,6 +16,7 @@ from warmcell.errors import ExecutionFailed, ImageInvalid, ImageNotFound, Invali
 from warmcell.images import Image, ImageStore
 from warmcell.images import layers as layers_module
 from warmcell.images import store as store_module
+from warmcell.images.blobs import BlobStore
 from warmcell.lifetime.held_directories import has_abandoned, hold, swept_directories
 from warmcell.workspace import private_directory
 from warmcell.workspace import remove as workspace_remove
@@ -200,6 +201,24 @@ def test_what_a_killed_import_left_is_pruned(store: ImageStore, tmp_path: Path) 
     store.prune()
     assert trees(store) == 0 == len(os.listdir(f"{store.path}/blobs"))
     assert len(os.listdir(store.import_(path, "x").layer_paths[0])) == 200
+
+
+def test_a_sweep_removes_the_blobs_of_killed_programs_only(store: ImageStore) -> None:
+    blobs = BlobStore(f"{store.path}/blobs")
+    code = (
+        "import os, signal\nfrom warmcell.images.blobs import BlobStore\n"
+        f"writer = BlobStore({blobs.path!r}).writer()\nwriter.write(b'x')\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    with blobs.writer() as writer:
+        writer.write(b"written")
+        assert len(blobs.files()) == 2
+        store.sweep()
+        assert len(blobs.files()) == 1
+        digest = writer.commit()
+    store.sweep()
+    assert [entry.path for entry in blobs.files()] == [blobs.path_of(digest)]
+    assert Path(blobs.path_of(digest)).read_bytes() == b"written"
 
 
 def test_programs_that_import_and_remove_at_once(store: ImageStore, tmp_path: Path) -> None:

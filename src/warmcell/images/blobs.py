@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import IO, Any
 
 from warmcell.core.errors import ImageInvalid
-from warmcell.core.light import Closing
+from warmcell.core.light import Closing, closing_fd, on_error
 from warmcell.core.types import MIB
 from warmcell.images.limits import MAX_JSON_BYTES
 from warmcell.images.references import is_digest
 from warmcell.lifetime.own_modes import grant_owner, make_directories
 from warmcell.workspace.untrusted_files import parse_json
 
-#: Prefix of files being written. `prune` removes those that killed programs left.
+#: Prefix of files being written. Their writers hold a lock on them, so those without one were left by killed programs.
 UNFINISHED = ".blob-"
 CHUNK = MIB
 
@@ -39,6 +41,13 @@ class BlobStore:
             return []
         with os.scandir(self.path) as entries:
             return list(entries)
+
+    def sweep(self) -> None:
+        """Remove files that killed programs have left unfinished."""
+        for entry in self.files():
+            if entry.name.startswith(UNFINISHED):
+                with suppress(OSError):  # it is being written, or has just been finished or removed
+                    _remove_unlocked(entry.path)
 
     def open(self, digest: str) -> IO[bytes]:
         try:
@@ -73,9 +82,15 @@ class BlobWriter(Closing):
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._path: str | None = os.path.join(directory, UNFINISHED + os.urandom(8).hex())
+        name = os.urandom(8).hex()
+        self._path: str | None = os.path.join(directory, f".new-{name}")
         self._file = open(self._path, "xb")  # noqa: SIM115  # `discard` closes it
-        grant_owner(self._file.fileno())
+        with on_error(self.discard):
+            grant_owner(self._file.fileno())
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            place = os.path.join(directory, UNFINISHED + name)
+            os.rename(self._path, place)  # only now: a sweep takes a file without a lock for a leftover
+            self._path = place
         self._hash = hashlib.sha256()
         self.size = 0
 
@@ -97,10 +112,11 @@ class BlobWriter(Closing):
             raise ImageInvalid(f"{digest or 'a blob'} has {self.size} bytes; its manifest states {size}")
         if digest is not None and found != digest:
             raise ImageInvalid(f"a blob's digest is {found}; its manifest states {digest}")
-        self._file.close()
+        self._file.flush()
         assert self._path is not None
         os.rename(self._path, os.path.join(self._directory, hex_of(found)))
         self._path = None
+        self._file.close()  # releases the lock: a sweep must not find the unfinished name without one
         return found
 
     def discard(self) -> None:
@@ -113,6 +129,13 @@ class BlobWriter(Closing):
                 os.unlink(path)
 
     close = discard
+
+
+def _remove_unlocked(path: str) -> None:
+    """Remove a file; `OSError` if another program holds a lock on it."""
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
 
 
 def hex_of(digest: str) -> str:

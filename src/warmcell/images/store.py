@@ -236,8 +236,9 @@ class ImageStore:
         return freed
 
     def sweep(self) -> None:
-        """Remove layers that were set aside, and those that killed programs have left unfinished."""
+        """Remove layers that were set aside, and layers and blobs that killed programs have left unfinished."""
         sweep(self._layers.path, UNFINISHED_LAYERS)
+        self._blobs.sweep()
 
     def lease(self, image: Image) -> ImageLease:
         """Keep the layers of an image in place until the lease is closed."""
