@@ -31,6 +31,8 @@ _PORT = re.compile(r"(\d{1,5})(?:/(tcp|udp|sctp))?")
 _SIZE = re.compile(r"(\d{1,12})([kmgt]?)b?")
 #: Splitting a command line copies each of its words once for each of their characters.
 _MAX_COMMAND_LINE = 64 << 10
+#: The most that is counted of an image's configuration: all that the descriptions of all containers may take.
+_MAX_COUNTED = 64 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30, "t": 1 << 40}
 NO_NETWORK, BRIDGE = "none", "bridge"
 #: The limits of containers that request none. Docker has none by default, and images and their test suites are large.
@@ -149,7 +151,7 @@ def check_name(name: str) -> str:
 
 def read_spec(document: Mapping[str, Any], image: Image, *, ignores_capabilities: bool = False) -> ContainerSpec:
     """The request of a client, with the image's configuration filled in. Refusals name the field."""
-    size = check_size(document, "the container") + memory_of(config_document(image.config))
+    size = check_size(document, "the container") + memory_of(config_document(image.config), _MAX_COUNTED)
     host = object_field(document, "HostConfig")
     warnings = _check_host_config(host, ignores_capabilities)
     warnings += _check_document(document)

@@ -61,6 +61,14 @@ def test_descriptions_as_clients_send_them_are_accepted() -> None:
 
 
 @pytest.mark.attack("S3-18")
+def test_the_configuration_of_the_image_counts_as_a_whole() -> None:
+    """Its author is a stranger, and each container keeps a copy."""
+    labels = {str(number): "x" * 1000 for number in range(10_000)}
+    image = Image("large:1", "sha256:" + "1" * 64, 0, None, ImageConfig(cmd=("true",), labels=labels))
+    assert read_spec({"Image": "large:1"}, image).size > 10 * MIB
+
+
+@pytest.mark.attack("S3-18")
 def test_events_are_bounded_by_their_size() -> None:
     async def follow() -> list[str]:
         log = EventLog()
