@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from warmcell import InvalidRequest
+from warmcell import FetchPolicy, InvalidRequest, NetworkRule, ProcessBackend, SandboxPolicy
 from warmcell.backends.process.image import OpenImage
-from warmcell.core.errors import BackendUnavailable
+from warmcell.core.errors import BackendUnavailable, PolicyViolation
 from warmcell.core.records import replace
 from warmcell.core.types import Language
 from warmcell.images import ImageStore, image_files
@@ -135,3 +135,13 @@ def test_the_configuration_of_an_image(layers: list[str], tmp_path: Path) -> Non
     with pytest.raises(InvalidRequest, match="neither ENTRYPOINT nor CMD"):
         without.default_command()
     without.close()
+
+
+def test_a_backend_that_cannot_be_made_keeps_no_image(layers: list[str], tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    image = store.import_(layers[0], "some:1")
+    policy = SandboxPolicy(network_rules=(NetworkRule("a.example"),))
+    with pytest.raises(PolicyViolation, match="both the policy and the fetch policy"):
+        ProcessBackend(policy=policy, fetch_policy=FetchPolicy(["b.example"]), image=image)
+    store.remove("some:1")
+    assert not os.path.exists(image.layer_paths[0])

@@ -11,6 +11,7 @@ from warmcell.backends.process.launcher import Launcher
 from warmcell.backends.process.policy_resolver import check_work_path
 from warmcell.core import events
 from warmcell.core.errors import BuildFailed, InvalidRequest
+from warmcell.core.light import on_error
 from warmcell.core.records import replace
 from warmcell.core.request_checks import check_kind
 from warmcell.core.run_record import RunRecord
@@ -87,18 +88,16 @@ class ProcessBackend(BackendBase):
         self._config = ProcessConfig() if config is None else check_kind("config", config, ProcessConfig)
         self._is_bound = audit is not None or overlay is not None
         others: dict[str, Any] = {"fetch_policy": fetch_policy, "work_path": work_path, "has_tools": has_tools}
-        others["allow_weaker"] = self.allow_weaker = allow_weaker
-        others |= {"image": image, "user": user}
+        others |= {"allow_weaker": allow_weaker, "image": image, "user": user}
         self._factory = partial(ProcessBackend, config, enforcer, policy, **others)
         self._policy = check_policy(policy)
         self._has_tools = has_tools and image is None
         self._tools: HostTools | None = None
         #: Cached: the look-up takes longer than the rest of preparing a program.
         self._runtimes: dict[str, LanguageRuntime] = {}
-        self._enforcer = enforcer
         check_work_path(work_path, self._policy)
         #: As given to the constructor.
-        self.image, self.user = image, user
+        self._enforcer, self.allow_weaker, self.image, self.user = enforcer, allow_weaker, image, user
         #: For the sandbox that owns this backend, too.
         self.opened_image: OpenImage | None = None
         if image is not None or user is not None:
@@ -106,9 +105,10 @@ class ProcessBackend(BackendBase):
 
             self.opened_image = open_image(image, user)
         root = self.opened_image.root if self.opened_image is not None else None
-        self._launcher = Launcher(
-            self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
-        )
+        with on_error(lambda: None if self.opened_image is None else self.opened_image.close()):
+            self._launcher = Launcher(
+                self._config, enforcer, self._policy, fetch_policy, audit, work_path, allow_weaker, root, overlay
+            )
         self._cages: weakref.WeakSet[LiveCage] = weakref.WeakSet()
         self._runs = Runs(self.name, self._config.most_at_once, self._config.queue_timeout)
 
