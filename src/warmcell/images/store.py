@@ -187,6 +187,11 @@ class ImageStore:
                     found.append(self._image(name, digest))
         return found
 
+    def names_of(self, digest: str) -> tuple[str, ...]:
+        """Every name of an image, sorted. Unlike `list` it reads no configurations, which may have megabytes each."""
+        with explain_access(self.path):
+            return tuple(sorted(name for name, found in self._records.names().items() if found == digest))
+
     def tag(self, reference: str, name: str) -> Image:
         """Give an image another name. If another image has that name, it loses it."""
         new = parse_reference(name).name

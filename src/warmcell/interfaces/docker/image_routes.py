@@ -75,7 +75,7 @@ class ImageRoutes(RouteGroup):
 
     async def inspect(self, request: Request) -> Response:
         image = await self._engine.find_image(request.names["name"])
-        names = [other.name for other in await in_thread(self._engine.store.list) if other.digest == image.digest]
+        names = list(await in_thread(partial(self._engine.store.names_of, image.digest)))
         return json_response(inspect_image(image, names))
 
     async def history(self, request: Request) -> Response:
@@ -94,7 +94,7 @@ class ImageRoutes(RouteGroup):
         """Remove a name, or by id all names of the image, which needs `force` if there are several."""
         reference = request.names["name"]
         image = await self._engine.find_image(reference)
-        names = [other.name for other in await in_thread(self._engine.store.list) if other.digest == image.digest]
+        names = list(await in_thread(partial(self._engine.store.names_of, image.digest)))
         is_name = image.name in names and not image.digest.removeprefix("sha256:").startswith(
             reference.removeprefix("sha256:")
         )

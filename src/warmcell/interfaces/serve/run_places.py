@@ -133,9 +133,8 @@ class ImageAccess(_Backends):
         return ImageChoice(await in_thread(partial(self._find, name)), user)
 
     def _find(self, name: str) -> Image:
-        reference = None if is_digest(name) else parse_reference(name)
-        digest = name if reference is None else reference.digest
-        is_known = _is_public(self.store.list(), digest) if digest else reference.registry != TEMPLATE_HOST  # type: ignore[union-attr]
+        digest = name if is_digest(name) else parse_reference(name).digest
+        is_known = _is_public(self.store.names_of(digest) if digest else [name])
         try:
             if is_known:
                 return self.store.get(name)
@@ -163,7 +162,6 @@ class ImageAccess(_Backends):
             return found, self._keep(key, found)
 
 
-def _is_public(images: Iterable[Image], digest: str) -> bool:
-    """Whether the digest has a name that is not a template's."""
-    named = (image.name for image in images if image.digest == digest)
-    return any(parse_reference(name).registry != TEMPLATE_HOST for name in named)
+def _is_public(names: Iterable[str]) -> bool:
+    """Whether one of the names is not a template's."""
+    return any(parse_reference(name).registry != TEMPLATE_HOST for name in names)
