@@ -43,6 +43,8 @@ from warmcell.workspace.walk import Descent, TreeLimits
 STEP_SECONDS = 900.0
 #: E2B's names for the phases before and after the steps.
 BASE, FINALIZE = "base", "finalize"
+#: Characters of all variables of a template: each of its sandboxes keeps them, and no program can be given 2 MiB.
+MAX_VARIABLES = 256 << 10
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Those of the copy that a sandbox gets.
 _HOME_LIMITS = ImageLimits(entries=TreeLimits().entries, name_bytes=TreeLimits().path_bytes)
@@ -218,7 +220,10 @@ class TemplateBuild:
         self.log(f"{step.type.upper()} {' '.join(step.args)}"[:2000], "info", number)
         options = self._options(number, is_forced=bool(step.force))
         if step.type.upper() != "COPY":
-            return self._apply(Builder(parts, options), steps, state, number, step)
+            after = self._apply(Builder(parts, options), steps, state, number, step)
+            if step.type.upper() == "ENV" and sum(map(len, after.config["Env"])) > MAX_VARIABLES:
+                raise TemplateFailed(number, f"the variables of the template have more than {MAX_VARIABLES} characters")
+            return after
         with PrivateDirectory("work") as context:
             self._unpack(step, context.path, number)
             return self._apply(Builder(parts, replace(options, context=context.path)), steps, state, number, step)
