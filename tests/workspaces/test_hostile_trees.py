@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from warmcell.workspace.root import Quota, Root
 from warmcell.workspaces.snapshots.archive import SnapshotArchive
 from warmcell.workspaces.snapshots.chunks import ChunkCodec, is_worth_compressing
 from warmcell.workspaces.snapshots.take import DirectoryReader, TreeWriter, find_data
-from warmcell.workspaces.snapshots.tree import MAX_SIZE, Entry, write_line, write_pieces
+from warmcell.workspaces.snapshots.tree import MAX_SIZE, Entry, Line, write_line, write_pieces
 
 BLOCK = 256 << 10
 
@@ -94,3 +95,39 @@ def test_a_full_disk_is_not_a_damaged_store(tmp_path: Path) -> None:
         (pages,) = database.execute("pragma page_count").fetchone()
         database.execute(f"pragma max_page_count = {pages}")  # SQLite's own words for a full disk
         database.execute("insert into snapshots values ('a', zeroblob(100000))")
+
+
+def test_a_record_that_could_not_be_read_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One such record would make the list of all snapshots fail, and the compaction of the store."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(200):
+        os.mkfifo(source / f"{number:0100}")
+    archive = SnapshotArchive(str(tmp_path / "store"))
+    monkeypatch.setattr("warmcell.workspaces.snapshots.chunks.MAX_CHUNK", 10_000)
+    with pytest.raises(LimitExceeded, match="too many names"):
+        archive.take(str(source), "source", {})
+    assert archive.identities() == [] and archive.records() == []
+    archive.compact()
+
+
+def test_a_directory_of_large_files_is_listed_in_small_pieces() -> None:
+    names = [name for name in map(str, range(200)) if zlib.crc32(name.encode()) % 64][:20]
+    lines = sorted(Line(name, "x" * (1 << 20)) for name in names)
+    pieces = list(write_pieces(lines))
+    assert max(map(len, pieces)) <= 1 << 22
+    assert b"\n".join(pieces).decode() == "\n".join(line.text for line in lines)
+
+
+def test_a_scan_that_could_not_be_read_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All later snapshots of the directory would fail."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(600):
+        (source / f"{number:0100}").touch()
+    archive = SnapshotArchive(str(tmp_path / "store"))
+    monkeypatch.setattr("warmcell.workspaces.snapshots.take._TICK_NS", -(10**15))  # the files count as old
+    for module in ("chunks", "take"):
+        monkeypatch.setattr(f"warmcell.workspaces.snapshots.{module}.MAX_CHUNK", 1 << 17)
+    for _ in range(2):
+        assert archive.take(str(source), "source", {}).files == 600

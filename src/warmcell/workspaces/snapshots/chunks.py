@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from warmcell.core.errors import BackendUnavailable, InvalidRequest, SnapshotInvalid
 from warmcell.core.light import Closing, on_error
 from warmcell.lifetime.own_modes import grant_owner
+from warmcell.workspace.errors import LimitExceeded
 from warmcell.workspace.files import write_all
 from warmcell.workspaces.snapshots.objects import PACKS, Objects, Staging, discard, explain_writes
 
@@ -56,7 +57,10 @@ class ChunkCodec:
         return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._name_key).hexdigest()
 
     def seal(self, data: bytes, digest: str, *, is_compressed: bool = True) -> bytes:
-        """The stored form of a chunk."""
+        """The stored form of a chunk. `LimitExceeded` if `open` would refuse it: what is stored can be read again."""
+        if len(data) > MAX_CHUNK:
+            reason = "has too many names that cannot be stored, or a file with too many blocks, for a snapshot"
+            raise LimitExceeded(".", reason, limit=MAX_CHUNK, hint="remove such files, or take a smaller directory")
         packed = zlib.compress(data, 1) if is_compressed and is_worth_compressing(data) else data
         body = _DEFLATED + packed if len(packed) < len(data) else _RAW + data
         if self._cipher is None:

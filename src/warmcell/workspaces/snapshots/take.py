@@ -20,7 +20,7 @@ from warmcell.workspace.files import write_all
 from warmcell.workspace.names import MAX_PATH_BYTES, Parts
 from warmcell.workspace.root import Root, space_for, text_of, translate_os_errors
 from warmcell.workspace.walk import Descent, TreeEntry, TreeLimits, open_entry, walk
-from warmcell.workspaces.snapshots.chunks import BLOCK, damage_error
+from warmcell.workspaces.snapshots.chunks import BLOCK, MAX_CHUNK, damage_error
 from warmcell.workspaces.snapshots.tree import (
     MAX_SIZE,
     Blocks,
@@ -86,6 +86,8 @@ class DirectoryReader:
                 contents[found.parts[:-1]].append(line)
         top = self._write_directories(contents, directories)
         scan = json.dumps(self._scan, separators=(",", ":")).encode("ascii")
+        if len(scan) > MAX_CHUNK:  # it could not be read again; without it, the next snapshot reads every file
+            scan = b"{}"
         return TakenSnapshot(top, self._files, self._total, tuple(self._skipped), scan)
 
     def _write_directories(

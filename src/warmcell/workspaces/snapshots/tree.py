@@ -22,6 +22,8 @@ _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _DIGEST = re.compile(r"[0-9a-f]{48}")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _SPLIT_ONE_IN, _MOST_IN_PIECE = 64, 512
+#: The lines of large files list thousands of blocks each: a piece must remain smaller than the largest chunk.
+_MOST_PIECE_BYTES = 1 << 22
 MAX_SIZE = 1 << 46
 _MAX_NAME, _MAX_TARGET = 255, 4096
 #: In nanoseconds. The kernel has signed 64-bit seconds.
@@ -50,11 +52,16 @@ class Line(NamedTuple):
 def write_pieces(lines: list[Line]) -> Iterator[bytes]:
     """The pieces of a directory's content."""
     piece: list[str] = []
+    size = 0
     for name, text in sorted(lines):
+        if piece and size + len(text) > _MOST_PIECE_BYTES:
+            yield _join(piece)
+            piece, size = [], 0
         piece.append(text)
+        size += len(text) + 1
         if len(piece) >= _MOST_IN_PIECE or zlib.crc32(_raw(name)) % _SPLIT_ONE_IN == 0:
             yield _join(piece)
-            piece = []
+            piece, size = [], 0
     if piece:
         yield _join(piece)
 
