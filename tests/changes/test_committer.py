@@ -19,7 +19,7 @@ from warmcell.changes.layer import ChangeLayer
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
 from warmcell.changes.upper import copy_upper
-from warmcell.core.errors import BackendBusy, PathTraversal, SandboxError
+from warmcell.core.errors import BackendBusy, BackendUnavailable, PathTraversal, SandboxError
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.workspace import files
 from warmcell.workspace.root import Root
@@ -237,12 +237,13 @@ def test_kept_changes_are_found_while_another_program_starts(place: Path, monkey
         layer._create(other).release()
     found: list[bool] = []
 
-    def resume(_: str) -> None:
+    def resume(_: str) -> bool:
         with Root(place / "lower") as lower:
             held = layer.resume_layer(lower)
         found.append(held is not None)
         if held is not None:
             held.release()
+        return True
 
     monkeypatch.setattr(layer, "recover", resume)
     layer.recover_abandoned()
@@ -262,3 +263,36 @@ def test_an_interrupted_commit_is_not_forgotten_for_lack_of_descriptors(place: P
         apply.recover(layer)
     assert apply.read_journal(layer) is not None
     assert apply.recover(layer) and apply.read_journal(layer) is None
+
+
+@pytest.mark.claim("WC-FS-9")
+def test_an_interrupted_commit_waits_for_a_directory_that_is_missing(place: Path) -> None:
+    """Its disk is not mounted when the next program starts."""
+    lower = place / "lower"
+    with Root(lower) as root:
+        held = layer._create(root)
+    (lower / ".staged").write_text("by the guest")
+    state, staged = lower.stat(), (lower / ".staged").stat()
+    put = apply.Operation("put", ("added",), (".staged",), staged=(staged.st_dev, staged.st_ino))
+    apply.write_journal(held.path, apply.Journal("applying", str(lower), (state.st_dev, state.st_ino), (put,)))
+    held.release()
+    lower.rename(place / "elsewhere")
+    for _ in range(2):
+        layer.recover_abandoned()
+        assert apply.has_journal(held.path)
+        lower.mkdir(exist_ok=True)  # then the empty directory on which it is mounted
+    lower.rmdir()
+    (place / "elsewhere").rename(lower)
+    layer.recover_abandoned()
+    assert read_tree(lower) == {"added": "by the guest", "file": "old"}
+    assert not os.path.exists(held.path)
+
+
+def test_a_commit_does_not_replace_the_journal_of_another_directory(place: Path) -> None:
+    layer = str(place / "layer")
+    apply.write_journal(layer, apply.Journal("applying", str(place / "missing"), (1, 2), ()))
+    with pytest.raises(BackendUnavailable, match="interrupted"):
+        commit(place)
+    found = apply.read_journal(layer)
+    assert found is not None and found.lower == str(place / "missing")
+    assert read_tree(place / "lower") == {"file": "old"}

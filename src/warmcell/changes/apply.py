@@ -174,7 +174,7 @@ def sync(root: Root, operations: tuple[Operation, ...]) -> None:
 
 
 def recover(directory: str) -> bool:
-    """Undo or complete an interrupted commit, if there is one. False if its directory is gone."""
+    """Undo or complete an interrupted commit, if there is one. False if its directory is missing: the journal stays."""
     found = read_journal(directory)
     if found is None:
         return True

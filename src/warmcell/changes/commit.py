@@ -15,7 +15,7 @@ from warmcell.changes.content import sync_filesystem
 from warmcell.changes.detect import Detected, Lower, close, open_upper
 from warmcell.changes.model import CommitReport, Conflict
 from warmcell.changes.upper import UpperDirectory
-from warmcell.core.errors import PathTraversal, SandboxError
+from warmcell.core.errors import BackendUnavailable, PathTraversal, SandboxError
 from warmcell.core.light import closing_fd, on_error
 from warmcell.lifetime.own_modes import grant_owner
 from warmcell.workspace.errors import WorkspaceError
@@ -77,8 +77,9 @@ class Committer:
 
     def commit(self, items: Iterable[Detected], allow_flagged: Sequence[str], *, dry_run: bool) -> CommitReport:
         outcome, steps, allowed = _Outcome(), [], frozenset(allow_flagged)
-        if not dry_run:
-            apply.recover(self._directory)  # an earlier commit may have been interrupted
+        if not dry_run and not apply.recover(self._directory):  # the new journal would replace that of the earlier one
+            reason = f"a commit to {self._root.path!r} was interrupted, and that directory was moved or removed"
+            raise BackendUnavailable(reason, hint="move the directory back")
         with Lower(self._root) as lower:
             for item in items:
                 if item.change.is_flagged and not matching_paths(item, allowed):

@@ -335,12 +335,14 @@ def _names() -> Iterator[str]:
 
 
 def _recover_commit(place: str) -> bool:
-    """Complete or undo a commit that failed, while its journal is there. False: the next start tries again."""
+    """Complete or undo a commit that failed, while its journal is there. False: the next start tries again.
+
+    That is also so while the directory is missing: its disk may not be mounted yet, and it has half of the commit.
+    """
     try:
-        recover(place)
+        return recover(place)
     except (OSError, SandboxError, ValueError):
         return False
-    return True
 
 
 def recover_abandoned() -> None:
@@ -359,7 +361,6 @@ def recover_abandoned() -> None:
 
 
 def _recover_layer(place: str) -> None:
-    with suppress(OSError, SandboxError, ValueError):  # the next start tries again
-        recover(place)
-        if not os.path.exists(os.path.join(place, _KEPT)):
+    with suppress(OSError, SandboxError):  # the next start tries again
+        if _recover_commit(place) and not os.path.exists(os.path.join(place, _KEPT)):
             remove_directory(place)
