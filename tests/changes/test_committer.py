@@ -18,7 +18,7 @@ from warmcell.changes.detect import Detected
 from warmcell.changes.layer import ChangeLayer
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
-from warmcell.changes.upper import copy_upper
+from warmcell.changes.upper import Found, UpperDirectory, copy_upper
 from warmcell.core.errors import BackendBusy, BackendUnavailable, PathTraversal, SandboxError
 from warmcell.lifetime.descriptors import host_failure
 from warmcell.workspace import files
@@ -296,3 +296,23 @@ def test_a_commit_does_not_replace_the_journal_of_another_directory(place: Path)
     found = apply.read_journal(layer)
     assert found is not None and found.lower == str(place / "missing")
     assert read_tree(place / "lower") == {"file": "old"}
+def test_the_halves_of_a_repository_cannot_take_turns(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that still runs hides one of them while the other is looked at."""
+    bare, others = place / "layer/upper/x", {"HEAD": "config", "config": "HEAD"}
+    bare.mkdir()
+    (bare / "HEAD").write_text("ref: refs/heads/main\n")
+    (bare / "config").write_text("[core]\n")
+    list_entries = UpperDirectory.entries
+
+    def take_turns(self: UpperDirectory) -> Iterator[Found]:
+        for entry in list_entries(self):
+            other = others.get(entry.name)
+            if other is not None:
+                (bare / other).rename(place / other)
+            yield entry
+            if other is not None:
+                (place / other).rename(bare / other)
+
+    monkeypatch.setattr(UpperDirectory, "entries", take_turns)
+    assert commit(place).skipped == ("x/config",)
+    assert read_tree(place / "lower") == {"file": "new", "x/HEAD": "ref: refs/heads/main\n"}

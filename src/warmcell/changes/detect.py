@@ -10,7 +10,7 @@ import re
 import stat
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -80,10 +80,13 @@ class Detector:
         self._upper, self._lower, self._bases = upper, lower, bases
         self._start_ns, self._path = start_ns, path
         self._named = {tuple(named[len(path) + 1 :].split("/")) for named in find_named(path, path)}
+        #: Names in the upper directory that this detection has found so far, by directory.
+        self._listed: Mapping[Parts, set[str]] = {}
 
     def detect(self) -> list[Detected]:
         found: list[Detected] = []
         children: defaultdict[Parts, set[str]] = defaultdict(set)
+        self._listed = children
         hidden: list[Parts] = []
         directories: list[tuple[Found, Detected]] = []
         for entry in self._upper.entries():
@@ -194,8 +197,11 @@ class Detector:
         return _NAMED_BY_GIT if is_named else None
 
     def _has_name(self, parts: Parts) -> bool:
-        """Whether the path exists on the host or in the guest's changes."""
-        if self._lower.stat(parts) is not None:
+        """Whether the path exists on the host or in the guest's changes.
+
+        One that was listed counts, too: a running guest may hide it while the other half of a repository is looked at.
+        """
+        if parts[-1] in self._listed.get(parts[:-1], ()) or self._lower.stat(parts) is not None:
             return True
         try:
             with self._upper.root.parent(parts) as (dir_fd, name):
