@@ -390,6 +390,22 @@ def test_a_repository_behind_a_link_is_protected(
     assert (link.parent / "written").exists()
 
 
+def test_a_repository_to_which_a_file_leads_is_protected(repository: Path, tmp_path: Path) -> None:
+    """A bare repository beside its worktree, and one that `git init` has put elsewhere."""
+    top = tmp_path / "top"
+    bare, apart = top / "bare", top / "apart"
+    git(repository, "clone", "-q", "--bare", ".", str(bare))
+    git(bare, "worktree", "add", "-q", str(top / "tree"))
+    git(repository, "init", "-q", "--separate-git-dir", str(apart), str(top / "own"))
+    found = {os.path.relpath(path, top) for path in find_protected(str(top))}
+    assert {f"bare/{name}" for name in ("config", "hooks", "config.worktree")} <= found
+    assert {"bare/worktrees/tree/commondir", "bare/worktrees/tree/config.worktree"} <= found
+    assert {f"apart/{name}" for name in ("config", "hooks", "config.worktree", "commondir")} <= found
+    assert not (bare / "commondir").exists()  # git would take the repository for one with a worktree
+    for place in ("tree", "own"):
+        git(top / place, "status")
+
+
 def test_a_worktree_obeys_the_configuration_of_its_repository(repository: Path) -> None:
     (repository / "tree" / "tools" / "hooks").mkdir(parents=True)
     with Sandbox(repository / "tree", work_path="host") as sandbox:

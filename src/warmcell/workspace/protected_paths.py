@@ -92,6 +92,7 @@ def _find_in_repository(directory: str, top: str) -> Iterator[str]:
     # another owner's directory read-only, so all of it is protected.
     if _kind(git) == stat.S_IFREG or (_kind(git) == stat.S_IFDIR and _owner(git) != _owner(top)):
         yield git
+        yield from _find_linked(directory, top)
     elif _kind(git) == stat.S_IFDIR:
         yield from _git_directory(git)
     for path in (*(os.path.join(directory, name) for name in _TOP), *find_named(directory, top)):
@@ -99,7 +100,27 @@ def _find_in_repository(directory: str, top: str) -> Iterator[str]:
             yield path
 
 
-def _git_directory(git: str) -> Iterator[str]:
+def _find_linked(directory: str, top: str) -> Iterator[str]:
+    """The protected paths of the repository to which a file `.git` leads, if that is in `top`.
+
+    Without those that lead into a `.git`, which is searched by itself: they are its worktrees and submodules.
+    """
+    common, inside = os.path.realpath(_git_places(directory)[1]), os.path.realpath(top)
+    below = common[len(inside) :]
+    if common.startswith(f"{inside}/") and ".git" not in below.split("/") and _kind(os.path.join(common, "HEAD")):
+        if _has_same_owner(common, top):
+            yield from _git_directory(top + below, has_commondir=not _is_bare(common))
+        else:
+            yield top + below
+
+
+def _is_bare(git: str) -> bool:
+    """Whether the configuration says so. With a file `commondir`, git would ignore that."""
+    settings = _read_settings(os.path.join(git, "config"))
+    return any((section, key, value.lower()) == ("core", "bare", "true") for section, key, value in settings)
+
+
+def _git_directory(git: str, *, has_commondir: bool = True) -> Iterator[str]:
     """The protected paths of a repository, its worktrees and its submodules."""
     modules = os.path.join(git, "modules")
     if any(_kind(os.path.join(git, name)) == stat.S_IFLNK for name in (*_GIT, "modules", "worktrees")):
@@ -107,6 +128,9 @@ def _git_directory(git: str) -> Iterator[str]:
         return
     worktrees = _list_directories(os.path.join(git, "worktrees"))
     _create_missing(git, worktrees[:_MAX_SUBMODULES])
+    if has_commondir:
+        with _refuse_shortage(git):
+            _write_commondir(os.path.join(git, "commondir"))
     for place, names in ((git, _GIT), *((worktree, _WORKTREE) for worktree in worktrees[:_MAX_SUBMODULES])):
         for name in names:
             if _kind(path := os.path.join(place, name)) in (stat.S_IFREG, stat.S_IFDIR):
@@ -126,16 +150,13 @@ def _git_directory(git: str) -> Iterator[str]:
 def _create_missing(git: str, worktrees: list[str]) -> None:
     """Create the files that a guest could create: only existing files can be made read-only.
 
-    `commondir` is the directory of the configuration; "." means the same as no file. Git reads `config.worktree` if
-    `extensions.worktreeConfig` is set; it may be empty.
+    Git reads `config.worktree` if `extensions.worktreeConfig` is set; it may be empty.
     """
     for place in (git, *worktrees):
         with _refuse_shortage(place), open(os.path.join(place, "config.worktree"), "x") as file:
             grant_owner(file.fileno())
     with _refuse_shortage(git):
         make_directory(os.path.join(git, "hooks"), 0o777)
-    with _refuse_shortage(git):
-        _write_commondir(os.path.join(git, "commondir"))
 
 
 @contextmanager
@@ -149,7 +170,10 @@ def _refuse_shortage(git: str) -> Iterator[None]:
 
 
 def _write_commondir(path: str) -> None:
-    """Git fails on an empty one, which a killed program may have left."""
+    """Write the path of the directory of the configuration; "." means the same as no file.
+
+    Git fails on an empty one, which a killed program may have left.
+    """
     kind = _kind(path)
     if kind and (kind != stat.S_IFREG or os.lstat(path).st_size):
         return
@@ -177,10 +201,7 @@ def find_named(directory: str, top: str) -> list[str]:
 
     These are hooks (`core.hooksPath`), included configuration, and the targets of links to either.
     """
-    git = os.path.join(directory, ".git")
-    if (pointer := _read_text(git)).startswith("gitdir:"):
-        git = os.path.join(directory, pointer.removeprefix("gitdir:").strip())
-    common = os.path.join(git, _read_text(os.path.join(git, "commondir")).strip() or ".")
+    git, common = _git_places(directory)
     hooks = [os.path.join(common, "hooks")]
     files = [os.path.join(common, "config"), os.path.join(git, "config.worktree")]
     for file in files:  # includes are appended meanwhile
@@ -198,6 +219,14 @@ def find_named(directory: str, top: str) -> list[str]:
     own = os.path.realpath(os.path.join(directory, ".git"))  # covered by `_git_directory`
     below = [path for path in real if path.startswith(f"{inside}/") and not path.startswith(f"{own}/")]
     return [top + path[len(inside) :] for path in below]
+
+
+def _git_places(directory: str) -> tuple[str, str]:
+    """The directories of a repository with its own state, and with its configuration."""
+    git = os.path.join(directory, ".git")
+    if (pointer := _read_text(git)).startswith("gitdir:"):
+        git = os.path.join(directory, pointer.removeprefix("gitdir:").strip())
+    return git, os.path.join(git, _read_text(os.path.join(git, "commondir")).strip() or ".")
 
 
 def _read_settings(path: str) -> Iterator[tuple[str, str, str]]:
