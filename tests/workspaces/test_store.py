@@ -455,3 +455,23 @@ def test_a_restore_that_cannot_lock_the_store_keeps_the_files(
         assert (work / "file").read_text() == "old"
     finally:
         workspace.close()
+
+
+def test_a_snapshot_of_a_sandbox_has_what_was_written_through_mappings(
+    tmp_path: Path, store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a tmpfs that changes no time of the file."""
+    (work := tmp_path / "directory").mkdir()
+    (work / "file").write_text("old")
+    monkeypatch.setattr(take, "_identity", lambda state: [])
+    monkeypatch.setattr(take, "_TICK_NS", -(10**15))  # every file counts as written long ago
+    snapshots, workspace = SharedSnapshots(store.path, {}, None), Workspace(work)
+    try:
+        snapshots.take(workspace, "source")
+        (work / "file").write_text("new")
+        later = snapshots.take(workspace, "source")
+        (work / "file").write_text("later")
+        snapshots.restore(workspace, later)
+        assert (work / "file").read_text() == "new"
+    finally:
+        workspace.close()

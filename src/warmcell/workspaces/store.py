@@ -359,9 +359,13 @@ class SharedSnapshots:
         self._archive = WorkspaceStore(url, options=options, key=key)._archive
 
     def take(self, workspace: Workspace, source: str) -> SnapshotId:
-        """Take a snapshot. `source` identifies the sandbox: its next snapshot stores only what has changed."""
+        """Take a snapshot of the sandbox `source`.
+
+        Every file is read, and only what has changed is stored: programs of the sandbox run, and write to files through
+        mappings without changing their times.
+        """
         document: dict[str, Any] = {"workspace": source, "workspace_name": source, "name": None, "settings": {}}
-        return self._archive.take(workspace.host_path, source, document).id
+        return self._archive.take(workspace.host_path, None, document).id
 
     def restore(self, workspace: Workspace, snapshot: str) -> None:
         """Replace the content of the work directory, which stays as it is if the snapshot cannot be found or locked."""
