@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import until, until_async
-from tests.unit.backends.stand_in_nodes import StandInNodes
+from tests.unit.backends.stand_in_nodes import LocalTransport, StandInNodes
 
 from warmcell import (
     BackendCapabilities,
@@ -30,6 +30,7 @@ from warmcell import (
     judge,
 )
 from warmcell.backends.fake import FakeGuest
+from warmcell.backends.ray import cluster
 from warmcell.backends.ray.node_service import BatchRuns
 from warmcell.backends.ray.placement import Needs, NodeFacts, NodeInfo, choose, usable
 from warmcell.lifetime.portal import portal
@@ -264,6 +265,35 @@ def test_a_node_with_another_version_gets_no_work() -> None:
     nodes.facts = {"version": "0.0.1"}
     with nodes.backend() as backend, pytest.raises(BackendUnavailable, match=r"has warmcell 0\.0\.1"):
         backend.execute_blocking(REQUEST)
+
+
+def test_a_node_whose_facts_cannot_be_read_gets_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version may have other fields. It is not started again and again, and `nodes` says why."""
+    starts: list[str] = []
+
+    async def fail(transport: LocalTransport) -> NodeFacts:
+        starts.append(transport._id)
+        raise AttributeError("no field 'version'")
+
+    looks: list[int] = []
+    nodes = StandInNodes("a")
+
+    def list_nodes() -> list[NodeInfo]:
+        looks.append(len(looks))
+        return list(nodes.nodes.values())
+
+    monkeypatch.setattr(LocalTransport, "start", fail)
+    monkeypatch.setattr(nodes, "list", list_nodes)
+    monkeypatch.setattr(cluster, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(cluster, "_AGAIN_SECONDS", 1e6)
+    with nodes.backend() as backend:
+        with pytest.raises(BackendUnavailable, match="AttributeError: no field 'version'"):
+            backend.execute_blocking(REQUEST)
+        seen = len(looks)
+        until(lambda: len(looks) > seen + 2)
+        (described,) = backend._cluster.describe()
+    assert described.isolation_class == "unavailable" and "AttributeError" in described.reason
+    assert starts == ["a"]
 
 
 def test_capabilities_are_what_all_nodes_enforce_and_any_node_can_run() -> None:

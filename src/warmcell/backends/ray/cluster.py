@@ -220,7 +220,8 @@ class Cluster:
         except BaseException as error:
             if transport is not None:
                 transport.kill()
-            if not isinstance(error, SandboxError | ConnectionError | TimeoutError):
+            # Any error, such as that of unpickling what another version sent: the next look would try again at once.
+            if not isinstance(error, Exception):
                 raise
             self._unfit[node.id] = (_start_error(node, error), time.monotonic() + _AGAIN_SECONDS)
             return
@@ -280,7 +281,10 @@ def make_closed_error(when: str = "") -> BackendUnavailable:
 def _start_error(node: NodeInfo, error: Exception) -> SandboxError:
     if isinstance(error, SandboxError):
         return error
-    reason = str(error) or f"it did not start within {_START_SECONDS:g} s"
+    if isinstance(error, ConnectionError | TimeoutError):
+        reason = str(error) or f"it did not start within {_START_SECONDS:g} s"
+    else:
+        reason = f"{type(error).__name__}: {error}"
     return BackendUnavailable(
-        f"node {node.address} cannot run anything: {reason}", hint="warmcell must be installed on every node"
+        f"node {node.address} cannot run anything: {reason}", hint="install the same version of warmcell on every node"
     )
