@@ -14,7 +14,7 @@ from tests.changes.tree import commit, read_tree
 
 from warmcell.changes import apply, layer
 from warmcell.changes.base import Bases
-from warmcell.changes.detect import Detected
+from warmcell.changes.detect import Detected, flag_reason
 from warmcell.changes.layer import ChangeLayer
 from warmcell.changes.model import Change
 from warmcell.changes.restore import Restorer
@@ -316,3 +316,29 @@ def test_the_halves_of_a_repository_cannot_take_turns(place: Path, monkeypatch: 
     monkeypatch.setattr(UpperDirectory, "entries", take_turns)
     assert commit(place).skipped == ("x/config",)
     assert read_tree(place / "lower") == {"file": "new", "x/HEAD": "ref: refs/heads/main\n"}
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git/sequencer/opts",
+        "lefthook-local.yml",
+        ".direnv/flake-profile.rc",
+        "mise.local.toml",
+        ".devcontainer.json",
+        ".forgejo/workflows/ci.yml",
+        "sub/compose.override.yaml",
+        "rust-toolchain.toml",
+        "gradle/wrapper/gradle-wrapper.jar",
+        "app/build.gradle",
+        "settings.gradle.kts",
+        ".pytest.ini",
+        ".ssh/authorized_keys",
+        ".venv/bin/python",
+    ],
+)
+def test_what_tools_run_without_being_asked_is_flagged(path: str) -> None:
+    assert flag_reason(tuple(path.split("/"))) is not None
+
+
+@pytest.mark.parametrize("path", ["src/action.py", "direnv/x", "compose.py", "gradle/notes", "bin/tool"])
+def test_what_only_has_a_similar_name_is_not_flagged(path: str) -> None:
+    assert flag_reason(tuple(path.split("/"))) is None

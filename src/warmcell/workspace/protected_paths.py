@@ -34,7 +34,7 @@ PROTECTED: tuple[tuple[str, ...], ...] = (
 )
 
 
-_GIT_FLAGS = frozenset({*_GIT, "modules", "worktrees", "rebase-merge"})
+_GIT_FLAGS = frozenset({*_GIT, "modules", "worktrees", "rebase-merge", "sequencer"})
 _WRITE = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
