@@ -342,3 +342,14 @@ def test_what_tools_run_without_being_asked_is_flagged(path: str) -> None:
 @pytest.mark.parametrize("path", ["src/action.py", "direnv/x", "compose.py", "gradle/notes", "bin/tool"])
 def test_what_only_has_a_similar_name_is_not_flagged(path: str) -> None:
     assert flag_reason(tuple(path.split("/"))) is None
+def test_a_clock_that_is_set_back_hides_no_change_of_the_host(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host changes then has a time before the start, like the file here."""
+    changed = ChangeLayer(str(place / "lower"), "/work", may_mount=False)
+    (Path(changed.copy_path) / "file").write_text("by the guest")
+    offset = layer._clock_offset()
+    monkeypatch.setattr(layer, "_clock_offset", lambda: offset - 3600 * 10**9)
+    with Root(changed.copy_path) as merged:
+        report = changed.commit(None, (), dry_run=False, merged=merged)
+    changed.close()
+    assert [conflict.path for conflict in report.conflicts] == ["file"] and report.committed == ()
+    assert (place / "lower/file").read_text() == "old"

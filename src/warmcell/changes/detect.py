@@ -74,11 +74,16 @@ class Lower(Closing):
 
 
 class Detector:
-    """Detects all changes once, and records the bases of new ones."""
+    """Detects all changes once, and records the bases of new ones.
 
-    def __init__(self, upper: UpperDirectory, lower: Lower, bases: Bases, start_ns: int, path: str) -> None:
+    `set_back_ns`: how far the clock was set back since the start.
+    """
+
+    def __init__(
+        self, upper: UpperDirectory, lower: Lower, bases: Bases, start_ns: int, path: str, set_back_ns: int = 0
+    ) -> None:
         self._upper, self._lower, self._bases = upper, lower, bases
-        self._start_ns, self._path = start_ns, path
+        self._start_ns, self._path, self._set_back_ns = start_ns - set_back_ns, path, set_back_ns
         self._named = {tuple(named[len(path) + 1 :].split("/")) for named in find_named(path, path)}
         #: Names in the upper directory that this detection has found so far, by directory.
         self._listed: Mapping[Parts, set[str]] = {}
@@ -152,7 +157,7 @@ class Detector:
             if is_same and is_same_mode:
                 return True
             base = self._bases.get(entry.parts)
-            if base is None and below.st_ctime_ns <= max(self._start_ns, entry.copied_ns - 1):
+            if base is None and below.st_ctime_ns <= max(self._start_ns, entry.copied_ns - 1 - self._set_back_ns):
                 self._bases.record(entry.parts, theirs)
             return is_same or (base is not None and bool(base.digest) and base.digest == content.digest(ours))
         finally:

@@ -45,6 +45,9 @@ _BASES, _NAMES, _ABOUT = "bases", "names", "about.json"
 #: An empty file that is renamed when the layer is kept: a new one could not be created on a full disk.
 _KEPT, _UNKEPT = "kept", "unkept"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Shorter steps of the clock could also be the time that reading two clocks takes.
+_SHORTEST_STEP_NS = 10**8
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def state_place() -> str:
@@ -76,6 +79,7 @@ class ChangeLayer:
         #: Whether it continues changes that were kept.
         self._is_resumed = False
         self._noted, self._note_seconds = 0.0, 0.0
+        self._first_offset = self._lowest_offset = _clock_offset()
         self.lower = Root(directory)
         #: Guests see it in place of the directory; None: they see a copy.
         self.overlay: Overlay | None = None
@@ -108,7 +112,7 @@ class ChangeLayer:
             self._upper = UpperDirectory(path)
         else:
             self._upper = CopiedTree(path, None if is_copy else self.lower, os.path.join(place, _NAMES))
-        self._start_ns = _start_of(about) or (start_ns if parent is None else parent._start_ns)
+        self._start_ns = _start_of(about) or (start_ns if parent is None else parent._start_ns - parent._set_back_ns())
         facts = about | {
             "is_copy": self.overlay is None,
             "directory": self.lower.path,
@@ -166,7 +170,8 @@ class ChangeLayer:
         """`merged` is the guests' view; texts that were merged with the host's are written there too."""
         with self._lock:
             items = self._select(paths)
-            committer = Committer(self.lower, self.upper, self._bases, self._start_ns, self.place, merged)
+            start_ns = self._start_ns - self._set_back_ns()
+            committer = Committer(self.lower, self.upper, self._bases, start_ns, self.place, merged)
             try:
                 return committer.commit(items, allow_flagged, dry_run=dry_run)
             except OSError as error:
@@ -208,8 +213,15 @@ class ChangeLayer:
             raise host_failure(error, f"keep the changes in {self.place!r}") from error
 
     def _detect(self) -> list[Detected]:
+        facts = self._bases, self._start_ns, self.lower.path, self._set_back_ns()
         with Lower(self.lower) as lower, translate_os_errors(()):
-            return Detector(self.upper, lower, self._bases, self._start_ns, self.lower.path).detect()
+            return Detector(self.upper, lower, *facts).detect()
+
+    def _set_back_ns(self) -> int:
+        """How far the clock was set back since the start: times of later changes may be as much earlier."""
+        self._lowest_offset = min(self._lowest_offset, _clock_offset())
+        back = self._first_offset - self._lowest_offset
+        return back if back > _SHORTEST_STEP_NS else 0
 
     def _may_have_changes(self) -> bool:
         """True also if they cannot be listed, such as more entries than the limit: they must not be lost."""
@@ -257,6 +269,15 @@ class ChangeLayer:
                     os.unlink(os.path.join(held.path, _KEPT))
                 remove_directory(held.path)
             held.release()
+
+
+def _clock_offset() -> int:
+    """The clock's distance from one that is never set: the quickest of a few readings, since a busy host interrupts."""
+    readings: list[tuple[int, int]] = []
+    for _ in range(5):
+        before, now = time.clock_gettime_ns(_BOOT_CLOCK), time.time_ns()
+        readings.append((time.clock_gettime_ns(_BOOT_CLOCK) - before, now - before))
+    return min(readings)[1]
 
 
 def _as_fs_changes(change: Change) -> Iterator[FsChange]:
