@@ -12,8 +12,8 @@ import re
 
 #: The head of a request, at most. Browsers send it at once.
 MOST_HEAD = 1 << 16
-#: As a browser begins one: a method, which a page may make up, and a path.
-_REQUEST = re.compile(rb"[\w!#$%&'*+.^`|~-]{1,64} /", re.ASCII)
+#: As a browser begins one: a method, which a page may make up, of any length, and a path.
+_REQUEST = re.compile(rb"[\w!#$%&'*+.^`|~-]+ /", re.ASCII)
 _HTTP_1 = re.compile(rb"HTTP/1\.\d\r?$")
 _END = re.compile(rb"\r?\n\r?\n")
 
