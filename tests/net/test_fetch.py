@@ -223,6 +223,7 @@ async def test_methods_paths_and_the_headers_that_would_undo_them(resolver: Stub
             FetchRequest(f"{url}/simple/%2e%2e/upload"),
             FetchRequest(f"{url}/simple/pip", headers={"X-HTTP-Method-Override": "DELETE"}),
             FetchRequest(f"{url}/simple/pip", headers={"X-Original-URL": "/upload"}),
+            FetchRequest(f"{url}/simple/pip", headers={"X_HTTP_Method_Override": "DELETE"}),
         ]
         for request in refused:
             assert (await failure(client, request)).reason == "refused"

@@ -226,6 +226,7 @@ async def test_methods_and_paths_are_enforced(start_proxy: Start) -> None:
         assert (await get(proxy, f"{base}/simple/../upload"))[0] == 403
         assert (await get(proxy, f"{base}/simple/x", "Content-Length: 0", method="POST"))[0] == 403
         assert (await get(proxy, f"{base}/simple/x", "X-HTTP-Method-Override: PUT"))[0] == 403
+        assert (await get(proxy, f"{base}/simple/x", "x_original-URL: /upload"))[0] == 403
     assert server.connections == 1
 
 

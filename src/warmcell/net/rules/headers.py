@@ -68,7 +68,12 @@ def _invalid(message: str) -> FetchFailed:
 
 def steering_header(headers: Iterable[tuple[str, str]]) -> str | None:
     """The name of a header that could bypass a rule about methods or paths, or None."""
-    return next((name for name, _ in headers if name.lower() in STEERING), None)
+    return next((name for name, _ in headers if _cgi_name(name) in STEERING), None)
+
+
+def _cgi_name(name: str) -> str:
+    """CGI, WSGI and Rack turn hyphens into underscores, so for many servers `X_Original_URL` is `X-Original-URL`."""
+    return name.lower().replace("_", "-")
 
 
 def without_credentials(headers: HeaderList) -> HeaderList:
@@ -83,7 +88,7 @@ def without_body_headers(headers: HeaderList) -> HeaderList:
 
 def without_range_headers(headers: HeaderList) -> HeaderList:
     """The headers without those that could hide a secret from redaction. Used whenever a credential is added."""
-    return [(name, value) for name, value in headers if name.lower() not in _HIDE_SECRETS]
+    return [(name, value) for name, value in headers if _cgi_name(name) not in _HIDE_SECRETS]
 
 
 def replace_headers(headers: HeaderList, extra: Mapping[str, str]) -> HeaderList:
