@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.net.proxy_talk import get
 from tests.net.servers import StubResolver, policy_for, redirect, reply, serving
 
 from warmcell.core.errors import FetchFailed
 from warmcell.net.credentials import SecretRef
 from warmcell.net.fetch.messages import FetchRequest
-from warmcell.net.fetch.safe_client import SafeClient
+from warmcell.net.fetch.safe_client import SafeClient, handle_fetch_json
+from warmcell.net.proxy.egress_proxy import EgressProxy
 
 SECRET = "canary-s3cr3t-value"
 INJECT = {"http://site.test": {"Authorization": SecretRef(lambda: SECRET, format="Bearer {}")}}
@@ -75,6 +80,20 @@ async def test_a_secret_that_cannot_be_read_stops_the_request(resolver: StubReso
         client = SafeClient(policy_for(server, inject=inject), resolver=resolver)
         with pytest.raises(FetchFailed, match="NO_SUCH_VARIABLE_HERE"):
             await client.fetch(f"http://site.test:{server.port}/")
+    assert server.connections == 0
+
+
+async def test_a_guest_does_not_learn_where_a_secret_is_kept(
+    start_proxy: Callable[..., EgressProxy], resolver: StubResolver, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    async with serving(reply()) as server:
+        policy = policy_for(server, inject={"http://site.test": {"Authorization": SecretRef.file(path)}})
+        url = f"http://site.test:{server.port}/"
+        fetched = await handle_fetch_json(SafeClient(policy, resolver=resolver), json.dumps({"url": url}).encode())
+        answers = [fetched, (await get(start_proxy(policy), url))[1]]
+    for answer in answers:
+        assert b"a credential for this host cannot be read" in answer and str(path).encode() not in answer
     assert server.connections == 0
 
 

@@ -18,6 +18,13 @@ _PARTIAL_CONTENT = 206
 _SHORTEST_PIECE = 8
 
 
+class SecretUnavailable(FetchFailed):
+    """A secret that cannot be read or used. Its message says where the secret is kept, so it is for the host only."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="invalid")
+
+
 class SecretRef:
     """A reference to a secret. `format` builds the header value: `SecretRef.env("TOKEN", format="Bearer {}")`."""
 
@@ -64,14 +71,11 @@ class SecretRef:
         try:
             secret = self._read()
         except Exception as error:
-            message = f"could not read the secret {self._label} ({type(error).__name__})"
-            raise FetchFailed(message, reason="invalid") from None
+            raise SecretUnavailable(f"could not read the secret {self._label} ({type(error).__name__})") from None
         if not isinstance(secret, str) or len(secret) < MIN_SECRET_LENGTH:
-            message = f"the secret {self._label} is shorter than {MIN_SECRET_LENGTH} characters"
-            raise FetchFailed(message, reason="invalid")
+            raise SecretUnavailable(f"the secret {self._label} is shorter than {MIN_SECRET_LENGTH} characters")
         if not secret.isascii() or not secret.isprintable():
-            message = f"the secret {self._label} contains characters that are not allowed in a header"
-            raise FetchFailed(message, reason="invalid")
+            raise SecretUnavailable(f"the secret {self._label} contains characters that are not allowed in a header")
         return secret
 
 

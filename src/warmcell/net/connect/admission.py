@@ -14,6 +14,7 @@ from warmcell.core.types import Denial
 from warmcell.net.connect.connection_log import ConnectionLog
 from warmcell.net.connect.dial import Resolver, resolve_host, system_resolver
 from warmcell.net.connect.limits import RateLimiter
+from warmcell.net.credentials import SecretUnavailable
 from warmcell.net.rules.headers import steering_header
 from warmcell.net.rules.hosts import Host, IPAddress, is_own
 from warmcell.net.rules.rule_book import Decision, EgressRequest, RuleBook
@@ -44,6 +45,8 @@ def as_guest_error(error: FetchFailed) -> FetchFailed:
     """The error as the guest may see it."""
     if isinstance(error, Unreachable):
         return FetchFailed(f"refused: {error.where} is not reachable from this sandbox", reason="refused")
+    if isinstance(error, SecretUnavailable):
+        return FetchFailed("a credential for this host cannot be read", reason=error.reason)
     return error
 
 

@@ -23,7 +23,7 @@ from warmcell.net.connect.connection_log import ConnectionLog
 from warmcell.net.connect.dial import Dial, Resolver, SocketStream, client_tls, dial, open_stream
 from warmcell.net.connect.http_exchange import Exchange
 from warmcell.net.connect.limits import RateLimiter
-from warmcell.net.credentials import Redactor, clean_headers, refuse_hidden_echo, refuse_partial
+from warmcell.net.credentials import Redactor, SecretUnavailable, clean_headers, refuse_hidden_echo, refuse_partial
 from warmcell.net.fetch.body_decoder import BodyDecoder, accepted_codings
 from warmcell.net.fetch.messages import FetchRequest, FetchResponse
 from warmcell.net.optional_packages import need
@@ -104,7 +104,7 @@ class SafeClient:
                 return await self._follow(hop, request.follow_redirects, redactor)
         except TimeoutError:
             raise FetchFailed(f"the fetch did not finish within {timeout:g} s", reason="timeout") from None
-        except Unreachable:
+        except (Unreachable, SecretUnavailable):
             raise
         except FetchFailed as error:
             raise FetchFailed(redactor.text(error.message), reason=error.reason, hint=error.hint) from None
