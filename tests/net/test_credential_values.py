@@ -106,6 +106,16 @@ def test_a_stream_shows_nothing_of_a_secret_that_begins_with_another(step: int) 
     assert out == b"[redacted] [redacted] [redacted]"
 
 
+def test_a_stream_holds_back_only_what_may_be_the_start_of_a_secret() -> None:
+    stream = StreamRedactor(Redactor([VALUE]))
+    assert stream.feed(b"data: one\n\n") == b"data: one\n\n"
+    assert stream.feed(b"data: " + VALUE.encode() + b"\n\n") == b"data: [redacted]\n\n"
+    for length in (1, 5, 15):
+        assert stream.feed(b"data: " + VALUE[:length].encode()) == b"data: "
+        assert stream.feed(b"~\n\n") == VALUE[:length].encode() + b"~\n\n"
+    assert stream.finish() == b""
+
+
 def test_without_secrets_a_stream_is_left_alone() -> None:
     stream = StreamRedactor(Redactor())
     assert stream.feed(b"abc") + stream.finish() == b"abc"

@@ -96,10 +96,6 @@ class Redactor:
         # Longest first: a secret that contains another one must not stay half visible.
         self._needles = tuple(sorted(found, key=len, reverse=True))
 
-    @property
-    def longest(self) -> int:
-        return len(self._needles[0]) if self._needles else 0
-
     def data(self, data: bytes) -> bytes:
         for needle in self._needles:
             if needle in data:
@@ -111,6 +107,10 @@ class Redactor:
         if any(needle in data for needle in self._needles):
             pattern = b"|".join(map(re.escape, self._needles))
             yield from (found.span() for found in re.finditer(pattern, data))
+
+    def open_end(self, data: bytes) -> int:
+        """Where the first secret begins of which the data has only a part; the length of the data if there is none."""
+        return min((_find_part(needle, data) for needle in self._needles), default=len(data))
 
     def is_in(self, name: str) -> bool:
         """Whether a header name contains a secret, in any case."""
@@ -151,8 +151,9 @@ class StreamRedactor:
         if not self._redactor:
             return data
         data = self._held + data
-        # What begins later may be the start of a secret, or a whole one that is the start of a longer one.
-        certain = max(0, len(data) - self._redactor.longest + 1)
+        # What begins later may be the start of a secret, or a whole one that is the start of a longer one. No more is
+        # held back: the end of an event must not wait for the next one.
+        certain = self._redactor.open_end(data)
         shown: list[bytes] = []
         done = 0
         for begin, end in self._redactor.find(data):
@@ -167,6 +168,22 @@ class StreamRedactor:
     def finish(self) -> bytes:
         rest, self._held = self._held, b""
         return self._redactor.data(rest)
+
+
+#: Of the start of a secret at the end of some data, only this much is searched for. The rest is compared where that is.
+_START = 8
+
+
+def _find_part(needle: bytes, data: bytes) -> int:
+    """Where a part of the needle begins with which the data ends; the length of the data if there is none."""
+    start = needle[:_START]
+    at = max(0, len(data) - len(needle) + 1)
+    while (at := data.find(start, at)) >= 0:
+        if needle.startswith(data[at:]):
+            return at
+        at += 1
+    shorter = range(max(0, len(data) - len(start) + 1), len(data))
+    return next((at for at in shorter if start.startswith(data[at:])), len(data))
 
 
 def _spellings(secret: str) -> set[bytes]:
