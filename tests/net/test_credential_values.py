@@ -77,6 +77,22 @@ def test_echoes_in_other_spellings_are_found() -> None:
         assert echo not in redactor.text(f"x{echo}x")
 
 
+@pytest.mark.parametrize(
+    ("secret", "echo"),
+    [
+        ("ab/cd+ef=", r"ab\/cd+ef="),
+        ("ab/cd+ef=", "ab%2fcd%2bef%3d"),
+        ("ab/cd+ef=", r"ab/cd\u002Bef="),
+        ("ab/cd+ef=", r"ab/cd+ef\u003d"),
+        ("ab<cd&ef", r"ab\u003ccd\u0026ef"),
+        ("ab<cd&ef", "ab&lt;cd&amp;ef"),
+        ("ab'cd&ef", "ab&#39;cd&amp;ef"),
+    ],
+)
+def test_an_echo_as_common_libraries_escape_it_is_found(secret: str, echo: str) -> None:
+    assert Redactor([secret]).text(f"({echo})") == "([redacted])"
+
+
 def test_a_secret_inside_another_leaves_nothing_behind() -> None:
     assert Redactor(["abcd", "abcdefgh"]).text("abcdefgh") == "[redacted]"
 

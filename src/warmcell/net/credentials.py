@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import os
 import re
@@ -80,7 +81,7 @@ class SecretRef:
 
 
 class Redactor:
-    """Replaces secrets, including percent-encoded, JSON-escaped, hexadecimal and base64 forms."""
+    """Replaces secrets, also percent-encoded, escaped for JSON or HTML, in hexadecimal, UTF-16 or base64."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._needles: tuple[bytes, ...] = ()
@@ -188,9 +189,21 @@ def _find_part(needle: bytes, data: bytes) -> int:
 
 def _spellings(secret: str) -> set[bytes]:
     raw = secret.encode()
-    escaped = {quote(secret, safe="").encode(), quote(secret).encode(), json.dumps(secret)[1:-1].encode()}
+    quoted = {quote(secret, safe=""), quote(secret)}
+    quoted |= {re.sub("%..", lambda found: found[0].lower(), text) for text in quoted}
+    marked_up = html.escape(secret)
+    escaped = {*quoted, *_in_json(secret), marked_up, marked_up.replace("&#x27;", "&#39;")}
     wide = {secret.encode("utf-16-le"), raw.hex().encode(), raw.hex().upper().encode()}
-    return {raw, *escaped, *wide, *_in_base64(raw)}
+    return {raw, *(text.encode() for text in escaped), *wide, *_in_base64(raw)}
+
+
+def _in_json(secret: str) -> Iterator[str]:
+    """As JSON libraries write it: PHP escapes slashes; Go, Gson and .NET, in this order, what has a meaning in HTML."""
+    text = json.dumps(secret)[1:-1]
+    yield from (text, text.replace("/", "\\/"))
+    for special in ("<>&", "<>&='", "<>&'+`"):
+        for form in ("\\u{:04x}", "\\u{:04X}"):
+            yield "".join(form.format(ord(letter)) if letter in special else letter for letter in text)
 
 
 def _in_base64(raw: bytes) -> set[bytes]:
