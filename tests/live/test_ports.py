@@ -360,6 +360,10 @@ def test_what_can_mean_this_machine_only(authority: str, is_ours: bool) -> None:
     assert is_loopback(authority) is is_ours
 
 
+#: A script or an image of a page of another site.
+EMBEDDED = b"GET /a HTTP/1.1\r\nHost: 127.0.0.1:80\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n"
+
+
 @pytest.mark.parametrize(
     ("data", "verdict"),
     [
@@ -383,6 +387,11 @@ def test_what_can_mean_this_machine_only(authority: str, is_ours: bool) -> None:
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: a\r\n\r\n", False),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nHost: a", True),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\n\r\n", False),
+        (EMBEDDED + b"\r\n", False),
+        (EMBEDDED + b"Referer: http://evil.example/?://localhost/\r\n\r\n", False),
+        (EMBEDDED + b"Referer: http://localhost:3000/\r\n\r\n", True),
+        (EMBEDDED.replace(b"no-cors", b"navigate") + b"\r\n", True),
+        (EMBEDDED.replace(b"cross-site", b"same-site") + b"\r\n", True),
         (b"GET /" + b"a" * MOST_HEAD, False),
         (b"GET / HTTP/1.1\r\nX: " + b"a" * MOST_HEAD, False),
     ],

@@ -1,8 +1,9 @@
 """Decides which connections to an exposed port are allowed: none that a foreign web page can make. Pure module.
 
 A page can have its own name lead to 127.0.0.1 (DNS rebinding) and then speaks to the port as to its own server; its
-browser says so in `Host`. It can also open a WebSocket to the port by address; its browser says so in `Origin`.
-Browsers speak HTTP and nothing else, so anything that is not HTTP is passed through.
+browser says so in `Host`. It can also open a WebSocket to the port by address; its browser says so in `Origin`. It can
+load a script or an image from there; then there is no `Origin`, but the browser says so in `Sec-Fetch-Site`.
+In clear text browsers speak HTTP and nothing else, so anything that is not HTTP is passed through.
 """
 
 from __future__ import annotations
@@ -42,15 +43,18 @@ def is_allowed(data: bytes | bytearray, seen: int = 0) -> bool | None:
 
 
 def _are_loopback(lines: list[bytes]) -> bool:
-    """Whether `Host` and `Origin` both name this machine."""
+    """Whether `Host` and `Origin` both name this machine, and no page of another site embeds the answer."""
+    fields: dict[bytes, str] = {}
     for line in lines:
         name, _, value = line.partition(b":")
-        text = value.strip().decode("latin-1")
+        text = fields[name.strip().lower()] = value.strip().decode("latin-1")
         if name.strip().lower() == b"host" and not is_loopback(text):
             return False
         if name.strip().lower() == b"origin" and not is_loopback(text.partition("://")[2]):
             return False
-    return True
+    is_embedded = fields.get(b"sec-fetch-mode") == "no-cors" and fields.get(b"sec-fetch-site") == "cross-site"
+    # To a browser, localhost and 127.0.0.1 are two sites. A page that hides where it is counts as another site's.
+    return not is_embedded or is_loopback(fields.get(b"referer", "").partition("://")[2].partition("/")[0])
 
 
 def is_loopback(authority: str) -> bool:
