@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from warmcell.core.errors import FetchFailed, InvalidRequest, PolicyViolation
 from warmcell.net.connect.connection_log import ConnectionLog
 from warmcell.net.credentials import SecretRef
 from warmcell.net.fetch.safe_client import SafeClient
-from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
 from warmcell.net.rules.hosts import parse_host
 from warmcell.net.rules.network_update import check_update, from_plain, read_lists, read_update, to_plain
 from warmcell.net.rules.rule_book import EgressRequest, Narrowing, RuleBook, compile_rules
@@ -88,6 +90,17 @@ def test_a_denied_address_is_denied_to_names_as_well() -> None:
     assert address is not None and narrowing.judge_address(address, 80, lambda _: False) is not None
     book = RuleBook(compile_rules(FetchPolicy(("*",), deny_private_ips=False)).allow, (), True, (), narrowing)
     assert not book.judge_address(address, 80, lambda _: False).allowed
+
+
+def test_a_new_rate_limit_holds_for_guests_that_run_already() -> None:
+    egress = Egress(FetchPolicy(("site.test",), rate_limit=RateLimit(5)))
+    cell: Any = SimpleNamespace(take_listener=lambda: socket.create_server(("127.0.0.1", 0)))
+    with ExitStack() as cleanup:
+        egress.open(cell, print, cleanup)
+        (proxy,) = egress._open
+        egress.set_rules(FetchPolicy(("site.test",), rate_limit=RateLimit(1)))
+        assert [proxy._gate.limiter.admit("site.test") for _ in range(2)] == [True, False]
+        assert not egress._shared_limiter().admit("site.test")  # one allowance for this run and the next
 
 
 @pytest.mark.parametrize("update", [None, "site.test", b"x", 7, [7], ["https://site.test/"], ["a b"]])

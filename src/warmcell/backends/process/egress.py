@@ -111,7 +111,7 @@ class Egress:
 
     def _apply(self) -> None:
         for proxy in self._open:
-            proxy.set_rules(self._current_book())
+            proxy.set_rules(self._current_book(), self._shared_limiter())
 
     def open(self, cell: Cell, on_denial: Callable[[Denial], Any], cleanup: ExitStack | Cleanup) -> EgressHandle:
         """Starts the proxy on the listener that the cell opened in its own network; `cleanup` closes it."""

@@ -160,8 +160,10 @@ class EgressProxy:
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    def set_rules(self, rules: Rules) -> None:
-        if isinstance(rules, FetchPolicy) and not self._has_shared_limiter:
+    def set_rules(self, rules: Rules, limiter: RateLimiter | None = None) -> None:
+        if limiter is not None:
+            self._gate.limiter = limiter
+        elif isinstance(rules, FetchPolicy) and not self._has_shared_limiter:
             self._gate.limiter = RateLimiter(rules.rate_limit)
         self._gate.rules = rules if isinstance(rules, RuleBook) else compile_rules(rules)
 
