@@ -12,11 +12,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers import PATIENCE, in_a_fork, until
 
 from warmcell import AsyncSandbox, CellResult, MountPoint, ProcessConfig, Sandbox, Session, errors
+from warmcell.backends.process import session_worker
+from warmcell.backends.process.live import LiveCage
+from warmcell.backends.process.session_worker import CagedWorker
+from warmcell.backends.process.started_programs import IDLE
 from warmcell.enforcers.host import find_in_wheel
 from warmcell.sessions import interpreter
 
@@ -189,6 +194,23 @@ def test_a_session_that_begins_while_others_end(sandbox: Sandbox) -> None:
             assert session.run("1").value == "1"
         for thread in threads:
             thread.join()
+
+
+def test_a_session_that_begins_while_an_idle_cage_ends_has_the_next_cage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cage is alive when it is looked for, and over when the worker is to start in it."""
+    start, cages = session_worker.start, list[LiveCage]()
+
+    def start_late(cage: LiveCage, *words: Any, **options: Any) -> CagedWorker:
+        cages.append(cage)
+        if len(cages) == 1:
+            cage.end_soon(IDLE)
+            cage.loop.join()
+        return start(cage, *words, **options)
+
+    monkeypatch.setattr(session_worker, "start", start_late)
+    with Sandbox(idle_timeout=1000) as sandbox, sandbox.session() as session:
+        assert session.run("1 + 1").value == "2"
+    assert len(cages) == 2 and cages[0].was_idle
 
 
 @pytest.mark.attack("PT-13")

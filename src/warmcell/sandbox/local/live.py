@@ -25,7 +25,14 @@ from warmcell.sandbox.interface import ProcessInfo, PtySize, SpawnOptions
 from warmcell.sandbox.local.context import SandboxContext
 from warmcell.sandbox.local.guests import no_live_cage
 from warmcell.sandbox.local.process import Argv, LocalProcess, RingFactory, make_ring, start_program
-from warmcell.sandbox.local.session import ForkSession, LocalSession, Starter, TakeCheckpoint, session_language
+from warmcell.sandbox.local.session import (
+    ForkSession,
+    LocalSession,
+    Starter,
+    TakeCheckpoint,
+    session_language,
+    start_in_cage,
+)
 from warmcell.sessions.interpreter import Interpreter
 from warmcell.sessions.ports import MOST_CONNECTIONS, PortListener
 from warmcell.sessions.processes import LiveProcess, ProcessTable, call_once
@@ -236,8 +243,7 @@ class LocalLive:
         directory = await self._context.guest_cwd(cwd)
         starter = self._make_starter(name, directory, env, python)
         with self.starting():
-            start = await starter()
-            worker = await in_thread(lambda: start(image), discard=lambda worker: worker.close())
+            worker = await start_in_cage(starter, image)
         session = LocalSession(
             name,
             None if cwd is None else os.fspath(cwd),

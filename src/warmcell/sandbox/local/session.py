@@ -19,6 +19,7 @@ from warmcell.sessions.interpreter import Interpreter
 
 if TYPE_CHECKING:
     from warmcell.sandbox.interface import CheckpointDriver, SandboxDriver
+    from warmcell.sessions.image import SessionImage
 
 _ATTEMPTS = 3
 
@@ -52,6 +53,20 @@ def session_languages(guest: object) -> tuple[str, ...]:
     from warmcell.backends.process.session_worker import LANGUAGES
 
     return tuple(name for name in LANGUAGES if name != "typescript")
+
+
+async def start_in_cage(starter: Starter, image: SessionImage | None) -> Worker:
+    """Starts a worker. Tries again in a new cage if the old one ended just now because it was idle."""
+    from warmcell.backends.process.started_programs import IDLE
+
+    for attempt in range(_ATTEMPTS):
+        start = await starter()
+        try:
+            return await in_thread(partial(start, image), discard=lambda worker: worker.close())
+        except SessionEnded as error:
+            if attempt == _ATTEMPTS - 1 or error.reason != IDLE:
+                raise
+    raise AssertionError("unreachable")
 
 
 class LocalSession:
