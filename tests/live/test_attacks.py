@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.helpers import PATIENCE, until
+from tests.helpers import PATIENCE, until, until_async
 
 from warmcell import AsyncSandbox, Limits, Sandbox, errors
 
@@ -204,6 +204,23 @@ async def test_a_signal_to_an_agent_that_does_not_answer_can_be_cancelled() -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         assert cage.is_alive  # so that it was not the grace that ended the wait
+
+
+@pytest.mark.attack("S3-01")
+async def test_a_cancelled_run_ends_though_the_agent_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmcell.sessions.processes.KILL_SECONDS", 0.1)
+    begun = asyncio.Event()
+    async with AsyncSandbox(live=True) as sandbox:
+        script = "echo begun; exec sleep 1000"
+        run = asyncio.ensure_future(sandbox.sh(script, timeout=1000, on_stdout=lambda _: begun.set()))
+        await begun.wait()
+        cage = sandbox._driver.live._cage  # type: ignore[union-attr]
+        assert cage is not None
+        os.kill(cage.pid, signal.SIGSTOP)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await until_async(lambda: not cage.is_alive)
 
 
 @pytest.mark.attack("S3-01")

@@ -185,9 +185,12 @@ class LiveProcess:
         self._loop.call(self._take_last_output)
 
     def kill_soon(self) -> None:
-        """From any thread: `kill` without waiting."""
+        """From any thread: `kill` without waiting. The cage is ended if its agent does not end the program in time."""
         # After the answer it prints no more: before, it would fill the room for its last output.
         self.program.kill_soon().add_done_callback(call_once(partial(self._loop.call, self._take_last_output)))
+        if self.is_running:
+            end_cage = self._unless_freed(LiveProcess._end_cage_if_running)
+            self._loop.call(lambda: self._loop.call_later(KILL_SECONDS, end_cage))
 
     def _take_last_output(self) -> None:
         for output in self.outputs:
@@ -218,11 +221,9 @@ class LiveProcess:
             output.listen()
 
     def _run_out(self, timeout: float) -> None:
-        """Asks the agent to kill it; if that does not work, the cage is ended."""
         if self.outcome is None:
             self.timed_out = timeout
             self.kill_soon()
-            self._loop.call_later(KILL_SECONDS, self._unless_freed(LiveProcess._end_cage_if_running))
 
     def _end_cage_if_running(self) -> None:
         if self.outcome is None:
