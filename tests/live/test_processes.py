@@ -280,6 +280,14 @@ def test_an_idle_cage_ends_and_is_made_again() -> None:
         assert [info.exit_code for info in sandbox.processes()] == [0, 0]
 
 
+def test_the_idle_timer_of_a_cage_is_one_however_many_programs_end() -> None:
+    with Sandbox(idle_timeout=1000) as sandbox:
+        for _ in range(10):
+            sandbox.spawn("true").wait(30)
+        cage = sandbox._async._driver.live._cage
+        assert cage is not None and len(cage.loop._later) == 1
+
+
 def test_the_end_of_the_sandbox_is_theirs() -> None:
     sandbox = Sandbox()
     process = sandbox.spawn("sleep 1000")

@@ -62,6 +62,11 @@ class AgentChannel:
         control.setblocking(False)
         self._watch()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the agent has not yet answered all requests."""
+        return bool(self._waiting)
+
     def ask(
         self,
         op: str,

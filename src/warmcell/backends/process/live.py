@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from warmcell.backends.process.cell_template import CellTemplate
+from warmcell.backends.process.idle_timer import IdleTimer
 from warmcell.backends.process.started_programs import (
     IDLE,
     OVER_MEMORY,
@@ -81,16 +82,14 @@ class LiveCage:
         self._marks, self._code_dirs = count(1), count(1)
         self._last_words = bytearray()
         self._is_closing = self._is_ready = False
-        self._idle_timeout = idle_timeout
-        #: Number of requests so far: the idle timer ends the cage if it has not changed.
-        self._calls = 0
         self.loop = Loop("warmcell-live")
         self._channel = AgentChannel(self.loop, control, self._on_event, self._on_closed)
+        self._idle = IdleTimer(self.loop, idle_timeout, self._is_busy, lambda: self._channel.end(IDLE))
         for descriptor in (cell.stdout, cell.stderr):
             self.loop.watch(descriptor, READ, lambda descriptor=descriptor: self._keep_last_words(descriptor))  # type: ignore[misc]
         self.loop.watch(cell.status.fileno(), READ, self._receive_denials)
         self.loop.watch(cell.pidfd, READ, lambda: self._channel.end(""))
-        self._start_idle_timer()
+        self._idle.start()
         self.loop.start()
         own_until_exit(self)
 
@@ -190,7 +189,7 @@ class LiveCage:
 
     def connect_async(self, port: int) -> tuple[socket.socket, Future[Message]]:
         """`connect` without waiting: returns our end and the answer, which has "error" if nothing listens."""
-        self._calls += 1
+        self._idle.calls += 1
         with Descriptors() as owned:
             ours, theirs = owned.socketpair(socket.SOCK_STREAM)
             answer = self._channel.ask("connect", [theirs], port=port)
@@ -249,7 +248,7 @@ class LiveCage:
         on_answer: Callable[[Message], None] | None = None,
         **fields: Any,
     ) -> Future[Message]:
-        self._calls += 1
+        self._idle.calls += 1
         try:
             return self._channel.ask(op, descriptors, on_answer, **fields)
         except FrameTooLong as error:
@@ -287,21 +286,9 @@ class LiveCage:
         started.append(StartedProgram(self, pid, failure, mark, began))
         self._programs[pid] = started[0]
 
-    def _start_idle_timer(self) -> None:
-        """If no program runs: ends the cage after its idle time, unless there are requests meanwhile."""
-        if self._idle_timeout is None or self._programs:
-            return
-        calls = self._calls
-
-        def look() -> None:
-            if self._programs:
-                return
-            if self._calls == calls:
-                self._channel.end(IDLE)
-            else:
-                self._start_idle_timer()
-
-        self.loop.call_later(self._idle_timeout, look)
+    def _is_busy(self) -> bool:
+        """Whether programs run in it, or are being started: that may take longer than its idle time."""
+        return bool(self._programs) or self._channel.is_awaited
 
     def _on_event(self, message: Message) -> None:
         if message == {"event": "ready"} and not self._is_ready:
@@ -315,7 +302,7 @@ class LiveCage:
             self._channel.end(_FORGED)
         else:
             del self._programs[program.pid]
-            self._start_idle_timer()
+            self._idle.start()
             self._receive_denials()
             program.denials = self._denials.since(program.began)
             program.ended.set_result(ended)
