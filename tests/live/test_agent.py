@@ -65,6 +65,24 @@ def test_a_worker_does_nothing_of_what_the_agent_was_about_to_do() -> None:
                 process.kill()
 
 
+def test_the_process_that_has_the_pid_of_an_ended_program_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any process of the cage may have it, not only one that the agent has started."""
+    from warmcell.guest.live import agent, trees
+
+    kills: list[tuple[int, str]] = []
+    monkeypatch.setattr(trees, "kill", lambda leader, mark: kills.append((leader, mark)))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        killer = agent.Agent(theirs)
+        running, unused = os.getpid(), 1 << 30  # more than the kernel has
+        killer._kill_tree(running, "ended")
+        killer._kill_tree(unused, "ended")
+        killer._started[running] = agent.Started("other")
+        killer._kill_tree(running, "ended")
+        killer._kill_tree(running, "other")
+    assert kills == [(0, "ended"), (unused, "ended"), (0, "ended"), (running, "other")]
+
+
 def test_a_terminal_that_cannot_be_given_its_size_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from warmcell.guest.live import starting
 

@@ -250,8 +250,10 @@ class Agent:
         return {}
 
     def _kill_tree(self, pid, mark):
-        """Works for a program that has ended, too. If its pid belongs to another program by now, that one is spared."""
-        is_others = pid in self._started and self._started[pid].mark != mark
+        """Works for a program that has ended, too. If its pid belongs to another process by now, that one is spared."""
+        started = self._started.get(pid)
+        # The kernel does not use a pid again while it is that of a session: what the program left has other pids.
+        is_others = os.path.exists(f"/proc/{pid}") if started is None else started.mark != mark
         trees.kill(0 if is_others else pid, mark)
 
     def _op_connect(self, request, given):
