@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from warmcell.core.errors import BackendBusy
-from warmcell.core.light import on_error
+from warmcell.core.light import on_error, suppress
 from warmcell.lifetime.ownership import own
 
 TYPE_CHECKING = False
@@ -41,6 +41,7 @@ class FairSemaphore:
 
     def __init__(self, slots: int, max_waiting: int | None = None) -> None:
         self._slots, self._max_waiting = slots, max_waiting
+        self._is_closed = False
         self.abandon()
         own(self)
 
@@ -124,6 +125,16 @@ class FairSemaphore:
         if waiter is not None:
             self._wake(waiter)
 
+    def close(self) -> None:
+        """Ends all waits with `BackendBusy`, now and from now on. Slots in use stay with their owners."""
+        with self._lock:
+            self._is_closed = True
+            waiters = [waiter for queue in self._queues.values() for waiter in queue]
+            self._queues.clear()
+        for waiter in waiters:
+            with suppress(RuntimeError):  # its event loop was closed while it waited
+                waiter.wake()
+
     def _wake(self, waiter: _Waiter) -> None:
         try:
             waiter.wake()
@@ -157,6 +168,8 @@ class FairSemaphore:
         return waiter
 
     def _check_room(self, tenant: str) -> None:
+        if self._is_closed:
+            raise self._busy(0)
         if self._max_waiting is None:
             return
         if self.waiting >= self._max_waiting:

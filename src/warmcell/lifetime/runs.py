@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from warmcell.core import events
-from warmcell.core.errors import BackendUnavailable
+from warmcell.core.errors import BackendBusy, BackendUnavailable
 from warmcell.lifetime import host_program
 from warmcell.lifetime.descriptor_pressure import descriptor_pressure
 from warmcell.lifetime.fair_semaphore import FairSemaphore
@@ -56,7 +56,11 @@ class Runs:
 
         self._check_open()
         run = Run()
-        await self._queue.acquire_async(self._queue_timeout)
+        try:
+            await self._queue.acquire_async(self._queue_timeout)
+        except BackendBusy:
+            self._check_open()
+            raise
         try:
             return await in_thread(lambda: self._carry_out(run, work), run.cancel, discard)
         finally:
@@ -67,7 +71,11 @@ class Runs:
         self._check_open()
         run = run or Run()
         with Interrupts(run):
-            self._queue.acquire(run, self._queue_timeout)
+            try:
+                self._queue.acquire(run, self._queue_timeout)
+            except BackendBusy:
+                self._check_open()
+                raise
             try:
                 return self._carry_out(run, work)
             finally:
@@ -83,7 +91,7 @@ class Runs:
 
     def close(self) -> None:
         """Refuses new runs, cancels those in progress and waits until they have ended, or as long as `patience` says:
-        then `is_busy` is still true.
+        then `is_busy` is still true, and runs that wait for the one in progress are refused now.
         """
         with self._changed:
             self._is_closed = True
@@ -91,7 +99,9 @@ class Runs:
         for run in runs:
             run.cancel()
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_progress, self.patience)
+            has_ended = self._changed.wait_for(lambda: not self._in_progress, self.patience)
+        if not has_ended:
+            self._queue.close()
 
     def _carry_out(self, run: Run, work: Callable[[Run], T]) -> T:
         self._begin(run)

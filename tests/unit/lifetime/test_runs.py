@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from tests.helpers import PATIENCE, in_a_fork, until
+from tests.helpers import PATIENCE, in_a_fork, until, until_async
 
 from warmcell.core.errors import BackendBusy, BackendUnavailable
 from warmcell.lifetime.run import Run, RunCancelled
@@ -265,6 +265,31 @@ class TestClosing:
             caller.join()
             closing.join()
         assert not runs.is_busy
+
+    async def test_runs_that_wait_for_code_of_the_caller_are_refused_then(self) -> None:
+        """That code may never return, and they would wait as long as the queue lets them: a day."""
+        runs, began, may_end = Runs("test", 1, 86_400), threading.Event(), threading.Event()
+
+        def work(run: Run) -> None:
+            began.set()
+            may_end.wait()
+
+        caller = threading.Thread(target=runs.run_blocking, args=(work,))
+        caller.start()
+        try:
+            assert began.wait(PATIENCE)
+            in_thread_too = asyncio.create_task(asyncio.to_thread(runs.run_blocking, lambda run: None))
+            here = asyncio.create_task(runs.run(lambda run: None))
+            await until_async(lambda: runs._queue.waiting == 2)
+            runs.patience = 0.05
+            await asyncio.to_thread(runs.close)
+            for waiting in (in_thread_too, here):
+                with pytest.raises(BackendUnavailable, match="closed"):
+                    await asyncio.wait_for(waiting, PATIENCE)
+            assert runs.is_busy
+        finally:
+            may_end.set()
+            caller.join()
 
     def test_at_exit_runs_under_way_are_ended_not_waited_for(self) -> None:
         script = """
