@@ -317,6 +317,12 @@ def test_the_device_of_a_directory_is_the_one_that_its_mapped_files_show(tmp_pat
     os.close(here)
 
 
+def _disk_use(paths: list[str], pids: list[int]) -> disk.DiskUse:
+    walk = disk.Walk(paths)
+    assert walk.advance(3600)
+    return walk.result("/proc", pids)
+
+
 def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(1 << 20))
     here = os.open(tmp_path, os.O_RDONLY)
@@ -330,23 +336,23 @@ def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
         with open(os.open("deep", os.O_CREAT | os.O_WRONLY, dir_fd=deep), "wb") as file:
             file.write(bytes(1 << 20))
         os.close(deep)
-        found = disk.disk_use([str(tmp_path)], "/proc", [])
+        found = _disk_use([str(tmp_path)], [])
         assert 2 << 20 <= found.held < 3 << 20 and found.has_all_names
         nameless = os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY)
         os.write(nameless, bytes(1 << 20))
-        assert disk.disk_use([str(tmp_path)], "/proc", [os.getpid()]).held >= 3 << 20
+        assert _disk_use([str(tmp_path)], [os.getpid()]).held >= 3 << 20
         os.close(nameless)
     finally:
         os.close(here)
 
 
 def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:
-    assert not disk.disk_use([str(tmp_path / "nowhere")], "/proc", []).has_all_names
+    assert not _disk_use([str(tmp_path / "nowhere")], []).has_all_names
     (tmp_path / "link").symlink_to("/")
-    assert disk.disk_use([str(tmp_path)], "/proc", []).held < 1 << 20
+    assert _disk_use([str(tmp_path)], []).held < 1 << 20
     for number in range(50):
         (tmp_path / str(number)).mkdir()
-    assert disk.disk_use([str(tmp_path)], "/proc", []).held >= 51 * 512
+    assert _disk_use([str(tmp_path)], []).held >= 51 * 512
 
 
 @pytest.mark.attack("S3-02")
@@ -361,10 +367,10 @@ def test_a_process_that_is_ending_hides_no_files(tmp_path: Path, monkeypatch: py
         return listed(path)
 
     monkeypatch.setattr(os, "listdir", unreadable)
-    assert not disk.disk_use([str(tmp_path)], "/proc", [process.pid]).has_all_unlinked
+    assert not _disk_use([str(tmp_path)], [process.pid]).has_all_unlinked
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert disk.disk_use([str(tmp_path)], "/proc", [process.pid]).has_all_unlinked
+    assert _disk_use([str(tmp_path)], [process.pid]).has_all_unlinked
     process.wait()
 
 
@@ -379,13 +385,13 @@ os.write(file, bytes(1 << 20))
 threading.Thread(target=time.sleep, args=(600,)).start()
 ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
 """
-    before = disk.disk_use([str(tmp_path)], "/proc", [])
+    before = _disk_use([str(tmp_path)], [])
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as process:
         try:
             stat = Path(f"/proc/{process.pid}/stat")
             until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
             assert not usage.is_ending("/proc", process.pid)
-            found = disk.disk_use([str(tmp_path)], "/proc", [process.pid])
+            found = _disk_use([str(tmp_path)], [process.pid])
         finally:
             process.kill()
     assert found.held - before.held >= 1 << 20

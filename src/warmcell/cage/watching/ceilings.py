@@ -244,10 +244,18 @@ class Ceilings:
     def close(self) -> None:
         self._idle.close()
 
-    def look_at_end(self) -> None:
-        """Measure what was written since the last look. Call it after the tree has ended."""
-        if self._disk is not None and not self.verdict and self._disk.is_over_at_end():
+    def look_at_end(self, seconds: float = inf) -> bool:
+        """Measure what was written since the last look. Call it after the tree has ended.
+
+        False if time ran out: call it again to continue.
+        """
+        if self._disk is None or self.verdict:
+            return True
+        if not self._disk.look_at_end(seconds):
+            return False
+        if self._disk.is_over:
             self.met.add("disk")
+        return True
 
 
 # ---- of one cell ----

@@ -66,13 +66,6 @@ def filesystem_use(paths: Sequence[str]) -> DiskUse:
     return DiskUse(filesystem=held, filesystem_entries=entries)
 
 
-def disk_use(paths: Sequence[str], proc: str, pids: List[int]) -> DiskUse:
-    """Measure everything at once, without a time limit."""
-    walk = Walk(paths)
-    walk.advance(inf)
-    return walk.result(proc, pids)
-
-
 class Walk:
     """Walks through everything below the paths, in steps, so that the watcher can measure other cells meanwhile."""
 
@@ -306,6 +299,9 @@ class DiskCeiling:
         #: How much more may be written, as of the last complete walk.
         self._room = most
         self._walk: Optional[Walk] = None
+        #: Walks through the totals, before the guest starts, and through everything after its end.
+        self._totals_walk: Optional[Walk] = None
+        self._last_walk: Optional[Walk] = None
         self._walked = 0.0  # seconds that this walk has taken so far
         self._walk_began = self._seen = 0.0
         self._next_walk = self._next_urgent_walk = 0.0
@@ -314,20 +310,23 @@ class DiskCeiling:
     def measure(self, seconds: float) -> bool:
         """Measure the existing content, which does not count, before the guest's code starts. False if time ran out."""
         self._walk = self._walk or self._new_walk()
-        if self._walk.advance(seconds):
+        if self._totals and tuple(self._totals) != tuple(self._paths):
+            self._totals_walk = self._totals_walk or Walk(self._totals)
+        totals_walk = self._totals_walk or self._walk
+        if self._walk.advance(seconds) and totals_walk.advance(seconds):
             self._at_start = self._last = self._walk.result("/proc", [])
-            self._count_totals()
-            self._walk, self.is_measured = None, True
+            self._count_totals(totals_walk.result("/proc", []))
+            self._walk = self._totals_walk = None
+            self.is_measured = True
         return self.is_measured
 
     def _new_walk(self) -> Walk:
         return Walk(self._paths, self._overlays, self._devices)
 
-    def _count_totals(self) -> None:
+    def _count_totals(self, kept: DiskUse) -> None:
         """Let the existing content of `totals` count. If it exceeds the limit, the guest may still remove files."""
         if self._totals:
             start = self._at_start
-            kept = start if tuple(self._totals) == tuple(self._paths) else disk_use(self._totals, "/proc", [])
             self._at_start = start._replace(held=start.held - kept.held, entries=start.entries - kept.entries)
             self._most = max(self._most, kept.held, kept.entries << 12)
             self._room = self._most - kept.held
@@ -372,11 +371,16 @@ class DiskCeiling:
         self._next_urgent_walk = ended + 2 * self._walked
         self._walked = 0.0
 
-    def is_over_at_end(self) -> bool:
-        """Measure for the last time, when no process is left."""
-        if self._walk is not None:
-            self._walk.close()
+    def look_at_end(self, seconds: float) -> bool:
+        """Measure for the last time, when no process is left. False if time ran out: call it again to continue."""
         if not self.is_measured:  # it never started
+            return True
+        if self._last_walk is None:
+            if self._walk is not None:
+                self._walk.close()
+            self._last_walk = Walk(self._paths)
+        if not self._last_walk.advance(seconds):
             return False
-        found = disk_use(self._paths, "/proc", [])._replace(written=self._last.written)
-        return found.growth_since(self._at_start).is_over(self._most)
+        found = self._last_walk.result("/proc", [])._replace(written=self._last.written)
+        self.is_over = self.is_over or found.growth_since(self._at_start).is_over(self._most)
+        return True

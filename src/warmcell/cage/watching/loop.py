@@ -27,9 +27,11 @@ _LOADS_WITHIN = 0.05
 #: The most messages of the manager that are read between looks.
 _MOST_AT_A_TIME = 32
 #: How long the processes of a cell may take to exit after its init was killed.
-_LAST_MOMENT_MS = 500
+_LAST_MOMENT_SECONDS = 0.5
 #: An exiting process loses its namespaces before its exit is visible, while its mounts are removed.
 _ERRORS_WHILE_ENDING = (errno.EPERM, errno.ESRCH)
+#: The pause before a look at such a cell is repeated.
+_SHORT_PAUSE = 0.005
 #: Seconds per step: measuring existing files may take long, and other cells must be measured meanwhile.
 _MEASURE_AT_A_TIME = 0.02
 _MSG_DONTWAIT = 0x40
@@ -43,6 +45,7 @@ class _Cell:
         "_most_tasks",
         "answer",
         "asker",
+        "ends_until",
         "go",
         "init",
         "is_blind",
@@ -67,6 +70,8 @@ class _Cell:
         self.is_requested = False
         #: Whether a look at it has failed: a cell that cannot be measured must not run.
         self.is_blind = False
+        #: When it must have ended, if it seems to be ending.
+        self.ends_until: Optional[float] = None
         self._ceilings: Optional[Ceilings] = None
 
     @property
@@ -96,6 +101,18 @@ class _Cell:
             send_packet(self.asker, self.answer, flags=_MSG_DONTWAIT)
             self.asker.close()
             self.asker = None
+
+    def may_be_ending(self) -> bool:
+        """Whether its init still runs and has time left to end. The time begins with the first call."""
+        now = time.monotonic()
+        if self.ends_until is None:
+            self.ends_until = now + _LAST_MOMENT_SECONDS
+        return now < self.ends_until and not self.has_ended()
+
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.init, select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def verdict(self) -> str:
@@ -133,6 +150,8 @@ class Loop:
         #: When each running cell is due for a look or a measurement; and which have been looked at.
         self._due: Dict[int, float] = {}
         self._looked_at: Set[int] = set()
+        #: Ended cells whose disk is measured for the last time, after their processes have exited.
+        self._ending: Set[int] = set()
         self._is_prepared = False
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
@@ -144,7 +163,8 @@ class Loop:
         while True:
             ready = dict(self._poll.poll(self._pause_ms()))
             now = time.monotonic()
-            due = [number for number, due in self._due.items() if due <= now]
+            ended = {number for number in self._ending if self._cells[number].init in ready}
+            due = [number for number, due in self._due.items() if due <= now or number in ended]
             if not ready and not due and not self._is_prepared:
                 self._prepare()
             # Looks come first, so that messages cannot delay them.
@@ -239,13 +259,20 @@ class Loop:
         self._due[number] = time.monotonic() + (cell.begin() if cell.is_measured else 0.0)
 
     def _check_cell(self, number: int) -> None:
+        if number in self._ending:
+            self._look_at_end(number)
+            return
         cell = self._cells[number]
         pause: Optional[float] = None
         try:
             pause = self._check(number)
+            cell.ends_until = None
         except OSError as error:
             # A cell that ends during a look is reported when it is reaped.
-            cell.is_blind = not _has_ended(cell.init, _LAST_MOMENT_MS if error.errno in _ERRORS_WHILE_ENDING else 0)
+            if error.errno in _ERRORS_WHILE_ENDING and cell.may_be_ending():
+                pause = _SHORT_PAUSE
+            else:
+                cell.is_blind = not cell.has_ended()
         except Exception:  # what one guest names must not end the watch over all others
             cell.is_blind = True
         if cell.verdict:
@@ -292,14 +319,32 @@ class Loop:
     def _end(self, number: int, reports: bool) -> None:
         if number not in self._cells:
             return  # the verdict has been sent
-        if reports:
-            _has_ended(self._cells[number].init, _LAST_MOMENT_MS)
-            try:
-                self._cells[number].ceilings.look_at_end()
-            except Exception:  # as of a file system without a server: it must not end the watch over all others
-                pass
+        if not reports:
+            self._forget(number)
+            return
+        cell = self._cells[number]
+        cell.ends_until = None
+        self._ending.add(number)
+        self._poll.register(cell.init, select.POLLIN)
+        self._look_at_end(number)
+
+    def _look_at_end(self, number: int) -> None:
+        """One step of the last look, then the report. Other cells are looked at between two steps."""
+        cell = self._cells[number]
+        if cell.watch.disk_bytes and cell.may_be_ending():
+            assert cell.ends_until is not None
+            self._due[number] = cell.ends_until
+            return
+        is_complete = True
+        try:
+            is_complete = cell.ceilings.look_at_end(_MEASURE_AT_A_TIME)
+        except Exception:  # as of a file system without a server: it must not end the watch over all others
+            pass
+        if is_complete:
             self._report(number)
-        self._forget(number)
+            self._forget(number)
+        else:
+            self._due[number] = 0.0
 
     def _report(self, number: int) -> None:
         self._send({"end": number, **self._cells[number].report()})
@@ -314,6 +359,9 @@ class Loop:
         cell = self._cells.pop(number)
         self._looked_at.discard(number)
         self._due.pop(number, None)
+        if number in self._ending:
+            self._ending.discard(number)
+            self._poll.unregister(cell.init)
         # After the start `go` is closed, and another cell's descriptor may have that number.
         if self._waiting.get(cell.go) == number:
             del self._waiting[cell.go]
@@ -321,9 +369,3 @@ class Loop:
             os.close(cell.go)
         self._ignore_requests(cell)
         cell.close()
-
-
-def _has_ended(process: int, patience_ms: int = 0) -> bool:
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(patience_ms))
