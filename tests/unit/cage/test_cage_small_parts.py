@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -431,6 +432,35 @@ def test_written_bytes_are_those_of_the_processes() -> None:
         assert 3 << 20 <= first < 4 << 20
         process.kill()
     assert written.look("/proc", []) == first  # what a process wrote still counts when it is gone
+
+
+@pytest.mark.attack("S2-10")
+def test_hidden_files_in_memory_count_when_they_are_written_through_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts such pages of a tmpfs for no process, so that a guest seemed to have written nothing."""
+    monkeypatch.setattr(disk, "_DEEPEST", 0)  # the file is deeper than a walk goes
+    code = """
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 16 << 20)
+mapped = mmap.mmap(file, 16 << 20)
+for place in range(0, 16 << 20, 4096):
+    mapped[place] = 1
+print(1)
+input()
+"""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        below = Path(directory, "below")
+        below.mkdir()
+        ceiling = disk.DiskCeiling(4 << 20, [directory])
+        assert ceiling.measure(60)
+        command = [sys.executable, "-Buc", code, str(below / "file")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            try:
+                process.stdout.readline()
+                until(lambda: ceiling.look("/proc", [process.pid], hides=False) and ceiling.is_over)
+            finally:
+                process.kill()
 
 
 class TestGuestProcesses:

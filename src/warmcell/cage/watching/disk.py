@@ -8,7 +8,6 @@ import stat
 import time
 from math import inf
 
-from ..fast_imports import lru_cache
 from ..linux import kernel_files
 from ..linux.processes import expected_errors, must_be_expected
 from ..records import NamedTuple
@@ -76,6 +75,8 @@ class Walk:
         self._devices: Set[int] = set(devices)
         #: Devices in `maps`, where they differ from those.
         self._shown: Set[bytes] = set()
+        #: Whether one of the paths is in memory: the kernel counts for no process what is written there by mappings.
+        self.is_in_memory = False
         self._held = self._entries = 0
         self._is_complete = True
         self._steps: Generator[None, None, None] = self._walk_all()
@@ -116,6 +117,7 @@ class Walk:
             self._devices.add(status.st_dev)
             if not os.major(status.st_dev):
                 self._shown.add(device_in_maps(root, status.st_dev))
+                self.is_in_memory = self.is_in_memory or _is_in_memory(root, status.st_dev)
             self._held += status.st_blocks * 512
             yield from self._read_names(*levels[0])
             while levels:
@@ -171,16 +173,14 @@ def _devices_of(overlays: Sequence[str], proc: str, pids: List[int]) -> Iterator
                 yield os.stat(f"{proc}/{pid}/root{path}").st_dev
 
 
-@lru_cache(maxsize=64)
 def device_in_maps(directory: int, device: int) -> bytes:
-    """The device of an open directory's file system in `maps`. On btrfs, stat() returns that of the subvolume.
+    """The device of an open directory's file system in `maps`. On btrfs, stat() returns that of the subvolume."""
+    fields = usage.mount_of(directory, device).split(" ", 3)
+    return b"%02x:%02x" % tuple(map(int, fields[2].split(":"))) if len(fields) > 2 else b""
 
-    Cached, since other processes cannot mount while mountinfo is read; `device` is that of stat().
-    """
-    lines = kernel_files.read(f"/proc/self/fdinfo/{directory}").split("\n")
-    mount = next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
-    rows = (line.split(" ", 3) for line in kernel_files.read("/proc/self/mountinfo").split("\n")[:-1])
-    return next((b"%02x:%02x" % tuple(map(int, row[2].split(":"))) for row in rows if row[0] == mount), b"")
+
+def _is_in_memory(directory: int, device: int) -> bool:
+    return usage.mount_of(directory, device).rpartition(" - ")[2].startswith(("tmpfs ", "ramfs "))
 
 
 class UnlinkedFiles:
@@ -253,9 +253,12 @@ class WrittenBytes:
         self._seen: Dict[int, int] = {}
         self._ended = 0
 
-    def look(self, proc: str, pids: List[int]) -> float:
-        """The bytes written so far; infinite if a living process cannot be read."""
-        found = {pid: _bytes_by(proc, pid) for pid in pids}
+    def look(self, proc: str, pids: List[int], with_faults: bool = False) -> float:
+        """The bytes written so far; infinite if a living process cannot be read.
+
+        `with_faults`: each page fault counts as a page that was written through a mapping.
+        """
+        found = {pid: _bytes_by(proc, pid, with_faults) for pid in pids}
         # A parent that waited for a child has its bytes too; counting them twice keeps this an upper bound.
         self._ended += sum(size for pid, size in self._seen.items() if found.get(pid) is None)
         self._seen = {pid: size for pid, size in found.items() if size is not None}
@@ -263,13 +266,15 @@ class WrittenBytes:
         return inf if hidden else self._ended + sum(self._seen.values())
 
 
+_PAGE = os.sysconf("SC_PAGESIZE")
 _WRITTEN = Pattern(r"^(?:wchar|write_bytes): (\d+)$")
 
 
-def _bytes_by(proc: str, pid: int) -> Optional[int]:
+def _bytes_by(proc: str, pid: int, with_faults: bool) -> Optional[int]:
     """Bytes written by system calls and through mappings; None if they cannot be read."""
     with expected_errors:
-        return sum(map(int, _WRITTEN.findall(kernel_files.read(f"{proc}/{pid}/io"))))
+        written = sum(map(int, _WRITTEN.findall(kernel_files.read(f"{proc}/{pid}/io"))))
+        return written + (usage.page_faults(proc, pid) * _PAGE if with_faults else 0)
     return None
 
 
@@ -344,7 +349,8 @@ class DiskCeiling:
         found = self._walk.result(proc, pids, hides) if self._walk.advance(_WALK_AT_A_TIME) else None
         self._walked += spent.seconds()
         if found is not None:
-            self._judge(found._replace(written=self._written.look(proc, pids)))
+            written = self._written.look(proc, pids, self._walk.is_in_memory)
+            self._judge(found._replace(written=written))
         return _FASTEST_LOOK
 
     def has_seen_all_since(self, moment: float) -> bool:

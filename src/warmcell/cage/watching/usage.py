@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..fast_imports import lru_cache
 from ..linux import kernel_files
 from ..linux.processes import expected_errors
 from ..records import NamedTuple
@@ -48,6 +49,11 @@ def tasks(proc: str, pids: Iterable[int]) -> int:
     """The number of threads, including zombies, which the kernel counts too."""
     found = (_stat_fields(proc, pid) for pid in pids)
     return sum(max(1, int(fields[17])) for fields in found if fields)
+
+
+def page_faults(proc: str, pid: int) -> int:
+    """Those of a process and of children it waited for."""
+    return sum(map(int, _stat_fields(proc, pid)[7:11]))
 
 
 def is_ending(proc: str, pid: int) -> bool:
@@ -154,6 +160,18 @@ def shared_by_fork(pid: int, with_files: bool) -> int:
     counters = _counters("/proc", pid)
     files = 0 if with_files else counters.get("RssFile", 0) + counters.get("RssShmem", 0)
     return max(0, counters.get("VmRSS", 0) - files)
+
+
+@lru_cache(maxsize=64)
+def mount_of(directory: int, device: int) -> str:
+    """The line of an open directory's mount in mountinfo, or "".
+
+    Cached, since other processes cannot mount while mountinfo is read; `device` is that of stat().
+    """
+    lines = kernel_files.read(f"/proc/self/fdinfo/{directory}").split("\n")
+    mount = next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
+    mounts = kernel_files.read("/proc/self/mountinfo").split("\n")
+    return next((line for line in mounts if line.startswith(f"{mount} ")), "")
 
 
 # ---- memory that need not be mapped by any process ----
