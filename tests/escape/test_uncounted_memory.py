@@ -160,6 +160,17 @@ _HIDDEN = {
             for _ in range(400):
                 keep[-1].send(question)
         """,
+    "options of sockets": """
+        import struct
+        keep = []
+        options = struct.pack('Qii', 1 << 16, 0, 0).ljust(1 << 16, b'x')
+        try:
+            for _ in range(900):
+                keep.append(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+                keep[-1].setsockopt(41, 6, options)  # IPV6_2292PKTOPTIONS: 115 MB with what is lost by rounding
+        except OSError:
+            raise SystemExit('refused')
+        """,
     "a hash of futexes": """
         if libc.prctl(78, 1, 1 << 22, 0, 0):  # PR_FUTEX_HASH: 256 MB of buckets
             raise SystemExit('refused')
@@ -303,6 +314,7 @@ _REFUSED = (
     "the zero device, shared",
     "huge pages in pipes",
     "pages of a file that was cut, in sockets",
+    "options of sockets",
     "a hash of futexes",
     "lists of access",
 )

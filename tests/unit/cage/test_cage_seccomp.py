@@ -389,6 +389,10 @@ def test_shared_resources_are_refused_or_notified(machine: str) -> None:
     assert {filter_.verdict("fcntl", 0, command) for command in (*range(40), 1025, 1030, 1032, 1033)} == {_ALLOW}
     assert {filter_.verdict("setsockopt", 0, 1, option) for option in (26, 50, 51, 52, 60)} == {EPERM}
     assert {filter_.verdict("setsockopt", 0, level, option) for level, option in ((1, 2), (6, 26), (0, 60))} == {_ALLOW}
+    large = [(41, 6), (41, 43), (41, 46), (41, 48), (6, 14), (6, 32), (6, 38)]
+    assert {filter_.verdict("setsockopt", 0, level, option) for level, option in large} == {seccomp.errno(92)}
+    small = [(0, 6), (0, 46), (17, 14), (41, 14), (41, 20), (41, 26), (41, 42), (6, 1), (6, 6), (6, 43)]
+    assert {filter_.verdict("setsockopt", 0, level, option) for level, option in small} == {_ALLOW}
     assert filter_.verdict("shmctl", 0, 11) == EPERM and filter_.verdict("shmctl", 0, 0) == _ALLOW
     assert filter_.verdict("flock") == filter_.verdict("inotify_add_watch") == _NOTIFY
     assert filter_.verdict("fallocate") == _ALLOW

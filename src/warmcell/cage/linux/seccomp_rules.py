@@ -88,7 +88,7 @@ def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
     return [Instruction(JGE, 0, 1, first), Instruction(JA, 0, 0, len(below)), *below, *above]
 
 
-_EPERM, _ENOMEM, _EINVAL, _ENOSPC, _ENOSYS, _EOPNOTSUPP = 1, 12, 22, 28, 38, 95
+_EPERM, _ENOMEM, _EINVAL, _ENOSPC, _ENOSYS, _ENOPROTOOPT, _EOPNOTSUPP = 1, 12, 22, 28, 38, 92, 95
 
 #: Leases and delegations block others that open a file; F_NOTIFY reports them.
 _WATCHING_OTHERS = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
@@ -102,6 +102,11 @@ _SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_REUSEPORT_CBPF, _SO_REUSEPORT_EBPF, _SO_Z
 #: With a larger send buffer, a unix socket can queue megabytes that no file of /proc shows. Setting it succeeds without
 #: effect, as on a host with a small net.core.wmem_max, so every queue is limited by net.core.wmem_default.
 _SO_SNDBUF, _SO_SNDBUFFORCE = 7, 32
+#: By level: options that keep up to net.core.optmem_max (128 kB since Linux 6.8) for each socket, in kernel memory that
+#: neither a control group nor the watcher counts. Of IPv6: IPV6_2292PKTOPTIONS, which newer options have replaced, and
+#: sources of multicast groups (MCAST_BLOCK_SOURCE, MCAST_JOIN_SOURCE_GROUP, MCAST_MSFILTER). Of TCP: keys (TCP_MD5SIG,
+#: TCP_MD5SIG_EXT, TCP_AO_ADD_KEY).
+_LARGE_OPTIONS = ((41, (6, 43, 46, 48)), (6, (14, 32, 38)))
 _SHM_LOCK = 11
 
 #: Huge pages of the host's pool are taken when they are reserved, and control groups do not count them as memory.
@@ -182,7 +187,11 @@ def _setsockopt_rule() -> List[Instruction]:
     options = (_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_REUSEPORT_CBPF, _SO_REUSEPORT_EBPF, _SO_ZEROCOPY)
     ignored = returns_if_equal((_SO_SNDBUF, _SO_SNDBUFFORCE), errno(0))
     of_sockets = [load(argument(2)), *returns_if_equal(options, errno(_EPERM)), *ignored, ret(ALLOW)]
-    return [load(argument(1)), Instruction(JEQ, 0, len(of_sockets), _SOL_SOCKET), *of_sockets, ret(ALLOW)]
+    rule = [load(argument(1)), Instruction(JEQ, 0, len(of_sockets), _SOL_SOCKET), *of_sockets]
+    for level, large in _LARGE_OPTIONS:
+        of_level = [load(argument(2)), *returns_if_equal(large, errno(_ENOPROTOOPT)), ret(ALLOW)]
+        rule += [Instruction(JEQ, 0, len(of_level), level), *of_level]
+    return [*rule, ret(ALLOW)]
 
 
 def _mmap_rule(is_watched: bool) -> List[Instruction]:
