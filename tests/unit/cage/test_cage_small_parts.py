@@ -167,6 +167,26 @@ def test_usage_sees_this_process() -> None:
     assert usage.processes_memory("/proc", [2**22 + 1], 1 << 60, _PATIENCE).own < quick
 
 
+@pytest.mark.attack("S2-06")
+def test_pages_that_processors_keep_back_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that moves from one processor to the next hides pages from the kernel's cheap counters."""
+    process = tmp_path / "2"
+    process.mkdir()
+    (process / "status").write_text("VmRSS:\t    1024 kB\nVmPTE:\t      64 kB\n")
+    (process / "smaps_rollup").write_text("Rss:      204800 kB\nPss_Anon: 204800 kB\n")
+    network = ceilings.Network(str(tmp_path / "net"), False)
+    tree = ceilings.Tree(str(tmp_path), lambda: [2], lambda pids, patience: 0, (), network)
+    monkeypatch.setattr(ceilings.DescriptorTable, "look", lambda *_: ceilings.DescriptorUse())
+    monkeypatch.setattr(ceilings.Mappings, "memory", lambda *_: 0)
+    verdicts = []
+    for kept_back in (1 << 20, 128 << 20):
+        monkeypatch.setattr(usage, "KEPT_BACK", kept_back)
+        kept = ceilings.Ceilings(Watch(memory_bytes=128 << 20), tree)
+        kept.look()
+        verdicts.append(kept.verdict)
+    assert verdicts == ["", "memory"]
+
+
 def test_shared_memory_counts_whole_while_a_page_of_it_is_mapped() -> None:
     """In a process that has no other: which of several is alive cannot be seen, and the longest is taken to be."""
     code = """

@@ -22,7 +22,9 @@ from .patience import (
     LONGEST_PAUSE,
     SLOWEST_LOOK,
     Patience,
+    Spent,
     TooLong,
+    next_look_after,
     pause_before_first_look,
     pause_before_look,
 )
@@ -85,6 +87,7 @@ class Ceilings:
         self._disk = self._new_disk()
         self._idle = IdleCheck(tree.proc, tree.network.path)
         self._long_looks = 0
+        self._next_exact_look = 0.0
         #: When the last complete look began.
         self._looked = -inf
         #: The pause that the last look allows.
@@ -223,7 +226,16 @@ class Ceilings:
         room = max(0, self._watch.memory_bytes - used)
         found = usage.processes_memory(self._tree.proc, pids, room, patience)
         self.mapped_files = max(self.mapped_files, found.mapped_files)
-        return used + found.own
+        return used + max(found.own, self._exact_memory(pids, room - found.own, patience))
+
+    def _exact_memory(self, pids: List[int], room: int, patience: Patience) -> int:
+        """What they use if that may be `room` more than the counters say, else 0. Takes at most a tenth of the time."""
+        if not 0 <= room <= len(pids) * usage.KEPT_BACK or time.monotonic() < self._next_exact_look:
+            return 0
+        spent = Spent()
+        used = usage.exact_memory(self._tree.proc, pids, patience)
+        self._next_exact_look = next_look_after(spent)
+        return used
 
     def _cpu_used(self, pids: List[int]) -> float:
         """Includes children that no process waited for (SIGCHLD ignored, or orphans): no parent has their time."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from typing import Dict, Iterable, Iterator, List, Tuple
 
 _TICK = os.sysconf("SC_CLK_TCK")
+_CPUS = os.cpu_count() or 1
+#: By how much `status` may understate the memory of a process. Since Linux 6.2 each processor keeps back so many pages
+#: before it adds them to the process's, and one that moves between processors leaves as many on each.
+KEPT_BACK = _CPUS * max(32, 2 * _CPUS) * os.sysconf("SC_PAGESIZE")
 
 
 class CpuTime(NamedTuple):
@@ -29,7 +33,7 @@ class CpuTime(NamedTuple):
 class ProcessMemory(NamedTuple):
     """Of a tree, in bytes."""
 
-    #: Anonymous memory, swap and page tables: an upper bound if that is below the ceiling, else exact.
+    #: Anonymous memory, swap and page tables: by cheap counters if that is below the ceiling, else exact.
     own: int
     #: The most file and tmpfs pages that one process has mapped. `own` does not include them.
     mapped_files: int
@@ -80,8 +84,9 @@ def _stat_fields(proc: str, pid: int) -> List[str]:
 
 
 def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patience) -> ProcessMemory:
-    """An upper bound from cheap counters if that is below `ceiling`, else the exact proportional size.
+    """The size by cheap counters if that is below `ceiling`, else the exact proportional size.
 
+    The counters include what processes share, and may lack `KEPT_BACK` of each process.
     Only anonymous memory: tmpfs files are counted on their file system, shared memory by its mapped length.
     """
     found = [_counters(proc, pid) for pid in pids]
@@ -90,7 +95,12 @@ def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patienc
     quick = tables + sum(process.get("VmRSS", 0) + process.get("VmSwap", 0) for process in found)
     if quick < ceiling or tables > ceiling:  # walking huge tables would take long
         return ProcessMemory(quick, mapped)
-    return ProcessMemory(tables + sum(_own_share(proc, pid, patience) for pid in pids), mapped)
+    return ProcessMemory(tables + exact_memory(proc, pids, patience), mapped)
+
+
+def exact_memory(proc: str, pids: Iterable[int], patience: Patience) -> int:
+    """Anonymous memory, including swap, without page tables."""
+    return sum(_own_share(proc, pid, patience) for pid in pids)
 
 
 _COUNTERS = Pattern(r"^(VmRSS|RssFile|RssShmem|VmPTE|VmSwap|HugetlbPages):\s+(\d+) kB$")
