@@ -296,6 +296,8 @@ def test_a_commit_does_not_replace_the_journal_of_another_directory(place: Path)
     found = apply.read_journal(layer)
     assert found is not None and found.lower == str(place / "missing")
     assert read_tree(place / "lower") == {"file": "old"}
+
+
 def test_the_halves_of_a_repository_cannot_take_turns(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guest that still runs hides one of them while the other is looked at."""
     bare, others = place / "layer/upper/x", {"HEAD": "config", "config": "HEAD"}
@@ -316,6 +318,8 @@ def test_the_halves_of_a_repository_cannot_take_turns(place: Path, monkeypatch: 
     monkeypatch.setattr(UpperDirectory, "entries", take_turns)
     assert commit(place).skipped == ("x/config",)
     assert read_tree(place / "lower") == {"file": "new", "x/HEAD": "ref: refs/heads/main\n"}
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -342,6 +346,8 @@ def test_what_tools_run_without_being_asked_is_flagged(path: str) -> None:
 @pytest.mark.parametrize("path", ["src/action.py", "direnv/x", "compose.py", "gradle/notes", "bin/tool"])
 def test_what_only_has_a_similar_name_is_not_flagged(path: str) -> None:
     assert flag_reason(tuple(path.split("/"))) is None
+
+
 def test_a_clock_that_is_set_back_hides_no_change_of_the_host(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the host changes then has a time before the start, like the file here."""
     changed = ChangeLayer(str(place / "lower"), "/work", may_mount=False)
