@@ -103,19 +103,23 @@ class Group:
 
     def _limit_version_1(self, limits: GroupLimits) -> None:
         self._write("memory", "memory.limit_in_bytes", limits.memory_bytes)
-        self._write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, is_optional=True)
+        if not self._write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, is_optional=True):
+            # The kernel does not count swap, so the guest must not use any.
+            self._write("memory", "memory.swappiness", 0, is_optional=True)
         # Version 1 counts TCP buffers separately.
         self._write("memory", "memory.kmem.tcp.limit_in_bytes", limits.memory_bytes // 4, is_optional=True)
         self._write("pids", "pids.max", limits.processes)
         if limits.cpus:
             self._write("cpu", "cpu.cfs_quota_us", _quota(limits.cpus))
 
-    def _write(self, controller: str, name: str, value: object, is_optional: bool = False) -> None:
+    def _write(self, controller: str, name: str, value: object, is_optional: bool = False) -> bool:
+        """Writes a file of the group. Returns False if it is optional and the kernel does not have it."""
         path = f"{self._paths[controller]}/{name}"
         if is_optional and not os.path.exists(path):
-            return
+            return False
         with closing_fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)) as descriptor:
             os.write(descriptor, str(value).encode())
+        return True
 
     def join_paths(self) -> list[str]:
         """The files that a cell writes to in order to join. We open them, because the cell cannot see them.

@@ -113,6 +113,23 @@ def test_limits_and_usage_of_version_1(tmp_path: Path) -> None:
     assert made.usage() == KernelUsage(99, 2.5, 4, 1)
 
 
+@pytest.mark.attack("RX-02")
+@pytest.mark.parametrize("counts_swap", [True, False])
+def test_no_guest_uses_swap_that_version_1_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts_swap: bool
+) -> None:
+    """Without swap accounting, a guest that reaches its limit would go on in the swap of the host."""
+    for name in V1_CONTROLLERS:
+        (tmp_path / name).mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(os.path, "exists", lambda path: counts_swap or "memsw" not in str(path))
+        Group({name: str(tmp_path / name) for name in V1_CONTROLLERS}, "warmcell-x", GroupLimits(64 << 20, 17))
+    memory = tmp_path / "memory" / "warmcell-x"
+    written = {path.name: path.read_text() for path in memory.iterdir() if "sw" in path.name}
+    expected = {"memory.memsw.limit_in_bytes": str(64 << 20)} if counts_swap else {"memory.swappiness": "0"}
+    assert written == expected
+
+
 def test_a_group_that_cannot_be_limited_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError):
         Group({"": str(tmp_path / "nowhere")}, "warmcell-x", GroupLimits(1 << 20, 1))
