@@ -300,6 +300,18 @@ def test_descriptors_that_hold_memory_are_counted() -> None:
         assert DescriptorTable("/proc", "/proc/self/net", False).look(own, _PATIENCE).in_flight == before + 7
 
 
+@pytest.mark.attack("S2-06")
+def test_pipes_count_with_the_pages_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe holds sixteen of them: a megabyte on an aarch64 kernel with large pages."""
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 16)
+    with contextlib.ExitStack() as opened:
+        for _ in range(50):
+            for end in os.pipe():
+                opened.callback(os.close, end)
+        held = DescriptorTable("/proc", "/proc/self/net", False).look([os.getpid()], _PATIENCE)
+    assert held.pipes >= 50 and held.memory >= held.pipes << 20
+
+
 @pytest.mark.attack("S3-03")
 def test_queues_of_unix_sockets_count_in_a_network_of_others() -> None:
     own = [os.getpid()]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from typing import Callable, Dict, List, Sequence, Set, Tuple
 
 #: Every pipe counts as full. The seccomp filter refuses to enlarge one.
-_PIPE, _PIPE_PAGES, _EPOLL_ITEM = 1 << 16, 16, 256
+_PIPE_PAGES, _EPOLL_ITEM = 16, 256
 #: An open file of /proc buffers the text that was read: a page or less, or a line for each item of an epoll set.
-_PROC_FILE, _LINE = 1 << 13, 256
+_PROC_PAGES, _LINE = 2, 256
 #: Descriptors that were sent and not received. The kernel allows a user as many as one process may open.
 _MOST_IN_FLIGHT = 256
 _TABLES = ("tcp", "tcp6", "udp", "udp6", "icmp", "icmp6", "netlink")
@@ -66,6 +66,8 @@ class DescriptorTable:
 
     def __init__(self, proc: str, network: str, has_own_network: bool) -> None:
         self._proc, self._network, self._has_own_network = proc, network, has_own_network
+        #: 4 kB, or up to 64 kB on aarch64.
+        self._page = os.sysconf("SC_PAGESIZE")
         #: The last result.
         self.last = DescriptorUse()
         self._next_look = 0.0
@@ -106,7 +108,8 @@ class DescriptorTable:
                     elif not stat.S_IFMT(status.st_mode) and os.readlink(path) == "anon_inode:[eventpoll]":
                         items += sum(lines.count(b"tfd:") for lines in patience.read(f"{base}/fdinfo/{name}"))
         self._most_items = max(self._most_items, items)
-        memory = len(pipes) * _PIPE + items * _EPOLL_ITEM + files * _PROC_FILE + item_lists * self._most_items * _LINE
+        memory = (len(pipes) * _PIPE_PAGES + files * _PROC_PAGES) * self._page
+        memory += items * _EPOLL_ITEM + item_lists * self._most_items * _LINE
         if self._has_own_network:  # a socket that no process has open is in flight, or waits to be accepted
             in_flight += sum(inode not in seen for inode in sockets)
         else:  # otherwise `usage.socket_buffers` counts them
