@@ -331,6 +331,23 @@ def test_a_zygote_does_not_learn_what_the_root_has() -> None:
 
 @pytest.mark.needs("linux")
 @pytest.mark.attack("RX-16")
+def test_the_report_finds_room_after_denials_that_were_not_read() -> None:
+    """A guest can cause any number of them; if its reader stands still, the manager must not wait for it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        guest: Any = GuestChild.__new__(GuestChild)
+        guest._status, guest._denials_sent, guest._init = ours, {}, None
+        for number in range(5000):
+            guest._send_denial("syscall", str(number))
+        ours.settimeout(1)
+        guest._send({"exit": 0})  # otherwise it ends init, which is None here
+        theirs.settimeout(60)
+        while "exit" not in (message := receive_packet(theirs)[0]):
+            assert message["denied"][0] == "syscall"
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.attack("RX-16")
 def test_mounts_that_may_take_long_to_free_are_left_to_init() -> None:
     """The overlay of an image keeps all files that its guest has looked at; and a caller's path must be free at once."""
     guest: Any = GuestChild.__new__(GuestChild)

@@ -6,6 +6,7 @@ and reports its exit. So a waiting cell consists only of the guest and an init o
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import struct
@@ -35,6 +36,8 @@ _MSG_DONTWAIT = 0x40
 _DENIAL_INTERVAL_SECONDS = 0.1
 #: How often the same denial is sent within one interval.
 _MOST_DENIALS_SENT = 4
+#: Denials may fill the channel to this size, less than net.core.wmem_default: the report needs room.
+_SIOCOUTQ, _MOST_UNREAD = 0x5411, 1 << 17
 #: How long to wait for a process that finds the next pid, and how long none is started after one did not exit.
 _NEXT_PID_MS, _NEXT_PID_PAUSE_SECONDS = 200, 20.0
 _pid_home: Optional[namespaces.HomeNamespace] = None
@@ -238,6 +241,9 @@ class GuestChild:
             return
         silence = began + _DENIAL_INTERVAL_SECONDS - now if count + 1 == _MOST_DENIALS_SENT else 0.0
         try:
+            (unread,) = struct.unpack("=i", fcntl.ioctl(self._status.fileno(), _SIOCOUTQ, bytes(4)))
+            if unread > _MOST_UNREAD:
+                return
             send_packet(self._status, {"denied": [kind, what, silence]}, flags=_MSG_DONTWAIT)
         except OSError:
             return  # elsewhere, the exit of the supervisor is noticed
