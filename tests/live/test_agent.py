@@ -185,6 +185,16 @@ def test_the_files_of_a_program_that_cannot_be_started_are_removed(tmp_path: Pat
     assert not place.exists()
 
 
+def test_connections_leave_the_low_descriptors_to_the_agent() -> None:
+    """However many there are, it can still open /proc to look for what it is to kill."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        answer, opened = _ask_for_start("agent.Agent(control).serve()", [theirs.fileno()], op="connect", port=port)
+    assert "error" not in answer
+    assert opened and all(int(number) >= 16 for number in opened)
+
+
 def _load_relays() -> Any:
     spec = importlib.util.spec_from_file_location("live_loop", os.path.join(LIVE, "relays.py"))
     assert spec is not None and spec.loader is not None

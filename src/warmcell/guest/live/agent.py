@@ -334,7 +334,10 @@ class _Connection:
             return
         family, host = self._addresses.pop(0)
         try:
-            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            # Low numbers stay free for the agent itself: without one it could not look for processes to kill.
+            self._socket = socket.socket(fileno=starting.out_of_the_way(made.detach()))
+            self._socket.setblocking(False)
         except OSError as error:
             self._reason = error.errno
             self._try_next()
