@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,38 @@ def test_only_what_the_kernel_has_killed_has_exceeded_the_memory(status: int, ki
     killed[0] += kills
     program.ended.set_result(ProgramExit(status, 0.0, 0))
     assert isinstance(program.limit_error(ExecResult()), MemoryExceeded) is is_memory
+
+
+@pytest.mark.attack("S3-01")
+async def test_a_kill_that_the_agent_cannot_carry_out_ends_the_cage() -> None:
+    """Without a descriptor for /proc it finds no process: `kill` returned, and the program went on."""
+    ends: list[str] = []
+    answer: Future[dict[str, Any]] = Future()
+
+    async def request_async(*_: object, **__: object) -> dict[str, Any]:
+        return answer.result()
+
+    cage: Any = SimpleNamespace(
+        memory_kills=lambda: 0,
+        request=lambda *_, **__: answer.result(),
+        request_async=request_async,
+        send=lambda *_, **__: answer,
+        end_soon=ends.append,
+    )
+    program = StartedProgram(cage, 7, 0, "1", 0.0)
+    program.kill_soon()
+    assert not ends
+    answer.set_result({"error": "Too many open files", "errno": 24})
+    assert ends == ["its agent could not kill a program"]
+    program.kill_blocking()
+    await program.kill()
+    assert len(ends) == 3
+    answer = Future()
+    answer.set_result({})
+    program.kill_soon()
+    program.kill_blocking()
+    await program.kill()
+    assert len(ends) == 3
 
 
 @pytest.mark.attack("S3-11")

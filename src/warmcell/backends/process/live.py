@@ -196,13 +196,13 @@ class LiveCage:
             owned.close_only(theirs)
             return socket.socket(fileno=owned.give(ours.detach())), answer
 
-    def request(self, pid: int, op: str, **fields: Any) -> None:
+    def request(self, pid: int, op: str, **fields: Any) -> Message:
         """Sends the agent a request about a program, which may have ended, and waits for the answer."""
-        self._await(self._ask(op, pid=pid, **fields))
+        return self._await(self._ask(op, pid=pid, **fields))
 
-    async def request_async(self, pid: int, op: str, **fields: Any) -> None:
+    async def request_async(self, pid: int, op: str, **fields: Any) -> Message:
         """`request` for event loops: may be cancelled at any moment."""
-        await self._answer_async(op, pid=pid, **fields)
+        return await self._answer_async(op, pid=pid, **fields)
 
     async def pause(self, spared: Sequence[int] = ()) -> None:
         """Stops everything in it but the agent and the programs with these pids."""
@@ -211,7 +211,7 @@ class LiveCage:
     async def resume(self) -> None:
         await self._answer_async("resume_all")
 
-    async def _answer_async(self, op: str, **fields: Any) -> None:
+    async def _answer_async(self, op: str, **fields: Any) -> Message:
         answer = self._ask(op, **fields)
         await wait_for_future(answer, _GRACE_SECONDS)
         if not answer.done():
@@ -221,6 +221,7 @@ class LiveCage:
         if isinstance(answer.exception(), ChannelClosed):
             await wait_for_future(self.ended, _END_SECONDS)
             raise self._end_error()
+        return answer.result()
 
     def send(self, pid: int, op: str, **fields: Any) -> Future[Message]:
         """`request` without waiting for the answer."""

@@ -176,8 +176,8 @@ class ProgramCage(Protocol):
     template: CellTemplate
     ended: Future[CageEnd]
 
-    def request(self, pid: int, op: str, **fields: Any) -> None: ...
-    async def request_async(self, pid: int, op: str, **fields: Any) -> None: ...
+    def request(self, pid: int, op: str, **fields: Any) -> Message: ...
+    async def request_async(self, pid: int, op: str, **fields: Any) -> Message: ...
     def send(self, pid: int, op: str, **fields: Any) -> Future[Message]: ...
     def end_soon(self, reason: str) -> None: ...
     def denials_since(self, moment: float) -> list[Denial]: ...
@@ -257,14 +257,26 @@ class StartedProgram:
 
     async def kill(self) -> None:
         """Kills it and everything that it started, even if it has ended itself."""
-        await self._cage.request_async(self.pid, "signal", **self._tree)
+        self._check_kill(await self._cage.request_async(self.pid, "signal", **self._tree))
 
     def kill_blocking(self) -> None:
-        self._cage.request(self.pid, "signal", **self._tree)
+        self._check_kill(self._cage.request(self.pid, "signal", **self._tree))
 
     def kill_soon(self) -> Future[Message]:
         """`kill` without waiting for the answer."""
-        return self._cage.send(self.pid, "signal", **self._tree)
+
+        def check(done: Future[Message]) -> None:
+            if done.exception() is None:  # otherwise the cage has ended
+                self._check_kill(done.result())
+
+        answer = self._cage.send(self.pid, "signal", **self._tree)
+        answer.add_done_callback(check)
+        return answer
+
+    def _check_kill(self, answer: Message) -> None:
+        """Ends the cage if its agent could not look for the processes: then it has killed none of them."""
+        if "error" in answer:
+            self._cage.end_soon("its agent could not kill a program")
 
     def end_cage(self, reason: str) -> None:
         """Ends the whole cage from outside, if the agent does not end the program."""
