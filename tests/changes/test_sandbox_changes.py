@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.changes.tree import read_tree
-from tests.helpers import is_root
+from tests.helpers import PATIENCE, is_root, until_async
 
 from warmcell import AsyncSandbox, FetchPolicy, Limits, Sandbox
-from warmcell.errors import BackendUnavailable, FetchFailed, InvalidRequest, LimitExceeded, SandboxError
+from warmcell.changes.layer import ChangeLayer
+from warmcell.errors import (
+    BackendUnavailable,
+    FetchFailed,
+    InvalidRequest,
+    LimitExceeded,
+    SandboxDestroyed,
+    SandboxError,
+)
 
 pytestmark = [pytest.mark.needs("user namespaces"), pytest.mark.claim("WC-FS-8")]
 
@@ -226,6 +236,30 @@ def test_a_branch_goes_its_own_way(sandbox: Sandbox, directory: Path) -> None:
         assert set(branch.commit().committed) == {"a.txt", "src/b.py", "other"}
     assert sorted(read_tree(directory)) == ["a.txt", "other", "src/c.py"]
     assert set(kinds(sandbox)) == {"third"}
+
+
+async def test_a_branch_of_a_sandbox_that_is_destroyed_meanwhile_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changes were removed while they were copied: the branch began with some of them."""
+    copy, is_copying, may_copy = ChangeLayer.copy_to, threading.Event(), threading.Event()
+
+    def copy_late(layer: ChangeLayer, place: str) -> None:
+        is_copying.set()
+        assert may_copy.wait(PATIENCE)
+        copy(layer, place)
+
+    monkeypatch.setattr(ChangeLayer, "copy_to", copy_late)
+    async with AsyncSandbox(directory, changes="ask") as sandbox:
+        await sandbox.write_file("made", "x")
+        branching = asyncio.create_task(sandbox.branch())
+        assert await asyncio.to_thread(is_copying.wait, PATIENCE)
+        destroying = asyncio.create_task(sandbox.destroy())
+        await until_async(lambda: sandbox._driver.is_closed)
+        may_copy.set()
+        with pytest.raises(SandboxDestroyed):
+            await branching
+        await destroying
 
 
 def test_a_branch_starts_with_the_current_network_rules(open_sandbox) -> None:

@@ -157,7 +157,9 @@ class LocalSandbox:
 
     async def branch(self) -> LocalSandbox:
         """A new sandbox on the same directory that starts with these changes and is then independent."""
-        self.check_open()
+        return await self._operations.run(self._branch())  # `close` must not remove changes that are being copied
+
+    async def _branch(self) -> LocalSandbox:
         parent = self.changes.layer
         loop = asyncio.get_running_loop()
 
