@@ -349,8 +349,8 @@ class DiskCeiling:
         found = self._walk.result(proc, pids, hides) if self._walk.advance(_WALK_AT_A_TIME) else None
         self._walked += spent.seconds()
         if found is not None:
-            written = self._written.look(proc, pids, self._walk.is_in_memory)
-            self._judge(found._replace(written=written))
+            in_all = self._written.look(proc, pids, self._walk.is_in_memory)
+            self._judge(found._replace(written=in_all))
         return _FASTEST_LOOK
 
     def has_seen_all_since(self, moment: float) -> bool:
