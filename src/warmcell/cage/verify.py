@@ -118,16 +118,30 @@ def _mounts(pid: int, plan: LaunchPlan) -> Tuple[Dict[str, bool], Tuple[str, ...
 def find_missing_mount(pid: int, points: Iterable[str]) -> str:
     """The first of these at which a process has no read-only mount, or "". "" if it has exited.
 
-    All are missing if its first thread has ended and others go on: the kernel shows no mounts of such a process.
+    All are missing if it has threads and none shows its mounts: each may have ended while it was read.
     """
-    lines: List[str] = []
-    try:
-        lines = kernel_files.read(f"/proc/{pid}/mountinfo").split("\n")[:-1]
-    except OSError:
-        if not _has_more_threads(pid):
-            return ""
+    lines = _mount_lines(pid)
+    if not lines and not _has_more_threads(pid):
+        return ""
     is_writable = dict(_parse(line.split(" ", 3)[3]) for line in lines)
     return next((point for point in points if is_writable.get(point, True)), "")
+
+
+def _mount_lines(pid: int) -> List[str]:
+    """The mounts of a process, from a thread that runs: the kernel shows none of a thread that has ended.
+
+    The first thread may end long before the others, as when a large program exits.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    for thread in threads:
+        try:
+            return kernel_files.read(f"/proc/{pid}/task/{thread}/mountinfo").split("\n")[:-1]
+        except OSError:
+            continue
+    return []
 
 
 def _has_more_threads(pid: int) -> bool:
