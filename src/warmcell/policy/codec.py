@@ -176,7 +176,7 @@ def _camel(name: str) -> str:
 
 def _to_plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
-        return {_camel(name): _to_plain(getattr(value, name)) for name in value.__slots__}
+        return {_camel(name): _to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value

@@ -9,7 +9,7 @@ import pytest
 
 from warmcell.core.errors import InvalidRequest, PolicyViolation
 from warmcell.policy.codec import MAX_FILE_BYTES, RecordSchema, from_json
-from warmcell.policy.model import AllowedPath, SandboxPolicy
+from warmcell.policy.model import AllowedPath, OwnPath, SandboxPolicy
 
 
 def refusal(path: Path) -> InvalidRequest:
@@ -69,6 +69,13 @@ def test_text_is_spelt_as_it_is() -> None:
     policy = SandboxPolicy((AllowedPath("/données"),))
     assert "/données" in policy.to_json()
     assert SandboxPolicy.from_json(policy.to_json()) == policy
+
+
+def test_a_directory_of_a_sandbox_is_part_of_the_text() -> None:
+    """It was an empty object: all sandboxes had the same policy in the logs, and nothing could read the text."""
+    own, other = (SandboxPolicy(allowed_paths=(kind("/data"),)) for kind in (OwnPath, AllowedPath))
+    assert own.to_json() == other.to_json()
+    assert SandboxPolicy.from_json(own.to_json()) == other
 
 
 def test_a_mistake_in_a_record_is_reported_by_its_key() -> None:
