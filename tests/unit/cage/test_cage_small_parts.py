@@ -168,12 +168,15 @@ def test_usage_sees_this_process() -> None:
 
 
 @pytest.mark.attack("S2-06")
-def test_pages_that_processors_keep_back_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pages", "tables"), [(200, 0), (100, 64)])
+def test_pages_that_processors_keep_back_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int, tables: int
+) -> None:
     """A guest that moves from one processor to the next hides pages from the kernel's cheap counters."""
     process = tmp_path / "2"
     process.mkdir()
-    (process / "status").write_text("VmRSS:\t    1024 kB\nVmPTE:\t      64 kB\n")
-    (process / "smaps_rollup").write_text("Rss:      204800 kB\nPss_Anon: 204800 kB\n")
+    (process / "status").write_text(f"VmRSS:\t    1024 kB\nVmPTE:\t {tables << 10} kB\n")
+    (process / "smaps_rollup").write_text(f"Rss:      {pages << 10} kB\nPss_Anon: {pages << 10} kB\n")
     network = ceilings.Network(str(tmp_path / "net"), False)
     tree = ceilings.Tree(str(tmp_path), lambda: [2], lambda pids, patience: 0, (), network)
     monkeypatch.setattr(ceilings.DescriptorTable, "look", lambda *_: ceilings.DescriptorUse())

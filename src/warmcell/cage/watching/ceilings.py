@@ -226,7 +226,7 @@ class Ceilings:
         room = max(0, self._watch.memory_bytes - used)
         found = usage.processes_memory(self._tree.proc, pids, room, patience)
         self.mapped_files = max(self.mapped_files, found.mapped_files)
-        return used + max(found.own, self._exact_memory(pids, room - found.own, patience))
+        return used + max(found.own, found.tables + self._exact_memory(pids, room - found.own, patience))
 
     def _exact_memory(self, pids: List[int], room: int, patience: Patience) -> int:
         """What they use if that may be `room` more than the counters say, else 0. Takes at most a tenth of the time."""

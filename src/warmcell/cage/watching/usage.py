@@ -37,6 +37,8 @@ class ProcessMemory(NamedTuple):
     own: int
     #: The most file and tmpfs pages that one process has mapped. `own` does not include them.
     mapped_files: int
+    #: The part of `own` that is page tables and huge pages.
+    tables: int = 0
 
 
 def cpu_times(proc: str, pids: Iterable[int]) -> Dict[int, CpuTime]:
@@ -94,8 +96,8 @@ def processes_memory(proc: str, pids: List[int], ceiling: int, patience: Patienc
     tables = sum(process.get("VmPTE", 0) + process.get("HugetlbPages", 0) for process in found)
     quick = tables + sum(process.get("VmRSS", 0) + process.get("VmSwap", 0) for process in found)
     if quick < ceiling or tables > ceiling:  # walking huge tables would take long
-        return ProcessMemory(quick, mapped)
-    return ProcessMemory(tables + exact_memory(proc, pids, patience), mapped)
+        return ProcessMemory(quick, mapped, tables)
+    return ProcessMemory(tables + exact_memory(proc, pids, patience), mapped, tables)
 
 
 def exact_memory(proc: str, pids: Iterable[int], patience: Patience) -> int:
