@@ -87,11 +87,14 @@ class AuditLog(Closing):
             return
         except OSError:  # a file system without locks
             pass
+        former = self._file
         try:
             self._rotate()
         finally:
-            with suppress(OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+            with suppress(OSError):  # closing is not enough: a forked child may have it open, too
+                fcntl.flock(former, fcntl.LOCK_UN)
+        if former != self._file:
+            os.close(former)
 
     def _rotate(self) -> None:
         if self._is_still_there():
@@ -101,12 +104,8 @@ class AuditLog(Closing):
                     os.replace(older, f"{self._path}.{number}")
             if self._keep == 0:
                 os.unlink(self._path)
-        try:
-            opened = self._open()  # first: the number of a closed descriptor may soon be that of another file
-        except InvalidRequest:  # a full disk, or no descriptor is free: the renamed file gets the lines meanwhile
-            return
-        os.close(self._file)
-        self._file = opened
+        with suppress(InvalidRequest):  # full disk, no free descriptor: the renamed file gets the lines meanwhile
+            self._file = self._open()
 
     def _is_still_there(self) -> bool:
         """Whether the path is still our file: another program that shares it may have rotated it."""

@@ -115,6 +115,19 @@ def test_programs_that_rotate_at_once_lose_no_line(tmp_path: Path, monkeypatch: 
     assert sorted(found) == sorted(["x" * 200, "first", "second"])
 
 
+def test_a_forked_child_does_not_keep_a_rotation_locked(tmp_path: Path) -> None:
+    """It has the rotated file open as long as it lives. Other programs wrote there, and never to the new file."""
+    path = tmp_path / "audit.jsonl"
+    first, second = AuditLog(path, max_bytes=200), AuditLog(path, max_bytes=200)
+    of_child = os.dup(first._file)  # the same open file, as after a fork
+    for log, name in ((first, "x" * 200), (first, "first"), (second, "second")):
+        log._on_event(events.Event("file", "s", 0.0, {"path": name}))
+    for log in (first, second):
+        log.close()
+    os.close(of_child)
+    assert [line["path"] for line in lines(path)] == ["first", "second"]
+
+
 def write_some(name: str) -> None:
     for number in range(40):
         events.emit("file", "s", {"operation": "write_file", "path": f"{name}{number}"})
