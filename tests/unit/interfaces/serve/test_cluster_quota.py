@@ -164,6 +164,36 @@ async def test_a_sandbox_with_a_gpu_counts_on_all_nodes(monkeypatch: pytest.Monk
     assert await nodes.create(second, *headers, is_creating=True) == 201
 
 
+async def test_what_has_no_gpu_does_not_count_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While a fork or a background run without a GPU was made, the token's run with one was refused."""
+    file, token, tenant = make_tenant(tmp_path)
+    nodes, found = Nodes(monkeypatch, "a", "b", tokens=file), list[bool]()
+    home = nodes.peers[0]
+    app = SimpleNamespace(state=SimpleNamespace(bodies=BodyMemory()))
+    fork, path = Place(Kind.SANDBOX, f"1{home.suffix}", is_creating=True), f"/v1/sandboxes/1{home.suffix}/fork"
+
+    async def relay_nothing(*_: object, **options: bool) -> None:
+        found.append(options["may_have_gpu"])
+
+    async def answer(path: str, place: Place, body: bytes = b"{}") -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        scope = {**make_request((b"x-api-key", token.encode())).scope, "path": path, "app": app}
+        await nodes.front._answer(Request(scope, receive), place, None)
+
+    monkeypatch.setattr(nodes.front, "_relay", relay_nothing)
+    monkeypatch.setattr(nodes.front.nodes, "choose_home", lambda _: home)
+    await answer("/v1/runs", Place(Kind.HOME), b'{"language": "python"}')
+    await answer("/mcp", Place(Kind.HOME, is_creating=True))
+    await answer(path, fork)
+    assert found == [False, False, False]
+    assert nodes.gpu_quotas[home].take(tenant.id, 1)  # perhaps by the sandbox that is forked
+    await answer("/v1/runs", Place(Kind.HOME), GPU_RUN)
+    await answer(path, fork)
+    assert found[3:] == [True, True]
+
+
 def test_a_node_does_not_count_the_runs_that_the_front_counts() -> None:
     quota, tenant = ClusterQuota(), replace(LOCAL_TENANT, gpu_runs=1)
     gpus = NodeGpus(ProcessConfig(), quota)

@@ -225,10 +225,10 @@ class ClusterFront:
             peer = await self._choose(request, place, send)
             if peer is None:
                 return
-            is_background = request.method == "POST" and request.scope["path"] == BACKGROUND_RUNS
-            options = {"is_creating": place.is_creating, "may_have_gpu": place.is_creating or is_background}
+            receive, may_have_gpu = await self._look_for_gpu(request, place, peer)
+            options = {"is_creating": place.is_creating, "may_have_gpu": may_have_gpu}
             try:
-                await self._relay(peer, request, request.receive, send, **options)
+                await self._relay(peer, request, receive, send, **options)
             except NodeLost as error:
                 raise SandboxLost(error.node, error.reason) from None
 
@@ -274,6 +274,20 @@ class ClusterFront:
 
     def _is_gpu_limited(self, tenant: Tenant) -> bool:
         return self._settings.tokens is not None and "gpu" in tenant.scopes
+
+    async def _look_for_gpu(self, request: Request, place: Place, peer: NodePeer) -> tuple[Receive, bool]:
+        """How to receive the request, and whether it starts a background run or a fork that may have a GPU."""
+        tenant = self._find_tenant(find_token(request))
+        if tenant is None or not self._is_gpu_limited(tenant):
+            return request.receive, False
+        if request.method == "POST" and request.scope["path"] == BACKGROUND_RUNS:
+            request.scope[OWNER] = tenant.id
+            body = await read_body(request, self._settings.max_body)
+            return replay(body, request.receive), needs_of(body).has_gpus
+        if place.kind is not Kind.SANDBOX or not place.is_creating:
+            return request.receive, False
+        count = (await self.nodes.count_gpus()).get(peer)
+        return request.receive, count is None or count[tenant.id] > 0  # the GPU of the sandbox that is forked counts
 
     @asynccontextmanager
     async def _hold_gpu(self, request: Request, tenant: Tenant, body: bytes) -> AsyncIterator[None]:
