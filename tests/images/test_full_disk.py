@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,26 @@ def test_a_blob_whose_last_bytes_do_not_fit_leaves_no_file(tmp_path: Path) -> No
         writer.discard()
     assert list(tmp_path.iterdir()) == []
     writer.discard()
+
+
+class LateFile(io.BufferedWriter):
+    """A file of a file system that says only on closing that it could not write, such as one that uploads then."""
+
+    def close(self) -> None:
+        was_open = not self.closed
+        super().close()
+        if was_open:
+            raise FULL
+
+
+def test_a_blob_whose_file_cannot_be_closed_gets_no_name(tmp_path: Path) -> None:
+    """With its name it would count as complete, and no later pull would fetch it again."""
+    with pytest.raises(OSError, match="No space left"), BlobWriter(str(tmp_path)) as writer:
+        writer._file.close()
+        writer._file = LateFile(io.FileIO(str(writer._path), "r+"))
+        writer.write(b"content")
+        writer.commit()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_record_whose_file_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,11 +112,13 @@ class BlobWriter(Closing):
             raise ImageInvalid(f"{digest or 'a blob'} has {self.size} bytes; its manifest states {size}")
         if digest is not None and found != digest:
             raise ImageInvalid(f"a blob's digest is {found}; its manifest states {digest}")
-        self._file.flush()
         assert self._path is not None
-        os.rename(self._path, os.path.join(self._directory, hex_of(found)))
-        self._path = None
-        self._file.close()  # releases the lock: a sweep must not find the unfinished name without one
+        # The copy keeps the lock: a sweep must not find the unfinished name without one. Closed before it has its name,
+        # since some file systems say only then that they could not write.
+        with closing_fd(os.dup(self._file.fileno())):
+            self._file.close()
+            os.rename(self._path, os.path.join(self._directory, hex_of(found)))
+            self._path = None
         return found
 
     def discard(self) -> None:
