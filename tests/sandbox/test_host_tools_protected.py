@@ -456,6 +456,19 @@ def test_writable_mounts_are_protected_too(repository: Path) -> None:
             sandbox.write_file("/data/.git/config", "x")
 
 
+def test_mounts_beside_a_layer_are_protected_too(repository: Path, tmp_path: Path) -> None:
+    """Writes to a mount are not kept apart: the file methods changed the repository of the host."""
+    (tmp_path / "work").mkdir()
+    mounts = [MountPoint(repository, "/data", writable=True)]
+    with Sandbox(tmp_path / "work", changes="ask", mounts=mounts) as sandbox:
+        for path in (".git/config", ".git/hooks/pre-commit", ".vscode/tasks.json"):
+            with pytest.raises(PolicyViolation, match="read-only"):
+                sandbox.write_file(f"/data/{path}", "x")
+        sandbox.write_file("/data/file", "two\n")
+        sandbox.write_file(".vscode/tasks.json", "x")
+        assert sandbox.commit().skipped == (".vscode/tasks.json",)
+
+
 def test_a_policy_can_grant_it(repository: Path) -> None:
     policy = SandboxPolicyBuilder().allow_process_spawn().allow_read_write(repository / ".git").build()
     with Sandbox(repository, work_path="host", policy=policy) as sandbox:

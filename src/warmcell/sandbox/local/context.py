@@ -195,8 +195,10 @@ class SandboxContext:
     def _find_protected(self, directory: str) -> tuple[tuple[str, ...], ...]:
         """What tools of the host execute. In a layer it is flagged when it is committed, and not on the host before."""
         work_dir = self.settings.work_dir
-        is_own = isinstance(work_dir, OwnDirectory) and directory == host_path("work_dir", work_dir)
-        return () if is_own or self.layer is not None else list_protected(self.settings.policy, directory)
+        is_exempt = self.layer is not None or isinstance(work_dir, OwnDirectory)
+        if is_exempt and work_dir is not None and directory == host_path("work_dir", work_dir):
+            return ()
+        return list_protected(self.settings.policy, directory)  # also of mounts beside a layer: they are not in it
 
     def close_files(self) -> None:
         """Closes the work directory, and removes it if it is private. Blocking."""
