@@ -147,7 +147,8 @@ class _Session:
             if stop_early and self._is_decided():
                 break
             async with run_alone():
-                self._settle(await attempt(self._execute, index, self._requests[index]))
+                outcome = await attempt(self._execute, index, self._requests[index])
+            self._settle(outcome)  # a checker may judge, too
         return self._prefix() if stop_early else [self._verdicts[index] for index in range(len(self._cases))]
 
     def _make_requests(self) -> Iterator[ExecRequest]:

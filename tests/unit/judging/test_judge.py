@@ -28,6 +28,7 @@ from warmcell import (
     judge,
 )
 from warmcell.core import events
+from warmcell.judging import doubt
 from warmcell.judging.doubt import run_alone
 
 REQUEST = ExecRequest("python", "x", 5)
@@ -234,6 +235,19 @@ def test_cases_in_doubt_run_alone_whoever_judges() -> None:
         found = list(threads.map(lambda request: judge(request, [Case("", "x")], backend=Slow()), requests))
     assert [verdict.status for (verdict,) in found] == ["accepted"] * 16
     assert most == [1]
+
+
+def test_no_case_runs_alone_while_a_checker_works() -> None:
+    """A checker may itself judge a case that has to run alone. That waited for the case whose checker it was."""
+    was_free: list[bool] = []
+
+    def check(case: Case, result: ExecResult) -> bool:
+        was_free.append(doubt._gate.is_idle)
+        return True
+
+    backend = FakeBackend([IDLE, "right\n"])
+    assert judge(REQUEST, [Case("", "right")], backend=backend, checker=check)[0].ok
+    assert was_free == [True] and len(backend.requests) == 2
 
 
 async def test_tenants_take_turns_with_their_cases_in_doubt() -> None:
