@@ -7,11 +7,13 @@ import fcntl
 import io
 import mmap
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,13 +21,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers import open_descriptors, until
+from tests.helpers import in_a_fork, open_descriptors, until
 
 from warmcell.cage import wire
 from warmcell.cage.environment import CAGED_ENV
 from warmcell.cage.failure import CageError, step
 from warmcell.cage.linux import fds, notify
 from warmcell.cage.linux.descriptors import close_all
+from warmcell.cage.linux.guest_files import TimeLimit
 from warmcell.cage.plan import Watch
 from warmcell.cage.watching import ceilings, disk, kernel_memory, patience, usage
 from warmcell.cage.watching.kernel_memory import DescriptorTable, Locks, Mappings
@@ -380,6 +383,31 @@ def test_disk_use_counts_what_is_hidden(tmp_path: Path) -> None:
         os.close(nameless)
     finally:
         os.close(here)
+
+
+@pytest.mark.needs("linux")
+def test_calls_on_directories_of_the_host_are_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system of a slow server may fail each call that a signal interrupts, and Python repeats it."""
+    limited: list[bool] = []
+
+    def is_limited() -> bool:
+        return signal.getitimer(signal.ITIMER_REAL)[1] > 0
+
+    def note_limit(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def with_note(path: Any) -> Any:
+            limited.append(is_limited())
+            return call(path)
+
+        return with_note
+
+    def measure() -> list[bool]:
+        for name in ("scandir", "statvfs"):
+            monkeypatch.setattr(os, name, note_limit(getattr(os, name)))
+        with TimeLimit():
+            _disk_use([str(tmp_path)], [])
+            return [*limited, is_limited()]
+
+    assert in_a_fork(measure) == [False, False, True]
 
 
 def test_disk_use_says_when_it_could_not_look(tmp_path: Path) -> None:

@@ -42,6 +42,21 @@ class TimeLimit:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+class WithoutTimeLimit:
+    """In the block, the calls of a `TimeLimit` around it are not interrupted.
+
+    For files of the host: a file system of a slow server (FUSE) may fail each call that is interrupted.
+    """
+
+    __slots__ = ("_left",)
+
+    def __enter__(self) -> None:
+        self._left = signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, *self._left)
+
+
 class closing_copy:  # noqa: N801  # as `closing_fd`
     """Closes a copy of a guest's descriptor at the end of the block.
 
