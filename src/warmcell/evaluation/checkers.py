@@ -59,7 +59,7 @@ def has_passed_tests(case: Case, result: ExecResult) -> bool:
     passed, failed = set[str](), set[str]()
     for line in result.stdout.splitlines():
         if match := _PYTEST_LINE.match(line.rstrip()):
-            names = match[2], match[2].partition(" - ")[0], match[2].split()[0]
+            names = wanted.intersection((match[2], match[2].partition(" - ")[0], match[2].split()[0]))
             (passed if match[1] in ("PASSED", "XFAIL") else failed).update(names)
     return wanted <= passed - failed
 

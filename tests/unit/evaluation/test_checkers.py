@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from warmcell import Case, ExecResult
@@ -98,6 +100,19 @@ def test_every_named_test_must_pass() -> None:
 )
 def test_a_test_that_is_also_listed_as_failed_has_not_passed(report: str, is_right: bool) -> None:
     assert has_passed_tests(Case(expected="a.py::one"), ExecResult(report)) is is_right
+
+
+def test_names_that_a_sample_invents_are_not_kept() -> None:
+    """A report may have 64 MiB, and a sample can print any: three names for each line took gigabytes."""
+    lines = [f"PASSED a.py::{number}[x - y z] - reason" for number in range(20_000)]
+    result = ExecResult("\n".join([*lines, "PASSED a.py::one"]))
+    tracemalloc.start()
+    try:
+        assert has_passed_tests(Case(expected="a.py::one"), result)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20  # the lines themselves take 2 MB
 
 
 @pytest.mark.parametrize(
