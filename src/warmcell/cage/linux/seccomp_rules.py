@@ -88,7 +88,7 @@ def search(cases: Sequence[Tuple[int, List[Instruction]]]) -> List[Instruction]:
     return [Instruction(JGE, 0, 1, first), Instruction(JA, 0, 0, len(below)), *below, *above]
 
 
-_EPERM, _ENOMEM, _EINVAL, _ENOSPC, _ENOSYS, _ENOPROTOOPT, _EOPNOTSUPP = 1, 12, 22, 28, 38, 92, 95
+_EPERM, _ENOMEM, _EINVAL, _ENOSYS, _ENOPROTOOPT, _EOPNOTSUPP = 1, 12, 22, 38, 92, 95
 
 #: Leases and delegations block others that open a file; F_NOTIFY reports them.
 _WATCHING_OTHERS = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
@@ -179,7 +179,7 @@ def _fcntl_rule(unknown: Sequence[int]) -> List[Instruction]:
 
 def _attribute_rules(action: int) -> Dict[str, List[Instruction]]:
     """The action for short attributes. The kernel itself refuses lengths with a bit in the upper half."""
-    rule = [load(argument(3)), Instruction(JGE, 0, 1, _LONGEST_ATTRIBUTE + 1), ret(errno(_ENOSPC)), ret(action)]
+    rule = [load(argument(3)), Instruction(JGE, 0, 1, _LONGEST_ATTRIBUTE + 1), ret(errno(_EOPNOTSUPP)), ret(action)]
     return {name: rule for name in _ADDING_ATTRIBUTES}
 
 
