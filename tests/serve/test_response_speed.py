@@ -26,6 +26,7 @@ from warmcell.interfaces.serve.e2b.box import Starts, starts_of
 from warmcell.interfaces.serve.e2b.connect import MessageStream
 from warmcell.interfaces.serve.e2b.spares import Spares, spares_of
 from warmcell.interfaces.serve.http_protocol import MAX_COALESCED, CoalescingTransport
+from warmcell.interfaces.serve.quotas import ConcurrencyLimiter
 from warmcell.interfaces.serve.requests import OpenRequests
 from warmcell.interfaces.serve.routing import AppRouter, route
 from warmcell.interfaces.serve.sandbox_registry import SandboxRegistry
@@ -120,6 +121,7 @@ class _App:
             has_right = staticmethod(lambda tenant, scope: True)
             sandboxes = SandboxRegistry()
             open_requests = OpenRequests()
+            concurrency = ConcurrencyLimiter()
 
 
 async def test_a_stream_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,7 +105,9 @@ async def test_a_response_of_events() -> None:
             ends += 1
 
         request = make_request()
-        await EventStream(stream_events(emit_many), end)(request.scope, request.receive, send)
+        await EventStream(stream_events(emit_many, lambda size: nullcontext()), end)(
+            request.scope, request.receive, send
+        )
         return len(sent)
 
     async for run in cancel_at_every_await(respond):
@@ -135,7 +137,9 @@ async def test_a_client_that_leaves_at_every_stage() -> None:
             return await work.run()
 
         request = Request({"type": "http", "method": "GET", "path": "/", "headers": []}, receive)
-        await asyncio.wait_for(EventStream(stream_events(emit_many))(request.scope, receive, send), 20)
+        await asyncio.wait_for(
+            EventStream(stream_events(emit_many, lambda size: nullcontext()))(request.scope, receive, send), 20
+        )
         assert work.running == 0
         if stage < 3:
             with pytest.raises(ClientDisconnected):
