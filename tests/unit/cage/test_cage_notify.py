@@ -43,8 +43,8 @@ def test_attributes_of_files_have_a_limit_of_their_own() -> None:
         return listener._judge(0, "fsetxattr", 1, (3, 0, 0, size, 0, 0))
 
     assert judge((1 << 64) - 1) is None  # no limit; and the kernel refuses a longer value than it takes
-    listener.attribute_room = 3 << 16
-    assert [judge(1 << 16) for _ in range(3)] == [None, None, errno.ENOSPC]
+    listener.attribute_room = 4 << 10
+    assert [judge(1 << 10) for _ in range(3)] == [None, None, errno.ENOSPC]
     assert judge(100) is None  # what still fits
     while judge(0) is None:
         pass

@@ -11,6 +11,7 @@ from ..fast_imports import socket
 from . import guest_files
 from .descriptors import closing_fd
 from .guest_files import TimeLimit, copy_of, open_inside
+from .syscall_numbers import ADDING_ATTRIBUTES, LONGEST_ATTRIBUTE
 from .syscalls import NUMBERS, call
 
 TYPE_CHECKING = False
@@ -31,9 +32,9 @@ _MOST_REMEMBERED = 32
 _NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
 _SPAWNING = {"clone", "fork", "vfork", "execve", "execveat"}
 _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the address and its length
-_ADDING_ATTRIBUTES = {"setxattr", "lsetxattr", "fsetxattr"}
-#: The longest value that the kernel takes, and what an attribute counts besides its value: its name and its entry.
-_LONGEST_ATTRIBUTE, _ATTRIBUTE_ENTRY = 1 << 16, 512
+#: What an attribute counts besides its value: its name and its entry. Some file systems, such as btrfs, store any number
+#: with a file and do not count them as its size.
+_ATTRIBUTE_ENTRY = 512
 
 
 class Listener:
@@ -142,7 +143,7 @@ class Listener:
             return None if self._note_shared_memory(arguments[1]) else _ENOMEM
         if name == "flock":
             return guest_files.may_lock(pid, arguments[0] & 0x7FFFFFFF, arguments[1], self._is_own) or None
-        if name in _ADDING_ATTRIBUTES:
+        if name in ADDING_ATTRIBUTES:
             return self._take_attribute_room(arguments[3])
         if name == "ptrace" and self._keepers:
             return None if arguments[0] == 0 and has_guest_as_parent(pid, self._keepers) else _EPERM
@@ -154,7 +155,7 @@ class Listener:
 
     def _take_attribute_room(self, size: int) -> Optional[int]:
         """Attributes that were replaced or removed stay counted: which ones the guest has is not known here."""
-        needed = min(size, _LONGEST_ATTRIBUTE) + _ATTRIBUTE_ENTRY
+        needed = min(size, LONGEST_ATTRIBUTE) + _ATTRIBUTE_ENTRY
         if needed > self.attribute_room:
             return _ENOSPC
         self.attribute_room -= needed

@@ -9,6 +9,7 @@ counts them.
 from __future__ import annotations
 
 from ..records import NamedTuple
+from .syscall_numbers import ADDING_ATTRIBUTES, LONGEST_ATTRIBUTE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,11 +125,6 @@ SMALL_SHARED_MEMORY = 1 << 16
 _PINNING = ("vmsplice", "splice", "tee", "sendfile")
 #: They write all files of a disk, those of the host included, and other programs wait for that disk meanwhile.
 _FLUSHING = ("sync", "syncfs")
-#: Some file systems, such as btrfs, store any number of attributes with a file and do not count them as its size.
-_ADDING_ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr")
-#: Longer ones are refused. Access control lists are attributes, and a tmpfs keeps them in kernel memory that neither
-#: its size nor a control group counts: that of a directory would be copied, with up to 128 kB, for each new file in it.
-_LONGEST_ATTRIBUTE = 1024
 #: They store any number of rules in kernel memory.
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
@@ -179,8 +175,8 @@ def _fcntl_rule(unknown: Sequence[int]) -> List[Instruction]:
 
 def _attribute_rules(action: int) -> Dict[str, List[Instruction]]:
     """The action for short attributes. The kernel itself refuses lengths with a bit in the upper half."""
-    rule = [load(argument(3)), Instruction(JGE, 0, 1, _LONGEST_ATTRIBUTE + 1), ret(errno(_EOPNOTSUPP)), ret(action)]
-    return {name: rule for name in _ADDING_ATTRIBUTES}
+    rule = [load(argument(3)), Instruction(JGE, 0, 1, LONGEST_ATTRIBUTE + 1), ret(errno(_EOPNOTSUPP)), ret(action)]
+    return {name: rule for name in ADDING_ATTRIBUTES}
 
 
 def _setsockopt_rule() -> List[Instruction]:

@@ -116,3 +116,9 @@ def machine_of(kernel: str, is_64_bit: bool) -> str:
 MACHINE = machine_of(os.uname().machine, sys.maxsize > 1 << 32)
 #: Those of this machine; empty if it is not supported.
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}.get(MACHINE, {})
+
+#: Calls that store an attribute with a file, and the longest value that a guest may store: access control lists are
+#: attributes, and a tmpfs keeps them in kernel memory that neither its size nor a control group counts. That of a
+#: directory would be copied, with up to 128 kB, for each new file in it.
+ADDING_ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr")
+LONGEST_ATTRIBUTE = 1024
