@@ -19,6 +19,7 @@ from warmcell.runner.streams import Capture, Feed, pipe_capacity, unread_bytes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from warmcell.runner.listening import Listener, OutputThrottle
+    from warmcell.runner.stolen_time import ProcessorTime
 
 #: The wait for an event while processor time must be checked, or until `on_linger` was called.
 _SHORT_WAIT = 0.02
@@ -81,6 +82,8 @@ class Pump:
         #: How long the guest may have waited for us to read.
         self._guest_wait = 0.0
         self._full_sizes: dict[int, float] = {}
+        #: Read when the run takes longer than most.
+        self._processors: dict[str, ProcessorTime] = {}
         #: Outputs at end of file.
         self._ended: set[int] = set()
         self._poll = select.poll()
@@ -139,6 +142,7 @@ class Pump:
         if self._on_linger and time.monotonic() - self._sent >= _SHORT_WAIT:
             self._on_linger()
             self._on_linger = None
+            self._processors = _processor_times()
         if self._counts_cpu and self._cell.cpu_seconds() > (self._bounds.cpu_seconds or 0):
             return "cpu"
         if self._bounds.ends_at_output_limit and any(capture.is_truncated for capture in self._captures.values()):
@@ -159,7 +163,8 @@ class Pump:
         # Time that a guest spent writing endlessly past its output limit counts as used.
         is_endless = elapsed >= longest and any(capture.is_truncated for capture in self._captures.values())
         guest_wait = self._feed.guest_wait + (0.0 if is_endless else self._guest_wait)
-        stop_reason, more = guest_time(self._cell.pids(), guest_wait).check_deadline(elapsed, timeout, longest)
+        used = guest_time(self._cell.pids(), guest_wait, self._processors)
+        stop_reason, more = used.check_deadline(elapsed, timeout, longest)
         if not stop_reason and self._cell.group is not None:
             self._cell.group.add_task_weight()
         self._deadline = now + more
@@ -304,6 +309,12 @@ class Pump:
                     return
         except CellLost:
             return
+
+
+def _processor_times() -> dict[str, ProcessorTime]:
+    from warmcell.runner.stolen_time import processor_times
+
+    return processor_times()
 
 
 def _is_readable(descriptor: int) -> bool:

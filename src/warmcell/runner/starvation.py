@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from warmcell.cage.linux import kernel_files
 from warmcell.cage.linux.processes import descendants, must_be_expected
 from warmcell.cage.watching.usage import cpu_times
 from warmcell.core.records import dataclass
+from warmcell.runner.stolen_time import ProcessorTime, processor_times, stolen_time
 
 #: A guest that could use this share of its timeout was not starved.
 _OWN_SHARE = 0.9
@@ -20,7 +22,8 @@ class GuestTime:
 
     #: Processor time of all processes.
     cpu: float
-    #: Time on a run queue, of the thread that waited longest, and time waiting for us to read output or write input.
+    #: Time on a run queue, of the thread that waited longest, time in which this virtual machine had no processor, and
+    #: time waiting for us to read output or write input.
     delay: float
 
     def remaining_time(self, elapsed: float, timeout: float) -> float:
@@ -41,14 +44,41 @@ class GuestTime:
         return ("", min(unused, longest - elapsed)) if elapsed < longest else ("starved", 0.0)
 
 
-def guest_time(roots: Iterable[int], guest_wait: float = 0.0) -> GuestTime:
+def guest_time(
+    roots: Iterable[int], guest_wait: float = 0.0, processors: dict[str, ProcessorTime] | None = None
+) -> GuestTime:
     """The times of these processes and all below them; `guest_wait`: seconds that they waited for us.
 
-    Processes that have ended count only if their parent has reaped them.
+    Processes that have ended count only if their parent has reaped them. `processors`: their times at the start.
     """
+    cpu, delays = _measure(roots)
+    stolen = stolen_time(cpu, processors, processor_times()) if processors else 0.0
+    return GuestTime(cpu, guest_wait + stolen + max(delays.values(), default=0.0))
+
+
+class GuestClock:
+    """Measures the processes that `roots` returns, and all below them, from its creation on."""
+
+    def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
+        self._roots = roots
+        self._began = time.monotonic()
+        self._processors = processor_times()
+        self._cpu, self._delays = _measure(roots())
+
+    def remaining_time(self, timeout: float) -> float:
+        """The part of a timeout, which began with the clock, that the processes could not use."""
+        cpu, delays = _measure(self._roots())
+        used = max(0.0, cpu - self._cpu)
+        delay = max((delay - self._delays.get(pid, 0.0) for pid, delay in delays.items()), default=0.0)
+        stolen = stolen_time(used, self._processors, processor_times())
+        return GuestTime(used, delay + stolen).remaining_time(time.monotonic() - self._began, timeout)
+
+
+def _measure(roots: Iterable[int]) -> tuple[float, dict[int, float]]:
+    """The processor time of all processes, and the delay of each."""
     pids = {pid for root in roots if root > 0 for pid in (root, *descendants(root))}
     cpu = sum(time.own + time.waited for time in cpu_times("/proc", pids).values())
-    return GuestTime(cpu, guest_wait + max((_run_queue_delay(pid) for pid in pids), default=0.0))
+    return cpu, {pid: _run_queue_delay(pid) for pid in pids}
 
 
 def _run_queue_delay(pid: int) -> float:

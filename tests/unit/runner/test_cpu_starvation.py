@@ -18,7 +18,8 @@ from warmcell.runner import pump
 from warmcell.runner.cell import Cell
 from warmcell.runner.cgroup_parent import GroupParent, group_parent
 from warmcell.runner.pump import Pump
-from warmcell.runner.starvation import GuestTime, guest_time
+from warmcell.runner.starvation import GuestClock, GuestTime, guest_time
+from warmcell.runner.stolen_time import ProcessorTime, processor_times, stolen_time
 from warmcell.runner.streams import Capture
 
 _SPIN = "while True: pass"
@@ -110,6 +111,74 @@ def test_processes_below_count(crowd: list[subprocess.Popen[bytes]]) -> None:
     everything = guest_time([os.getpid()])
     assert everything.cpu >= guest_time([crowd[0].pid]).cpu
     assert guest_time([2**22 + 1]) == GuestTime(0.0, 0.0)
+
+
+def test_a_clock_measures_from_its_start(crowd: list[subprocess.Popen[bytes]]) -> None:
+    time.sleep(0.5)
+    clock = GuestClock(lambda: [crowd[0].pid])
+    time.sleep(1.5)
+    assert 0.5 < clock.remaining_time(1.5) < 1.5
+    assert GuestClock(list).remaining_time(0.1) > 0
+
+
+@pytest.mark.parametrize(
+    ("cpu", "busy", "stolen", "lost"),
+    [
+        (1.0, 1.0, 3.0, 3.0),  # it computed alone, and the host took the processor three times as long
+        (0.5, 1.0, 3.0, 1.5),  # half of what was taken was another's
+        (0.0, 1.0, 3.0, 0.0),  # it slept
+        (9.0, 1.0, 3.0, 3.0),  # it computed on several processors
+        (0.1, 0.0, 0.2, 0.2),  # less than a tick
+        (1.0, 1.0, 0.0, 0.0),
+    ],
+)
+def test_stolen_time_is_that_of_computing_processes(cpu: float, busy: float, stolen: float, lost: float) -> None:
+    before = {"cpu0": ProcessorTime(10, 10), "cpu1": ProcessorTime(0, 50), "cpu2": ProcessorTime(0, 0)}
+    after = {"cpu0": ProcessorTime(10 + busy, 10 + stolen), "cpu1": ProcessorTime(9, 50), "cpu3": ProcessorTime(0, 99)}
+    assert stolen_time(cpu, before, after) == pytest.approx(lost)
+    assert stolen_time(cpu, before, {}) == stolen_time(cpu, {}, after) == 0.0
+
+
+def test_processor_times_are_read_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, until = processor_times(), time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    after = processor_times()
+    assert len(before) == os.sysconf("SC_NPROCESSORS_ONLN")
+    assert 0.1 < sum(after[name].busy - before[name].busy for name in before) < 60 * len(before)
+    assert all(time.stolen >= before[name].stolen for name, time in after.items())
+    monkeypatch.setattr("warmcell.runner.stolen_time.kernel_files.read", _refuse)
+    assert processor_times() == {}
+
+
+def _refuse(path: str) -> str:
+    raise PermissionError(path)
+
+
+@pytest.mark.claim("WC-RX-8")
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize(("is_busy", "is_late"), [(True, False), (False, True)])
+def test_a_guest_whose_processor_the_host_takes_is_not_late(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool, is_late: bool
+) -> None:
+    """It seems to stand still for half of the time. One that sleeps for all of it is late."""
+    began = time.monotonic()
+
+    def pretend() -> dict[str, ProcessorTime]:
+        half = (time.monotonic() - began) / 2
+        return {"cpu0": ProcessorTime(half, half)}
+
+    monkeypatch.setattr("warmcell.runner.stolen_time.processor_times", pretend)
+    monkeypatch.setattr("warmcell.runner.starvation.processor_times", pretend)
+    computes = "until = time.process_time() + 0.01\n  while time.process_time() < until: pass" if is_busy else "pass"
+    code = f"import time\nfor _ in range(70):\n  {computes}\n  time.sleep(0.01 if {is_busy} else 0.1)"
+    request = ExecRequest("python", code, timeout=1.0)
+    with ProcessBackend() as backend:
+        if is_late:
+            with pytest.raises(ExecutionTimeout):
+                backend.execute_blocking(request)
+        else:
+            assert backend.execute_blocking(request).duration > 1.2
 
 
 @pytest.mark.claim("WC-RX-8")

@@ -32,8 +32,8 @@ _MOST_REMEMBERED = 32
 _NAMES: Dict[int, str] = {number: name for name, number in NUMBERS.items()}
 _SPAWNING = {"clone", "fork", "vfork", "execve", "execveat"}
 _LOOKING = {"connect": (1, 2), "sendto": (4, 5)}  # which arguments are the address and its length
-#: What an attribute counts besides its value: its name and its entry. Some file systems, such as btrfs, store any number
-#: with a file and do not count them as its size.
+#: What an attribute counts besides its value: its name and its entry. Some file systems, such as btrfs, store any
+#: number with a file and do not count them as its size.
 _ATTRIBUTE_ENTRY = 512
 
 
