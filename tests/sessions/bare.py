@@ -14,6 +14,7 @@ from typing import Any
 import warmcell.guest
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, Denial, ExecResult
 from warmcell.lifetime.run import Run
+from warmcell.runner.starvation import GuestClock
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import Listeners
 from warmcell.sessions.session_protocol import SessionProtocol
@@ -76,6 +77,9 @@ class BareWorker:
 
     def denials_since(self, moment: float) -> list[Denial]:
         return []
+
+    def start_clock(self) -> GuestClock:
+        return GuestClock(lambda: [self.process.pid])
 
     def close(self) -> None:
         self.kill()

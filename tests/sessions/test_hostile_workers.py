@@ -22,6 +22,7 @@ from tests.sessions.bare import make_listeners
 from warmcell import CellResult, Denial, ExecResult, errors
 from warmcell.guest.live.frames import Decoder, FrameError, encode
 from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.runner.starvation import GuestClock
 from warmcell.sessions.cell_events import Display, Done, Piece, content_of, parse
 from warmcell.sessions.cell_record import CellRecord
 from warmcell.sessions.cell_results import CellError, DisplayData
@@ -173,6 +174,9 @@ class Pretender:
 
     def denials_since(self, moment: float) -> list[Denial]:
         return []
+
+    def start_clock(self) -> GuestClock:
+        return GuestClock(list)
 
     def close(self) -> None:
         self.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ def _waits_for_input(pid: int) -> bool:
     """Whether this shell sleeps and has no child."""
     stat, children = Path(f"/proc/{pid}/stat"), Path(f"/proc/{pid}/task/{pid}/children")
     return stat.read_text().rpartition(") ")[2].startswith("S") and not children.read_text()
+
+
+def _has_pending(pid: int, number: int) -> bool:
+    pending = re.search(r"^ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
 
 
 @pytest.fixture
@@ -184,8 +190,14 @@ def test_a_late_interrupt_prints_nothing_into_the_next_cell(cells: Cells, trap: 
         os.kill(worker, signal.SIGSTOP)
         until(lambda: _waits_for_input(pid))
         cells.talk.interrupts.request(is_awaited=False)
-        # The message is sent when this call has returned.
-        threading.Timer(0.5, os.kill, (worker, signal.SIGCONT)).start()
+        threading.Thread(target=continue_when_interrupted, args=(worker,)).start()
+
+    def continue_when_interrupted(worker: int) -> None:
+        """The message comes before the signal, and both when the callback has returned."""
+        try:
+            until(lambda: _has_pending(worker, signal.SIGINT))
+        finally:
+            os.kill(worker, signal.SIGCONT)
 
     first = cells("echo first; sleep 0.3", on_stdout=stop_and_interrupt)
     assert first.stdout == f"first\n{printed}"

@@ -24,6 +24,8 @@ from warmcell.sessions.cell_record import CellRecord
 GRACE_SECONDS = 5.0
 #: The same for a cancelled cell, whose caller was promised a quick end.
 CANCEL_SECONDS = 0.6
+#: How long an interrupted cell may go on that has no processor, or that the signal has not reached.
+STARVED_SECONDS = 15.0
 #: When its signal is repeated for the first time; each later time comes after twice as long.
 REPEAT_SECONDS = 0.25
 #: Characters that fit into a frame however JSON escapes them.
@@ -122,6 +124,14 @@ class CellInterrupts:
             os.eventfd_read(self.descriptor)
 
 
+class Clock(Protocol):
+    """Measures the time of a worker."""
+
+    def remaining_time(self, timeout: float) -> float:
+        """The part of a timeout, which began with the clock, that the worker could not use."""
+        ...
+
+
 class Worker(Protocol):
     """The process with a session's interpreter. Its methods may be called from any thread."""
 
@@ -151,7 +161,11 @@ class Worker(Protocol):
         ...
 
     def denials_since(self, moment: float) -> list[Denial]:
-        """The denials of its cage since `since`, a `time.monotonic` value."""
+        """The denials of its cage since `moment`, a `time.monotonic` value."""
+        ...
+
+    def start_clock(self) -> Clock:
+        """Begins to measure whether it gets a processor."""
         ...
 
     def close(self) -> None:
@@ -184,8 +198,11 @@ class Exchange:
     is_killed = False
     failure: BaseException | None = None
     done: Done | None = None
+    interrupted_at = inf
     #: When the signal that interrupts it is repeated.
     next_signal = inf
+    #: Since the signal was repeated, which is when it is doubtful that the cell ends in time.
+    clock: Clock | None = None
     _pause = REPEAT_SECONDS
 
     def __init__(self, number: int, timeout: float, listeners: Listeners, most_bytes: int) -> None:
@@ -202,6 +219,11 @@ class Exchange:
     @property
     def grace(self) -> float:
         return CANCEL_SECONDS if self.cause == "cancelled" else GRACE_SECONDS
+
+    @property
+    def clock_seconds(self) -> float:
+        """How much of its grace is left when the clock is started."""
+        return self.grace - REPEAT_SECONDS
 
     def plan_signal(self) -> None:
         self.next_signal = time.monotonic() + self._pause
@@ -233,10 +255,14 @@ class InterruptSignal:
         cell.plan_signal()
 
     def repeat(self, cell: Exchange) -> None:
-        if self._last is None or self._last.done():
+        if self.is_sent:
             with suppress(SandboxError):
                 self._last = self._worker.interrupt(is_repeated=True)
         cell.plan_signal()
+
+    @property
+    def is_sent(self) -> bool:
+        return self._last is None or self._last.done()
 
     def await_delivery(self) -> None:
         """The last exchange may have ended before the signal that was to interrupt it: it would interrupt this one."""

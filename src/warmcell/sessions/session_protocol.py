@@ -28,6 +28,8 @@ from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import (
     PIECE,
+    REPEAT_SECONDS,
+    STARVED_SECONDS,
     CellInterrupts,
     Exchange,
     InterruptSignal,
@@ -45,6 +47,8 @@ _CHUNK = 1 << 16
 #: Bounds on unanswered questions of a cell, and on bytes of answers that it has not read.
 _MOST_QUESTIONS = 16
 _MOST_UNREAD = 1 << 20
+#: Before a worker is killed for its silence, so many events that have arrived are handled.
+_MOST_LATE_EVENTS = 64
 
 
 class SessionProtocol:
@@ -213,40 +217,78 @@ class SessionProtocol:
         """Handles at most one event, so that deadline and interrupts are checked between callbacks."""
         left = min(cell.deadline, cell.next_signal) - time.monotonic()
         if left <= 0:
-            self._escalate(cell)
+            self._escalate(run, cell)
             return
         if self._events:
             self._check_interrupts(run, cell)
             self._take(run, cell, self._events.popleft())
             return
-        for descriptor, events in self._poll.poll(ceil(left * 1000)):
+        self._receive(run, cell, ceil(left * 1000))
+
+    def _receive(self, run: Run, cell: Exchange, milliseconds: int) -> bool:
+        """Whether something came within this time."""
+        ready = self._poll.poll(milliseconds)
+        for descriptor, events in ready:
             if events & select.POLLOUT:
                 self._send()
             if events & ~select.POLLOUT:
                 self._handlers[descriptor](run, cell)
             if cell.done is not None:
-                return
+                break
+        return bool(ready)
 
-    def _escalate(self, cell: Exchange) -> None:
+    def _escalate(self, run: Run, cell: Exchange) -> None:
         """At the deadline: interrupts the cell first, then kills the worker. Before it, repeats the signal."""
         if time.monotonic() < cell.deadline:
             self._signal.repeat(cell)
+            with suppress(OSError):  # no descriptors left
+                cell.clock = cell.clock or self._worker.start_clock()
             return
         if cell.is_killed:
             raise self._end_of_worker(cell, "it could not be ended")
-        if cell.cause:
+        if not cell.cause:
+            self._interrupt(cell, "timeout")
+            return
+        self._take_late_events(run, cell)
+        if cell.done is None and not self._extend(cell):
             cell.is_killed = True
             cell.deadline = cell.next_signal = time.monotonic() + _KILL_SECONDS
-            self._worker.kill()
-        else:
-            self._interrupt(cell, "timeout")
+            after = f"it timed out after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
+            # Its end may still arrive before its death: the next exchange needs the reason too.
+            self.end(SessionEnded(f"{after}the interrupted cell kept running for {cell.grace:g} s and was killed"))
+
+    def _take_late_events(self, run: Run, cell: Exchange) -> None:
+        """What came while a callback took long, or this thread had no processor."""
+        for _ in range(_MOST_LATE_EVENTS):
+            if cell.done is not None:
+                return
+            if self._events:
+                self._take(run, cell, self._events.popleft())
+            elif not self._receive(run, cell, 0):
+                return
+
+    def _extend(self, cell: Exchange) -> bool:
+        """Whether the interrupted cell gets more time, since it could not use what it had."""
+        if time.monotonic() - cell.interrupted_at >= STARVED_SECONDS:
+            return False
+        more = 0.0
+        with suppress(OSError):  # no descriptors left
+            if not self._signal.is_sent:
+                more = REPEAT_SECONDS
+            elif cell.clock is None:  # this thread had no processor meanwhile
+                cell.clock, more = self._worker.start_clock(), cell.clock_seconds
+            else:
+                more = cell.clock.remaining_time(cell.clock_seconds)
+        cell.deadline = time.monotonic() + more
+        return more > 0
 
     def _interrupt(self, cell: Exchange, cause: str) -> None:
         """Sends a message before the signal, because a signal before the start of the cell is lost."""
         if cell.cause:
             return
         cell.cause = cause
-        cell.deadline = time.monotonic() + cell.grace
+        cell.interrupted_at = time.monotonic()
+        cell.deadline = cell.interrupted_at + cell.grace
         self._outgoing += encode({"op": "interrupt", "cell": cell.number})
         self._send()
         self._signal.send(cell)
@@ -256,13 +298,10 @@ class SessionProtocol:
         with suppress(OSError):
             self._pipes.drain(self._appender(None, cell))
         self._pipes.release(MarkedStream.rest, self._appender(None, cell), is_last=True)
-        if self._wanted_end is None and cell.is_killed:
-            after = f"it timed out after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
-            reason = f"{after}the interrupted cell kept running for {cell.grace:g} s and was killed"
         with self._lock:
             self._ended = self._wanted_end or SessionEnded(reason)
         so_far = replace(cell.record.so_far(cell.duration), denials=self._worker.denials_since(cell.began))
-        if self._wanted_end is None and not cell.is_killed and (error := self._worker.limit_error(so_far)) is not None:
+        if self._wanted_end is None and (error := self._worker.limit_error(so_far)) is not None:
             return error
         error = copy(self._ended)
         if isinstance(error, SessionEnded):

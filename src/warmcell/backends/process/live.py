@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmcell.backends.process.cell_template import CellTemplate
 from warmcell.backends.process.idle_timer import IdleTimer
@@ -41,6 +41,9 @@ from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.guest_memory import guest_memory
 from warmcell.sessions.agent_channel import AgentChannel, ChannelClosed, Message
 from warmcell.sessions.loop import READ, Loop
+
+if TYPE_CHECKING:
+    from warmcell.runner.starvation import GuestClock
 
 #: How long the agent may take to start a program, and for any other request. Then its cage is ended from outside.
 _START_SECONDS, _GRACE_SECONDS = 60.0, 5.0
@@ -333,6 +336,11 @@ class LiveCage:
             return False
         self.end_soon(OVER_MEMORY)
         return True
+
+    def start_clock(self) -> GuestClock:
+        from warmcell.runner.starvation import GuestClock
+
+        return GuestClock(lambda: (self.pid, *self._cell.pids()))
 
     def denials_since(self, moment: float) -> list[Denial]:
         """The denials of the cage since that time. From any thread."""

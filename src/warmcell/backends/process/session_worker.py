@@ -19,7 +19,7 @@ from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.descriptors import Descriptors
 from warmcell.policy.places import CODE_DIR
 from warmcell.sessions.agent_channel import Message
-from warmcell.sessions.exchange import GRACE_SECONDS
+from warmcell.sessions.exchange import GRACE_SECONDS, Clock
 
 #: The worker module by language. The worker of Node is a program of its own.
 _WORKERS = {"python": "python_session", "command": "shell_session"}
@@ -80,6 +80,9 @@ class CagedWorker:
 
     def denials_since(self, moment: float) -> list[Denial]:
         return self._program.denials_since(moment)
+
+    def start_clock(self) -> Clock:
+        return self._program.start_clock()
 
     def close(self) -> None:
         self.kill()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from warmcell.backends.process.cell_template import CellTemplate
 from warmcell.core.errors import (
@@ -27,6 +27,9 @@ from warmcell.runner.cell import Cell
 from warmcell.runner.denials import MOST_DENIALS, denials_from
 from warmcell.runner.outcome import REPLACED, replacement_reason
 from warmcell.sessions.agent_channel import Message
+
+if TYPE_CHECKING:
+    from warmcell.runner.starvation import GuestClock
 
 _LONGEST_QUOTE, _LONGEST_REASON = 300, 200
 #: Of the kernel.
@@ -183,6 +186,7 @@ class ProgramCage(Protocol):
     def denials_since(self, moment: float) -> list[Denial]: ...
     def memory_kills(self) -> int: ...
     def end_if_over_memory(self, peak: int) -> bool: ...
+    def start_clock(self) -> GuestClock: ...
 
 
 def end_if_unguarded(cage: ProgramCage) -> str:
@@ -246,6 +250,10 @@ class StartedProgram:
     def denials_since(self, moment: float) -> list[Denial]:
         """The denials of its cage since that time."""
         return self._cage.denials_since(moment)
+
+    def start_clock(self) -> GuestClock:
+        """Measures its cage."""
+        return self._cage.start_clock()
 
     async def signal(self, number: int) -> None:
         """Signals it and its process group. Does nothing if it has ended."""
