@@ -31,10 +31,10 @@ def test_the_grace_is_small_and_ends(repository: Path) -> None:
     assert not table["tests"] or table["until"] <= datetime.date(2026, 12, 31)
 
 
-TRIAL = """
+TRIAL = r"""
 import pathlib, pytest
 
-@pytest.mark.parametrize("address", ["a@b"])
+@pytest.mark.parametrize("address", [r"a@b, said\n"])
 def test_that_fails_once(address):
     seen = pathlib.Path("seen")
     if not seen.exists():
@@ -47,7 +47,7 @@ def test_in_a_group():
 """
 ENTRY = """
 [[test]]
-name = "{name}"
+name = '{name}'
 cause = "a trial of the list itself"
 expires = {expires}
 """
@@ -95,7 +95,7 @@ def test_only_a_listed_test_is_tried_again(
     (tmp_path / "scripts").symlink_to(repository / "scripts")
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "test_trial.py").write_text(TRIAL.format(other_passes=other_passes))
-    name = f"{place}/test_trial.py::test_that_fails_once[a@b]"
+    name = rf"{place}/test_trial.py::test_that_fails_once[a@b, said\\n]"
     entry = ENTRY.format(name=name, expires=expires) if is_listed else "test = []"
     (tmp_path / "tests/unsteady.toml").write_text(f"{entry}\n{grace}")
     command = ". scripts/lib.sh; logs=.; step trial run_pytest -q -n 1 --dist loadgroup tests"
