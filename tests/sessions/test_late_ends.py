@@ -86,7 +86,6 @@ def test_a_worker_without_a_processor_gets_its_grace_later(cells: Cells, monkeyp
 @pytest.mark.parametrize("looks", [0, 2, 10**9])
 def test_the_wait_for_a_worker_is_bounded(cells: Cells, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     monkeypatch.setattr(exchange, "STARVED_SECONDS", 2.0)
-    monkeypatch.setattr("warmcell.sessions.session_protocol.STARVED_SECONDS", 2.0)
     monkeypatch.setattr(cells.worker, "start_clock", lambda: _Clock(looks))
     with pytest.raises(errors.SessionEnded, match=r"the interrupted cell kept running for .* s and was killed"):
         cells("0; " + _IGNORES, timeout=0.1)

@@ -221,9 +221,9 @@ class Exchange:
         return CANCEL_SECONDS if self.cause == "cancelled" else GRACE_SECONDS
 
     @property
-    def clock_seconds(self) -> float:
-        """How much of its grace is left when the clock is started."""
-        return self.grace - REPEAT_SECONDS
+    def kill_reason(self) -> str:
+        after = f"it timed out after {self.timeout:g} s, and " if self.cause == "timeout" else ""
+        return f"{after}the interrupted cell kept running for {self.grace:g} s and was killed"
 
     def plan_signal(self) -> None:
         self.next_signal = time.monotonic() + self._pause
@@ -255,14 +255,30 @@ class InterruptSignal:
         cell.plan_signal()
 
     def repeat(self, cell: Exchange) -> None:
-        if self.is_sent:
+        if self._is_sent:
             with suppress(SandboxError):
                 self._last = self._worker.interrupt(is_repeated=True)
         cell.plan_signal()
+        with suppress(OSError):  # no descriptors left
+            cell.clock = cell.clock or self._worker.start_clock()
 
     @property
-    def is_sent(self) -> bool:
+    def _is_sent(self) -> bool:
         return self._last is None or self._last.done()
+
+    def extend(self, cell: Exchange) -> bool:
+        """Whether the cell gets more time to end, since it could not use its grace."""
+        more, seconds = 0.0, cell.grace - REPEAT_SECONDS
+        if time.monotonic() - cell.interrupted_at < STARVED_SECONDS:
+            with suppress(OSError):  # no descriptors left
+                if not self._is_sent:
+                    more = REPEAT_SECONDS
+                elif cell.clock is None:  # this thread had no processor meanwhile
+                    cell.clock, more = self._worker.start_clock(), seconds
+                else:
+                    more = cell.clock.remaining_time(seconds)
+        cell.deadline = time.monotonic() + more
+        return more > 0
 
     def await_delivery(self) -> None:
         """The last exchange may have ended before the signal that was to interrupt it: it would interrupt this one."""

@@ -28,8 +28,6 @@ from warmcell.sessions.cell_record import StreamText
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import (
     PIECE,
-    REPEAT_SECONDS,
-    STARVED_SECONDS,
     CellInterrupts,
     Exchange,
     InterruptSignal,
@@ -221,12 +219,13 @@ class SessionProtocol:
             return
         if self._events:
             self._check_interrupts(run, cell)
-            self._take(run, cell, self._events.popleft())
-            return
-        self._receive(run, cell, ceil(left * 1000))
+        self._take_next(run, cell, ceil(left * 1000))
 
-    def _receive(self, run: Run, cell: Exchange, milliseconds: int) -> bool:
-        """Whether something came within this time."""
+    def _take_next(self, run: Run, cell: Exchange, milliseconds: int) -> bool:
+        """Handles one event, or what arrives within this time; False if nothing does."""
+        if self._events:
+            self._take(run, cell, self._events.popleft())
+            return True
         ready = self._poll.poll(milliseconds)
         for descriptor, events in ready:
             if events & select.POLLOUT:
@@ -241,46 +240,19 @@ class SessionProtocol:
         """At the deadline: interrupts the cell first, then kills the worker. Before it, repeats the signal."""
         if time.monotonic() < cell.deadline:
             self._signal.repeat(cell)
-            with suppress(OSError):  # no descriptors left
-                cell.clock = cell.clock or self._worker.start_clock()
             return
         if cell.is_killed:
             raise self._end_of_worker(cell, "it could not be ended")
         if not cell.cause:
             self._interrupt(cell, "timeout")
             return
-        self._take_late_events(run, cell)
-        if cell.done is None and not self._extend(cell):
+        for _ in range(_MOST_LATE_EVENTS):  # a callback took long, or this thread had no processor
+            if cell.done is not None or not self._take_next(run, cell, 0):
+                break
+        if cell.done is None and not self._signal.extend(cell):
             cell.is_killed = True
             cell.deadline = cell.next_signal = time.monotonic() + _KILL_SECONDS
-            after = f"it timed out after {cell.timeout:g} s, and " if cell.cause == "timeout" else ""
-            # Its end may still arrive before its death: the next exchange needs the reason too.
-            self.end(SessionEnded(f"{after}the interrupted cell kept running for {cell.grace:g} s and was killed"))
-
-    def _take_late_events(self, run: Run, cell: Exchange) -> None:
-        """What came while a callback took long, or this thread had no processor."""
-        for _ in range(_MOST_LATE_EVENTS):
-            if cell.done is not None:
-                return
-            if self._events:
-                self._take(run, cell, self._events.popleft())
-            elif not self._receive(run, cell, 0):
-                return
-
-    def _extend(self, cell: Exchange) -> bool:
-        """Whether the interrupted cell gets more time, since it could not use what it had."""
-        if time.monotonic() - cell.interrupted_at >= STARVED_SECONDS:
-            return False
-        more = 0.0
-        with suppress(OSError):  # no descriptors left
-            if not self._signal.is_sent:
-                more = REPEAT_SECONDS
-            elif cell.clock is None:  # this thread had no processor meanwhile
-                cell.clock, more = self._worker.start_clock(), cell.clock_seconds
-            else:
-                more = cell.clock.remaining_time(cell.clock_seconds)
-        cell.deadline = time.monotonic() + more
-        return more > 0
+            self.end(SessionEnded(cell.kill_reason))  # also for the next exchange, if the end of this one overtakes it
 
     def _interrupt(self, cell: Exchange, cause: str) -> None:
         """Sends a message before the signal, because a signal before the start of the cell is lost."""
