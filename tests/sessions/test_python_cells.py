@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from tests.helpers import until
 from tests.sessions.bare import LIVE, Cells, python_worker
 
 from warmcell import errors
@@ -566,6 +568,11 @@ def test_long_code_arrives_whole(cells: Cells) -> None:
     assert cells(f"long = '{'é' * 1_500_000}'\nlen(long)").value == "1500000"
 
 
-def test_output_between_cells_comes_with_the_next_one(cells: Cells) -> None:
-    cells("import threading, os\nlater = threading.Timer(0.05, lambda: os.write(1, b'late'))\nlater.start()")
-    assert "late" in cells("later.join()").stdout
+def test_output_between_cells_comes_with_the_next_one(cells: Cells, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    wait = f"    while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    cells(f"import threading, os, time\ndef write():\n{wait}    os.write(1, b'late')")
+    first = cells("later = threading.Thread(target=write)\nlater.start()")
+    go.touch()
+    until(lambda: select.select([cells.worker.stdout], [], [], 0)[0])
+    assert "late" not in first.stdout and "late" in cells("later.join()").stdout
