@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.helpers import until_async
+from tests.helpers import PATIENCE, until_async
 from tests.sandbox.fakes import Factory
 
 from warmcell.core.errors import (
@@ -379,7 +379,7 @@ async def test_destroy_ends_what_is_running_with_a_typed_error(factory: Factory)
     factory.guest.delay = 60
     runs = [asyncio.ensure_future(sandbox.exec("sleep")) for _ in range(3)]
     files = [asyncio.ensure_future(sandbox.write_file(f"f{number}", "x" * 100_000)) for number in range(5)]
-    await asyncio.sleep(0.1)
+    await until_async(lambda: len(factory.guest.calls) == 3)
     await asyncio.gather(*(sandbox.destroy() for _ in range(3)))
     assert [type(error) for error in await asyncio.gather(*runs, return_exceptions=True)] == [SandboxDestroyed] * 3
     for outcome in await asyncio.gather(*files, return_exceptions=True):
@@ -418,31 +418,35 @@ def test_threads_may_use_and_destroy_one_sandbox_at_the_same_time(factory: Facto
 
 async def test_a_cancelled_caller_cancels_its_run_only(factory: Factory) -> None:
     async with AsyncSandbox(guest_factory=factory) as sandbox:
-        factory.guest.delay = 0.3
+        factory.guest.delay = 300  # until the first is cancelled
         first, second = (asyncio.ensure_future(sandbox.exec(name)) for name in ("a", "b"))
-        await asyncio.sleep(0.1)
+        await until_async(lambda: len(factory.guest.calls) == 2)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
+        factory.guest.wake()
         assert (await second).ok
         assert factory.guest.cancelled == 1
 
 
 async def test_a_cancelled_file_operation_is_waited_for(factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread holds descriptors; letting go of it would let `destroy` close them under it."""
-    done = threading.Event()
+    begun, cancelled, done = threading.Event(), threading.Event(), threading.Event()
 
     def slow(*args: object, **kwargs: object) -> bytes:
-        time.sleep(0.3)
+        begun.set()
+        cancelled.wait(PATIENCE)
+        time.sleep(0.2)
         done.set()
         return b""
 
     monkeypatch.setattr("warmcell.workspace.files.read_file", slow)
     sandbox = AsyncSandbox(guest_factory=factory)
     reading = asyncio.ensure_future(sandbox.read_file("a"))
-    await asyncio.sleep(0.1)
+    await until_async(begun.is_set)
     reading.cancel()
     reading.cancel()
+    cancelled.set()
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert done.is_set()
