@@ -96,9 +96,13 @@ def test_a_run_past_its_time_ends_alone(live: Sandbox) -> None:
 
 def test_callbacks_hear_it_and_end_it(live: Sandbox) -> None:
     heard: list[str] = []
-    result = live.sh("echo one; sleep 0.1; echo two", on_stdout=heard.append)
-    assert "".join(heard) == result.stdout == "one\ntwo\n"
-    assert len(heard) == 2
+
+    def hear(text: str) -> None:
+        heard.append(text)
+        live.write_file("heard-one", "")
+
+    result = live.sh("echo one; until [ -e heard-one ]; do sleep 0.02; done; echo two", on_stdout=hear)
+    assert heard == ["one\n", "two\n"] and result.stdout == "one\ntwo\n"
 
     def refuse(text: str) -> None:
         raise ZeroDivisionError
