@@ -6,13 +6,14 @@ import asyncio
 import contextvars
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
-from tests.helpers import PATIENCE, in_a_fork
+from tests.helpers import PATIENCE, in_a_fork, until
 
 from warmcell import Sandbox
 from warmcell.core.errors import InvalidRequest
@@ -89,14 +90,19 @@ def test_the_callers_context_is_seen() -> None:
 def test_an_interrupted_wait_is_cleaned_up_before_it_ends() -> None:
     events: list[str] = []
 
+    def interrupt_wait() -> None:
+        main = threading.main_thread().ident or 0
+        until(lambda: sys._current_frames()[main].f_code.co_name == "wait")  # of the future's condition
+        os.kill(os.getpid(), signal.SIGINT)
+
     async def long() -> None:
         try:
+            threading.Thread(target=interrupt_wait).start()
             await asyncio.sleep(300)
         finally:
             await asyncio.sleep(0.1)
             events.append("cleaned")
 
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         portal.call(long)
