@@ -178,16 +178,20 @@ def test_an_interrupt_during_the_report_of_a_cell_keeps_the_session(cells: Cells
 
 
 @pytest.mark.parametrize(("trap", "printed"), [("EXIT", ""), ("INT", "caught\n"), ("INT, with exit", "caught\n")])
-def test_a_late_interrupt_prints_nothing_into_the_next_cell(cells: Cells, trap: str, printed: str) -> None:
+def test_a_late_interrupt_prints_nothing_into_the_next_cell(
+    cells: Cells, trap: str, printed: str, tmp_path: Path
+) -> None:
     """The worker, stopped while the cell ends, finds the interrupt and the report of the cell together."""
     action = "echo caught; exit 3" if "exit" in trap else "echo caught"
     pid = int(cells(f"n=5; trap '{action}' {trap.partition(',')[0]}; echo $$").stdout)
+    may_end = tmp_path / "may_end"
 
     def stop_and_interrupt(text: str) -> None:
         if text != "first\n":
             return
         worker = cells.worker.process.pid
         os.kill(worker, signal.SIGSTOP)
+        may_end.touch()
         until(lambda: _waits_for_input(pid))
         cells.talk.interrupts.request(is_awaited=False)
         threading.Thread(target=continue_when_interrupted, args=(worker,)).start()
@@ -199,7 +203,7 @@ def test_a_late_interrupt_prints_nothing_into_the_next_cell(cells: Cells, trap: 
         finally:
             os.kill(worker, signal.SIGCONT)
 
-    first = cells("echo first; sleep 0.3", on_stdout=stop_and_interrupt)
+    first = cells(f"echo first; until [ -e {may_end} ]; do sleep 0.02; done", on_stdout=stop_and_interrupt)
     assert first.stdout == f"first\n{printed}"
     assert cells("echo $n next").stdout == "5 next\n"
 
