@@ -103,6 +103,10 @@ class _SlowAgent(BareWorker):
         self.sent.append(Future())
         return self.sent[-1]
 
+    def start_clock(self) -> Any:
+        assert self.sent[0].done(), "its time began before the signal"
+        return _Clock(99)
+
 
 def test_the_grace_begins_with_the_signal() -> None:
     """A loaded host passes it on late."""

@@ -256,11 +256,11 @@ class InterruptSignal:
 
     def repeat(self, cell: Exchange) -> None:
         if self._is_sent:
+            with suppress(OSError):  # no descriptors left
+                cell.clock = cell.clock or self._worker.start_clock()
             with suppress(SandboxError):
                 self._last = self._worker.interrupt(is_repeated=True)
         cell.plan_signal()
-        with suppress(OSError):  # no descriptors left
-            cell.clock = cell.clock or self._worker.start_clock()
 
     @property
     def _is_sent(self) -> bool:
