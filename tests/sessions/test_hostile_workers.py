@@ -263,6 +263,19 @@ def test_an_interrupt_is_repeated_until_the_cell_ends() -> None:
     assert signals == [False, True, True]
 
 
+def test_an_end_that_has_arrived_is_no_timeout() -> None:
+    """A callback took longer than the time of the cell, which had ended before."""
+    worker = Pretender()
+    talk = SessionProtocol(worker)
+    os.write(worker.writes_stdout, b"x")
+    worker.theirs.sendall(_done(value="in time"))
+    try:
+        result = talk.run(Run(), "code", 0.1, make_listeners({"on_stdout": lambda text: time.sleep(0.2)}), 1000)
+    finally:
+        talk.close()
+    assert (result.value, result.stdout) == ("in time", "x")
+
+
 def test_a_flood_of_everything_ends_with_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.2)
     flood = (

@@ -141,10 +141,20 @@ def test_types_are_taken_out_of_cells(tmp_path: Path) -> None:
         cells.close()
 
 
-def test_a_cell_whose_types_are_being_taken_out_can_be_interrupted() -> None:
+def test_a_cell_whose_types_are_being_taken_out_can_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first one takes long, because Node loads its compiler."""
     cells = Cells(node_worker("typescript"))
-    busy = "code => { const end = Date.now() + 1500; while (Date.now() < end); return code }"
+    may_end = tmp_path / "may_end"
+    busy = f"code => {{ while (!require('fs').existsSync('{may_end}')); return code }}"
+    interrupt = cells.worker.interrupt
+
+    def interrupt_and_end(*, is_repeated: bool = False) -> None:
+        interrupt(is_repeated=is_repeated)
+        may_end.touch()
+
+    monkeypatch.setattr(cells.worker, "interrupt", interrupt_and_end)
     try:
         assert cells(f"require('module').stripTypeScriptTypes = {busy}; 1").value == "1"
         with pytest.raises(errors.ExecutionTimeout):

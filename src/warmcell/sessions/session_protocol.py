@@ -45,8 +45,10 @@ _CHUNK = 1 << 16
 #: Bounds on unanswered questions of a cell, and on bytes of answers that it has not read.
 _MOST_QUESTIONS = 16
 _MOST_UNREAD = 1 << 20
-#: Before a worker is killed for its silence, so many events that have arrived are handled.
+#: At a deadline, so many events that have arrived are handled before the cell is interrupted or its worker killed.
 _MOST_LATE_EVENTS = 64
+#: And those of a cell that is to be interrupted for no longer than this.
+_LATE_SECONDS = 1.0
 
 
 class SessionProtocol:
@@ -241,15 +243,19 @@ class SessionProtocol:
         if time.monotonic() < cell.deadline:
             self._signal.repeat(cell)
             return
+        late = time.monotonic() + _LATE_SECONDS
+        for _ in range(_MOST_LATE_EVENTS):  # a callback took long, or this thread had no processor
+            if cell.done is not None or not self._take_next(run, cell, 0):
+                break
+            if not cell.cause and time.monotonic() > late:  # callbacks that take long must not delay the interrupt
+                break
+        if cell.done is not None or time.monotonic() < cell.deadline:
+            return
         if cell.is_killed:
             raise self._end_of_worker(cell, "it could not be ended")
         if not cell.cause:
             self._interrupt(cell, "timeout")
-            return
-        for _ in range(_MOST_LATE_EVENTS):  # a callback took long, or this thread had no processor
-            if cell.done is not None or not self._take_next(run, cell, 0):
-                break
-        if cell.done is None and not self._signal.extend(cell):
+        elif not self._signal.extend(cell):
             cell.is_killed = True
             cell.deadline = cell.next_signal = time.monotonic() + _KILL_SECONDS
             self.end(SessionEnded(cell.kill_reason))  # also for the next exchange, if the end of this one overtakes it
