@@ -444,17 +444,13 @@ def test_a_signal_that_comes_after_its_cell_does_not_interrupt_the_next(
         send_now()
         sent.set_result(None)
 
-    timer = threading.Timer(1.5, send)
-
-    def interrupt_late() -> Future[None]:
-        timer.start()
-        return sent
-
-    monkeypatch.setattr(own.worker, "interrupt", interrupt_late)
+    monkeypatch.setattr(own.worker, "interrupt", lambda: sent)
     code = "import time\nprint('begun', flush=True)\ntime.sleep(0.3)\n1"
     first = own(code, on_stdout=lambda text: own.talk.interrupts.request(is_awaited=False))
     assert first.value == "1" and not sent.done()
-    second = own("time.sleep(3)\n2")
+    timer = threading.Timer(0.5, send)
+    timer.start()
+    second = own("time.sleep(2)\n2")
     assert (second.value, second.error) == ("2", None)
     timer.join()
 
