@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.helpers import until
 
 from warmcell import AsyncSandbox, Limits, Sandbox, errors
 
@@ -90,7 +91,8 @@ def test_a_run_past_its_time_ends_alone(live: Sandbox) -> None:
         live.sh("echo begun; (setsid sleep 3001 &); sleep 3000", timeout=1.5)
     assert told.value.result is not None and told.value.result.stdout == "begun\n"
     assert other.is_running
-    assert "sleep 300" not in live.sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+    look = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+    until(lambda: "sleep 300" not in live.sh(look).stdout)  # killed, and about to be gone
     other.kill()
 
 

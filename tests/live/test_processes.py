@@ -96,7 +96,8 @@ def test_a_process_past_its_time_is_ended_with_its_tree(sandbox: Sandbox) -> Non
         process.wait(30)
     assert told.value.timeout == 1.5
     assert told.value.result is not None and told.value.result.stdout == "begun\n"
-    assert "sleep 200" not in sandbox.spawn("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").wait(30).stdout
+    look = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+    until(lambda: "sleep 200" not in sandbox.spawn(look).wait(30).stdout)  # killed, and about to be gone
 
 
 def test_a_missing_command_ends_with_127(sandbox: Sandbox) -> None:
