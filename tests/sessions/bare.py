@@ -7,14 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import warmcell.guest
 from warmcell.core.types import DEFAULT_OUTPUT_BYTES, Denial, ExecResult
 from warmcell.lifetime.run import Run
 from warmcell.runner.starvation import GuestClock
+from warmcell.sessions import exchange, session_protocol
 from warmcell.sessions.cell_results import CellResult
 from warmcell.sessions.exchange import Listeners
 from warmcell.sessions.session_protocol import SessionProtocol
@@ -25,6 +30,15 @@ def make_listeners(callbacks: Mapping[str, Callable[[Any], object]]) -> Listener
     return Listeners(
         **{name: lambda what, run, call=call: call(what) for name, call in callbacks.items()}  # type: ignore[misc]
     )
+
+
+def skip_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Returns a function that lets 29.5 s pass for cells. One with a timeout of 30 s has 0.5 s left after its call."""
+    skipped: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(skipped))
+    for module in (exchange, session_protocol):
+        monkeypatch.setattr(module, "time", clock)
+    return lambda: skipped.append(29.5)
 
 
 LIVE = os.path.join(warmcell.guest.__path__[0], "live")

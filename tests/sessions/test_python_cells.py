@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import until
-from tests.sessions.bare import LIVE, Cells, python_worker
+from tests.sessions.bare import LIVE, Cells, python_worker, skip_time
 
 from warmcell import errors
 from warmcell.lifetime.run import Run
@@ -413,11 +413,14 @@ def test_a_callback_that_raises_ends_the_cell_and_not_the_session(cells: Cells) 
         "__import__('re').match('(a+)+b', 'a' * 60)",
     ],
 )
-def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(cells: Cells, code: str) -> None:
+def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(
+    cells: Cells, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells("kept = 11")
+    skip = skip_time(monkeypatch)
     with pytest.raises(errors.ExecutionTimeout) as caught:
-        cells(f"print('so far', flush=True)\n{code}", timeout=1.5)
-    assert caught.value.timeout == 1.5
+        cells(f"print('so far', flush=True)\n{code}", timeout=30, on_stdout=lambda text: skip())
+    assert caught.value.timeout == 30
     assert caught.value.result is not None and caught.value.result.stdout == "so far\n"
     assert cells("kept").value == "11"
 
@@ -485,12 +488,16 @@ def test_a_signal_that_is_lost_is_repeated(own: Cells, monkeypatch: pytest.Monke
     assert own("kept").value == "12"
 
 
-def test_a_repeated_signal_does_not_disturb_what_a_cell_does_about_the_first(cells: Cells) -> None:
-    code = "import time\ntry:\n    {wait}\nexcept KeyboardInterrupt:\n    time.sleep(1)\n    print('cleaned up')"
+def test_a_repeated_signal_does_not_disturb_what_a_cell_does_about_the_first(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import time\ntry:\n    print('begun', flush=True)\n    {wait}\n"
+    code += "except KeyboardInterrupt:\n    time.sleep(1)\n    print('cleaned up')"
+    skip = skip_time(monkeypatch)
     for wait in ("time.sleep(60)", "while True: sum(range(100))"):
         with pytest.raises(errors.ExecutionTimeout) as caught:
-            cells(code.format(wait=wait), timeout=1.5)
-        assert caught.value.result is not None and caught.value.result.stdout == "cleaned up\n"
+            cells(code.format(wait=wait), timeout=30, on_stdout=lambda text: skip() if "begun" in text else None)
+        assert caught.value.result is not None and caught.value.result.stdout == "begun\ncleaned up\n"
 
 
 def test_a_cell_that_signals_itself_gets_every_interrupt(cells: Cells) -> None:
@@ -502,8 +509,10 @@ def test_a_cell_that_signals_itself_gets_every_interrupt(cells: Cells) -> None:
 def test_what_ignores_an_interrupt_is_killed(own: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.5)
     own("import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
+    skip = skip_time(monkeypatch)
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)"
     with pytest.raises(errors.SessionEnded, match="kept running for") as caught:
-        own("signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)", timeout=1.5)
+        own(deaf, timeout=30, on_stdout=lambda text: skip())
     assert caught.value.result is not None and caught.value.result.stdout == "deaf\n"
     with pytest.raises(errors.SessionEnded, match="kept running for"):
         own("1")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import PATIENCE, until
-from tests.sessions.bare import Cells, shell_worker
+from tests.sessions.bare import Cells, shell_worker, skip_time
 
 from warmcell import errors
 from warmcell.guest.live import trees
@@ -100,10 +100,13 @@ def test_output_errors_and_input(cells: Cells) -> None:
 
 
 @pytest.mark.parametrize("code", ["while :; do :; done", "sleep 60; echo after"])
-def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(cells: Cells, code: str) -> None:
+def test_a_cell_past_its_time_is_interrupted_and_the_state_stays(
+    cells: Cells, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells("n=6")
+    skip = skip_time(monkeypatch)
     with pytest.raises(errors.ExecutionTimeout) as caught:
-        cells(f"echo so far; {code}", timeout=1.5)
+        cells(f"echo so far; {code}", timeout=30, on_stdout=lambda text: skip())
     assert caught.value.result is not None and caught.value.result.stdout == "so far\n"
     assert cells("echo $n").stdout == "6\n"
 
