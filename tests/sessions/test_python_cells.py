@@ -458,8 +458,13 @@ def test_a_signal_that_comes_after_its_cell_does_not_interrupt_the_next(
     timer.join()
 
 
-def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(cells: Cells) -> None:
+def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The signal may be there before the worker has read the cell."""
+    from tests.helpers import PATIENCE
+
+    monkeypatch.setattr("warmcell.sessions.exchange.CANCEL_SECONDS", PATIENCE)
     assert cells("1").value == "1"  # the worker has started, and handles signals
     run = Run()
     run.cancel()
@@ -469,7 +474,7 @@ def test_an_interrupt_that_comes_before_the_cell_has_begun_is_not_lost(cells: Ce
 
     for _ in range(20):
         with pytest.raises(RunCancelled):
-            cells.talk.run(run, "import time; time.sleep(60)", 30, Listeners(), DEFAULT_OUTPUT_BYTES)
+            cells.talk.run(run, "import time; time.sleep(1000)", 30, Listeners(), DEFAULT_OUTPUT_BYTES)
     # A lost interrupt would end in a kill, after the grace period.
     assert cells("4").value == "4"
 

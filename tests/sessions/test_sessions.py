@@ -382,6 +382,7 @@ def test_sessions_do_not_reach_each_others_sandboxes() -> None:
         assert first.run("secret").value == "'canary'"
 
 
+@pytest.mark.usefixtures("patience")
 async def test_async_sessions() -> None:
     async with AsyncSandbox(timeout=60) as sandbox:
         session = await sandbox.session("python")
