@@ -249,6 +249,8 @@ def test_silence_lasts_no_longer_than_the_cells_time(monkeypatch: pytest.MonkeyP
 def test_an_interrupt_is_repeated_until_the_cell_ends() -> None:
     class HardOfHearing(Pretender):
         def interrupt(self, *, is_repeated: bool = False) -> None:
+            if len(signals) == 3:  # the end of the cell is not read yet
+                return
             signals.append(is_repeated)
             if len(signals) == 3:
                 self.theirs.sendall(_done())
