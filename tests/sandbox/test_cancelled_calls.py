@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.helpers import Cancelled, cancel_at_every_await
+from tests.helpers import PATIENCE, Cancelled, cancel_at_every_await
 
 from warmcell import AsyncSandbox, ProcessConfig
 from warmcell.sandbox.local import pip_packages
@@ -135,11 +136,11 @@ async def settled_state(place: Path) -> tuple[int, int, int]:
 
 
 async def check_nothing_is_left(before: tuple[int, int, int], place: Path, run: Cancelled) -> None:
-    async with asyncio.timeout(30):
-        for _ in range(200):
-            if all(now <= then for now, then in zip(what_exists(place), before, strict=True)):
-                return
-            await asyncio.sleep(0.01)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if all(now <= then for now, then in zip(what_exists(place), before, strict=True)):
+            return
+        await asyncio.sleep(0.01)
     raise AssertionError(f"cancelled at suspension {run.at}: left {what_exists(place)}, before {before}")
 
 
