@@ -504,7 +504,7 @@ def test_a_session_that_nobody_closes_ends_with_the_sandbox() -> None:
             sandbox.session().run("1")
             sandbox.session("command")
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # other threads may hold some for a moment
 
 
 def test_a_fork_of_the_host_program_has_no_part_in_it(session: Session) -> None:
