@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.helpers import PATIENCE, until_async
+from tests.helpers import PATIENCE, until, until_async
 from tests.sandbox.fakes import Factory
 
 from warmcell.core.errors import (
@@ -46,12 +46,7 @@ def test_a_forgotten_sandbox_removes_its_directory(factory: Factory) -> None:
     sandbox = Sandbox(guest_factory=factory)
     where = sandbox.work_dir
     del sandbox
-    for _ in range(50):
-        gc.collect()
-        if not os.path.exists(where):
-            break
-        time.sleep(0.02)
-    assert not os.path.exists(where)
+    until(lambda: gc.collect() >= 0 and not os.path.exists(where))
 
 
 def test_ids_cannot_be_guessed(factory: Factory) -> None:
