@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.helpers import eventually
+from tests.helpers import eventually, until_async
 
 from warmcell import AsyncSandbox, Process, PtySize, Sandbox, errors
 
@@ -144,7 +147,9 @@ async def test_what_nothing_follows_yet_stays_in_the_pipes_and_is_killed_alone()
     async with AsyncSandbox() as sandbox:
         neighbour = await sandbox.spawn(["cat"])
         process = await sandbox._start_process(COUNT, is_followed=True, pty=TERMINAL)
-        await asyncio.sleep(0.5)
+        pipe = process.local._process.outputs[0]._descriptor
+        await until_async(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) > 1000)
+        await asyncio.sleep(0.5)  # until all pipes are full
         await process.kill()
         result = await process.wait()
         assert result.exit_code == 137
