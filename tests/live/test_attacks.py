@@ -161,7 +161,7 @@ def _stop_agent(sandbox: Sandbox) -> None:
 @pytest.mark.attack("S3-01")
 def test_a_timeout_holds_though_the_agent_does_not_answer() -> None:
     with Sandbox() as sandbox:
-        process = sandbox.spawn("echo begun; exec sleep 1000", timeout=2)
+        process = sandbox.spawn("echo begun; exec sleep 1000", timeout=4)
         next(iter(process.output()))
         _stop_agent(sandbox)
         with pytest.raises(errors.ExecutionTimeout) as raised:

@@ -111,7 +111,7 @@ def test_a_callback_may_destroy_the_sandbox() -> None:
 def test_limit_errors_come_after_the_text(sandbox: Sandbox) -> None:
     seen, callbacks = collector()
     with pytest.raises(ExecutionTimeout) as caught:
-        sandbox.sh("printf 'so far \\342\\202'; sleep 60", timeout=1, **callbacks)
+        sandbox.sh("printf 'so far \\342\\202'; sleep 60", timeout=4, **callbacks)
     assert "".join(seen) == "so far \ufffd"
     assert caught.value.result is not None
     assert caught.value.result.stdout == "so far \ufffd"
