@@ -220,7 +220,7 @@ async def test_a_fifo_holds_up_neither_tree_operations_nor_the_event_loop(factor
                 gaps.append(time.monotonic() - before)
 
         ticking = asyncio.ensure_future(tick())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert [(c.path, c.entry) for c in await sandbox.diff()] == [("d/pipe", "other")]
             assert (await sandbox.snapshot()).skipped == ("d/pipe",)
             await sandbox.download()
@@ -230,7 +230,7 @@ async def test_a_fifo_holds_up_neither_tree_operations_nor_the_event_loop(factor
             await fork.destroy()
             await sandbox.remove("d")
         ticking.cancel()
-        assert max(gaps) < 2
+        assert max(gaps) < PATIENCE / 2  # opening it would block for ever
 
 
 @pytest.mark.attack("WS-14")
