@@ -147,7 +147,7 @@ REPLACEMENTS = {
 #: A guest that waits until it may write there.
 WAIT_AND_WRITE = (
     "echo ready > ready; until [ -e begin ]; do sleep 0.01; done; "
-    "sleep 1; echo '[evil]' >> .git/config; mkdir -p .git/hooks; cp ready .git/hooks/pre-commit; echo done > late"
+    "sleep 5; echo '[evil]' >> .git/config; mkdir -p .git/hooks; cp ready .git/hooks/pre-commit; echo done > late"
 )
 
 

@@ -17,7 +17,7 @@ pytestmark = [
 ]  # fmt: skip
 #: A guest that waits until it may write there.
 WAIT_AND_WRITE = (
-    "touch ready; until [ -e begin ]; do sleep 0.01; done; sleep 1; echo '[evil]' >> .git/config; echo done > late"
+    "touch ready; until [ -e begin ]; do sleep 0.01; done; sleep 5; echo '[evil]' >> .git/config; echo done > late"
 )
 
 
