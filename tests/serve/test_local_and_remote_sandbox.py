@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, eventually
 from tests.serve.conftest import Server
 
 from warmcell import (
@@ -264,9 +264,11 @@ def test_sessions(make: Make) -> None:
         with pytest.raises(ExecutionTimeout) as late:
             session.run("while True: pass", timeout=0.5)
         assert late.value.timeout == 0.5
-        stopping = threading.Timer(0.5, session.interrupt)
+        stopping = threading.Thread(target=lambda: eventually(lambda: sandbox.exists("begun")) and session.interrupt())
         stopping.start()
-        assert session.run("import time; time.sleep(60)").error.name == "KeyboardInterrupt"
+        code = "open('begun', 'w').close(); import time; time.sleep(60)"
+        assert session.run(code).error.name == "KeyboardInterrupt"
+        stopping.join()
         branch = session.fork()
         with branch.sandbox:
             assert branch.run("x += 1; x").value == "7"
