@@ -91,7 +91,7 @@ def test_what_waits_in_the_queue_ends_with_its_client(start_server: Start, tmp_p
                 with disconnect_after(server, path, body, headers):
                     until(lambda: is_one("waiting"))
                 until(lambda: not is_one("waiting"))
-        lines = server.client.get("/metrics").text.splitlines()
+            lines = server.client.get("/metrics").text.splitlines()  # before the client of the run disconnects, too
         ended = [line for line in lines if line.startswith("warmcell_http_requests_total") and 'status="499"' in line]
         assert len(ended) == 3, "they ended when their queue timeout was over"
         after = server.client.post(f"{session}/run", json={"code": "6 * 7"})
