@@ -184,8 +184,7 @@ def test_a_pause_stops_cells(server: Server) -> None:
         sizes.append(_ticks_of_fork(box))
         assert sizes[0] == sizes[1] >= 3
         assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={}).status_code == 201
-        time.sleep(0.5)
-        assert len(download(box, "ticks")) > sizes[0]
+        until(lambda: len(download(box, "ticks")) > sizes[0])
     box.kill()
 
 
