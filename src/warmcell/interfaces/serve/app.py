@@ -76,7 +76,7 @@ def make_app(service: Service, inner: Sequence[Middleware] = ()) -> Starlette:
         watched = None if service.is_worker else service.settings.tokens
         tasks = [asyncio.ensure_future(measure_regularly(service.sandboxes, observers.usage))]
         if watched:
-            tasks.append(asyncio.ensure_future(reload_on_change(watched, service.reload)))
+            tasks.append(asyncio.ensure_future(reload_on_change(watched, service.reload, service.token_file)))
         await restore_all(service)
         try:
             yield

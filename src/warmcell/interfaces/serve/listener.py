@@ -22,6 +22,7 @@ from warmcell.core.records import replace
 from warmcell.interfaces.serve.http_protocol import MAX_HEAD, ConnectionShares, DeadlineProtocol, StallGuard
 from warmcell.interfaces.serve.responses import HttpError, error_response
 from warmcell.interfaces.serve.settings import LAST_RESPONSE_SECONDS, Settings
+from warmcell.interfaces.serve.tokens import FileIdentity, identify_file
 from warmcell.interfaces.serve.websockets import MAX_MESSAGE
 from warmcell.lifetime.descriptors import host_failure
 
@@ -316,25 +317,20 @@ def url_of(listening: socket.socket, settings: Settings) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def reload_on_change(path: str, reload: Callable[[], object]) -> None:
-    """Call `reload` whenever the file was replaced or modified, until cancelled."""
-    known = _identity(path)
+async def reload_on_change(path: str, reload: Callable[[], object], known: FileIdentity | None = None) -> None:
+    """Call `reload` whenever the file was replaced or modified, until cancelled.
+
+    `known` is its identity before it was first read, without which a change until now is not noticed.
+    """
+    known = known or identify_file(path)
     while True:
         await asyncio.sleep(1.0)
-        if (found := _identity(path)) != known:
+        if (found := identify_file(path)) != known:
             known = found
             try:
                 reload()
             except Exception:  # else no later change would be noticed, such as a token that is revoked
                 _log.exception("cannot reload %s, keeping the previous state", path)
-
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def take_passed_socket() -> socket.socket | None:

@@ -28,7 +28,7 @@ from warmcell.interfaces.serve.saved_state import SavedState
 from warmcell.interfaces.serve.server_limits import check_timeout, resolve_limits, server_policy, share_of_slots
 from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.state_homes import Home
-from warmcell.interfaces.serve.tokens import SCOPES, Tenant, find_tenant, hash_token, read_tokens
+from warmcell.interfaces.serve.tokens import SCOPES, Tenant, find_tenant, hash_token, identify_file, read_tokens
 from warmcell.languages.config import ProcessConfig
 from warmcell.languages.host_tools import host_tools
 from warmcell.languages.registry import canonical, find_language
@@ -73,6 +73,8 @@ class Service:
         self.shutdown_seconds = settings.shutdown_seconds
         self._config = config or ProcessConfig(python_path=settings.python)
         self._local_tenant = local_tenant(settings)
+        #: The token file before it was read.
+        self.token_file = None if settings.tokens is None else identify_file(settings.tokens)
         self._tenants = self._read_tenants()
         #: Ids of all tenants since the start. What others have saved stays: it may be the wrong token file.
         self._known = {tenant.id for tenant in self._tenants}

@@ -24,6 +24,8 @@ from warmcell.policy.codec import RecordSchema, from_file, to_json
 SCOPES = ("run", "sandbox", "install", "doctor", "metrics", "operate", "gpu")
 #: Not by default: `metrics` and `operate` concern all tenants, and with `gpu` guests reach a driver in the kernel.
 DEFAULT_SCOPES = ("run", "sandbox", "install", "doctor")
+#: Inode, time of the last change, size.
+FileIdentity = tuple[int, int, int]
 _HASH_CHARACTERS = frozenset("0123456789abcdef")
 _MAXIMA = {
     "runs": 1 << 16,
@@ -95,6 +97,15 @@ def find_tenant(tenants: Sequence[Tenant], token: str) -> Tenant | None:
 
 def default_file() -> str:
     return os.path.join(user_directory("XDG_CONFIG_HOME", ".config"), "warmcell", "tokens.json")
+
+
+def identify_file(path: str) -> FileIdentity | None:
+    """None if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_tokens(path: str) -> tuple[Tenant, ...]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from tests.helpers import PATIENCE
+
 from warmcell.interfaces.serve.listener import reload_on_change
+from warmcell.interfaces.serve.tokens import identify_file
 from warmcell.lifetime.threads import cancel_and_wait
 
 
@@ -30,4 +33,16 @@ async def test_a_reading_that_fails_is_not_the_last(tmp_path: Path) -> None:
         while read[-1] != text and not watching.done():
             await asyncio.sleep(0.05)
     assert read == ["", "22", "333"]
+    await cancel_and_wait(watching)
+
+
+async def test_a_change_before_the_watch_begins_is_read(tmp_path: Path) -> None:
+    """A token that was revoked while the server started stayed valid until the next change."""
+    file, was_read = tmp_path / "tokens.json", asyncio.Event()
+    file.write_text("1")
+    known = identify_file(str(file))
+    file.write_text("22")
+    watching = asyncio.ensure_future(reload_on_change(str(file), was_read.set, known))
+    async with asyncio.timeout(PATIENCE):
+        await was_read.wait()
     await cancel_and_wait(watching)

@@ -68,7 +68,7 @@ from warmcell.interfaces.serve.sandbox_registry import SandboxLost, SandboxNotFo
 from warmcell.interfaces.serve.server_limits import server_policy, share_of_slots
 from warmcell.interfaces.serve.service import local_tenant, read_tenants
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.tokens import Tenant, find_tenant
+from warmcell.interfaces.serve.tokens import Tenant, find_tenant, identify_file
 from warmcell.interfaces.serve.v1.runs import BACKGROUND_RUNS
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
@@ -99,6 +99,7 @@ async def serve_on_cluster(
     settings: Settings, backend: RayBackend, listening: socket.socket, started: Callable[[], object]
 ) -> None:
     """`started` is called when requests are handled."""
+    token_file = None if settings.tokens is None else identify_file(settings.tokens)  # before it is read
     front = ClusterFront(settings, backend)
 
     @asynccontextmanager
@@ -106,7 +107,7 @@ async def serve_on_cluster(
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.reload)
         tasks = [asyncio.ensure_future(front.nodes.watch()), asyncio.ensure_future(front.drain_nodes())]
         if settings.tokens:
-            tasks.append(asyncio.ensure_future(reload_on_change(settings.tokens, front.reload)))
+            tasks.append(asyncio.ensure_future(reload_on_change(settings.tokens, front.reload, token_file)))
         try:
             yield
         finally:

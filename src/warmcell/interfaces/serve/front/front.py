@@ -63,7 +63,7 @@ from warmcell.interfaces.serve.routing import AuthRoute, is_ending
 from warmcell.interfaces.serve.sandbox_registry import MAX_CREATION_BYTES
 from warmcell.interfaces.serve.server_limits import server_policy
 from warmcell.interfaces.serve.settings import Settings
-from warmcell.interfaces.serve.tokens import hash_token
+from warmcell.interfaces.serve.tokens import hash_token, identify_file
 from warmcell.languages.config import ProcessConfig
 from warmcell.lifetime.fair_semaphore import FairSemaphore
 from warmcell.policy.model import SandboxPolicy
@@ -87,6 +87,7 @@ def check_start(settings: Settings) -> None:
 
 async def serve_with_workers(settings: Settings, listening: socket.socket, started: Callable[[], object]) -> None:
     """Serve with workers. `started` is called when connections are accepted."""
+    token_file = None if settings.tokens is None else identify_file(settings.tokens)  # before it is read
     front = Front(settings, listening)
 
     def start(server: Server) -> None:
@@ -96,7 +97,9 @@ async def serve_with_workers(settings: Settings, listening: socket.socket, start
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.reload)
-        watching = asyncio.ensure_future(reload_on_change(settings.tokens, front.reload)) if settings.tokens else None
+        watching = None
+        if settings.tokens:
+            watching = asyncio.ensure_future(reload_on_change(settings.tokens, front.reload, token_file))
         try:
             yield
         finally:
