@@ -9,6 +9,8 @@ import time
 MARK = "WARMCELL_PROCESS"
 #: How often to look again while a process is in the middle of an exec: on a loaded machine that takes a while.
 _QUIET_LOOKS, _PAUSE = 250, 0.002
+#: How often to look again whether signalled processes have stopped. One may wait in the kernel for a stopped one.
+_STOPPING_LOOKS = 500
 #: The fields with the addresses of the environment, counted from the state. 0 during an exec.
 _ENVIRONMENT = slice(47, 49)
 
@@ -29,12 +31,32 @@ def kill(leader, mark):
 
 
 def pause_all(spared):
-    """Stops every process but init, this one and `spared`, until no new one is found. Returns their pids."""
-    found = set()
-    while new := set(_pids()) - spared - found:
+    """Stops every process but init, this one and `spared`. Returns their pids.
+
+    Ends when all have stopped and no new one is found: the signal waits until the end of a system call, such as a write
+    or a fork, and on a loaded machine that takes a while.
+    """
+    found, moving, quiet = set(), set(), 0
+    while True:
+        moving = {pid for pid in moving if not _has_stopped(pid)}
+        new = set(_pids()) - spared - found
         _signal(new, signal.SIGSTOP)
-        found |= new
-    return found
+        found, moving = found | new, moving | new
+        if not moving or (not new and quiet == _STOPPING_LOOKS):
+            return found
+        if not new:
+            quiet += 1
+            time.sleep(_PAUSE)
+
+
+def _has_stopped(pid):
+    """Whether all threads of the process have stopped or ended."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    states = [_fields(f"{pid}/task/{thread}") for thread in threads]
+    return all(fields is None or fields[0] in (b"T", b"t") for fields in states)
 
 
 def resume_all():
