@@ -9,8 +9,8 @@ import time
 MARK = "WARMCELL_PROCESS"
 #: How often to look again while a process is in the middle of an exec: on a loaded machine that takes a while.
 _QUIET_LOOKS, _PAUSE = 250, 0.002
-#: How often to look again whether signalled processes have stopped. One may wait in the kernel for a stopped one.
-_STOPPING_LOOKS = 500
+#: How long signalled processes may take to stop. One may wait in the kernel for a stopped one.
+_STOPPING_SECONDS = 1.0
 #: The fields with the addresses of the environment, counted from the state. 0 during an exec.
 _ENVIRONMENT = slice(47, 49)
 
@@ -36,16 +36,15 @@ def pause_all(spared):
     Ends when all have stopped and no new one is found: the signal waits until the end of a system call, such as a write
     or a fork, and on a loaded machine that takes a while.
     """
-    found, moving, quiet = set(), set(), 0
+    found, moving, until = set(), set(), time.monotonic() + _STOPPING_SECONDS
     while True:
         moving = {pid for pid in moving if not _has_stopped(pid)}
         new = set(_pids()) - spared - found
         _signal(new, signal.SIGSTOP)
         found, moving = found | new, moving | new
-        if not moving or (not new and quiet == _STOPPING_LOOKS):
+        if not new and (not moving or time.monotonic() > until):
             return found
         if not new:
-            quiet += 1
             time.sleep(_PAUSE)
 
 
