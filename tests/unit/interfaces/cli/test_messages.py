@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
-from tests.helpers import until
+from tests.helpers import PATIENCE, until
 
 from warmcell.core import slow_steps
 from warmcell.interfaces.cli import messages
@@ -31,24 +32,32 @@ class Terminal(io.StringIO):
         return True
 
 
-def capture_progress(stream: io.StringIO, seconds: float, monkeypatch: pytest.MonkeyPatch) -> str:
+def show_progress(stream: io.StringIO, after: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is shown on `stream` after so many seconds. It is always 0 s, however late it is shown."""
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(messages, "PROGRESS_AFTER", 0.05)
+    monkeypatch.setattr(messages, "PROGRESS_AFTER", after)
+    monkeypatch.setattr(messages, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
+
+def capture_progress(stream: io.StringIO, after: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    show_progress(stream, after, monkeypatch)
     with messages.Progress("compiling rust"):
-        time.sleep(seconds)
+        time.sleep(0.2)
     return stream.getvalue()
 
 
 def test_a_long_job_shows_a_line_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    shown = capture_progress(Terminal(), 0.3, monkeypatch)
-    assert "compiling rust ... 0 s" in shown
-    assert shown.endswith("\r\x1b[2K")
+    stream = Terminal()
+    show_progress(stream, 0.05, monkeypatch)
+    with messages.Progress("compiling rust"):
+        until(lambda: "compiling rust ... 0 s" in stream.getvalue())
+    assert stream.getvalue().endswith("\r\x1b[2K")
 
 
 def test_a_quick_job_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    assert capture_progress(Terminal(), 0, monkeypatch) == ""
+    assert capture_progress(Terminal(), PATIENCE, monkeypatch) == ""
 
 
 @pytest.mark.parametrize(("stream", "terminal"), [(io.StringIO(), "xterm"), (Terminal(), "dumb")])
@@ -56,14 +65,14 @@ def test_nothing_is_shown_where_it_would_stay(
     stream: io.StringIO, terminal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", terminal)
-    assert capture_progress(stream, 0.2, monkeypatch) == ""
+    assert capture_progress(stream, 0.05, monkeypatch) == ""
 
 
 def test_quiet_leaves_the_errors_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(messages, "_is_quiet", True)
     terminal = Terminal()
-    assert capture_progress(terminal, 0.2, monkeypatch) == ""
+    assert capture_progress(terminal, 0.05, monkeypatch) == ""
     messages.say_warning("stdout was truncated")
     messages.say_note("3 MB freed")
     assert terminal.getvalue() == ""
@@ -87,8 +96,7 @@ def test_errors_have_a_color_on_terminals_only(variable: str, expected: str, mon
 def test_a_step_that_is_slow_once_is_named(stream: io.StringIO, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the usual line on a terminal, as a note elsewhere."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(messages, "PROGRESS_AFTER", 0.05)
-    monkeypatch.setattr(sys, "stderr", stream)
+    show_progress(stream, 0.05, monkeypatch)
     with messages.Progress("running"):
         slow_steps.report_slow_step("compiling Go")
         until(lambda: expected in stream.getvalue())
