@@ -12,16 +12,28 @@ import sys
 import termios
 import time
 
+#: Code for a `Terminal`: `warmcell` that waits a minute for each reply, since the test that sends it may stand still.
+PATIENT = """
+from warmcell.interfaces.cli import interactive_shell, main
+
+interactive_shell._REPLY_SECONDS = interactive_shell._ALL_REPLIES_SECONDS = 60.0
+main()
+"""
+
 
 class Terminal:
-    """A pseudo-terminal of 90 x 30 with a command in it: type into it and read its screen."""
+    """A pseudo-terminal of 90 x 30 with a command in it: type into it and read its screen.
 
-    def __init__(self, *arguments: str) -> None:
+    `code`: what Python runs in place of `-m warmcell`.
+    """
+
+    def __init__(self, *arguments: str, code: str | None = None) -> None:
         self.screen, theirs = pty.openpty()
         self.resize(90, 30)
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
-        command = [sys.executable, "-m", "warmcell", *arguments]
+        program = ["-m", "warmcell"] if code is None else ["-c", code]
+        command = [sys.executable, *program, *arguments]
         env = {**os.environ, "TERM": "xterm"}
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, preexec_fn=self._own

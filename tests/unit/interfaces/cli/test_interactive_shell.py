@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import termios
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.interfaces.cli.terminal import Terminal
+from tests.unit.interfaces.cli.terminal import PATIENT, Terminal
+
+from warmcell.interfaces.cli import interactive_shell
 
 pytestmark = [pytest.mark.needs("linux"), pytest.mark.needs("user namespaces")]
 
@@ -22,6 +26,13 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Termina
     (tmp_path / "here.txt").write_text("of the host\n")
     words = [str(tmp_path) if word == "DIR" else word for word in getattr(request, "param", "DIR").split()]
     made = Terminal("shell", *words)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal("shell", str(tmp_path), code=PATIENT)
     yield made
     made.close()
 
@@ -55,31 +66,65 @@ def test_a_directory_that_may_be_written(terminal: Terminal, tmp_path: Path) -> 
 
 
 @pytest.mark.attack("S2-31")
-def test_what_a_guest_asks_of_the_terminal_is_not_typed_into_the_users_shell(terminal: Terminal) -> None:
-    terminal.until("$ ")
-    terminal.type("printf '\\033[5n\\033[6n\\033[c'; exit\n")
-    answers = terminal.answers()
-    terminal.type("\x1b[0n\x1b[1;7R")  # as soon as it was asked; the rest follows later
+def test_what_a_guest_asks_of_the_terminal_is_not_typed_into_the_users_shell(patient: Terminal) -> None:
+    patient.until("$ ")
+    patient.type("printf '\\033[5n\\033[6n\\033[c'; exit\n")
+    answers = patient.answers()
+    patient.type("\x1b[0n\x1b[1;7R")  # as soon as it was asked; the rest follows later
     time.sleep(0.2)
-    assert terminal.process.poll() is None
-    terminal.type("\x1b[?1;2c; rm -rf canary\n" + answers)
-    assert terminal.process.wait(30) == 0
-    os.set_blocking(terminal.theirs, False)
+    assert patient.process.poll() is None
+    patient.type("\x1b[?1;2c; rm -rf canary\n" + answers)
+    assert patient.process.wait(30) == 0
+    os.set_blocking(patient.theirs, False)
     with pytest.raises(BlockingIOError):
-        os.read(terminal.theirs, 100)
+        os.read(patient.theirs, 100)
+
+
+class SlowTerminal:
+    """Replies every 0.4 s by its own clock: so many times to a guest's queries, then to ours."""
+
+    def __init__(self, count: int) -> None:
+        self.keyboard, self._typing = os.pipe()
+        self._asked, self.screen = os.pipe()
+        self._count, self.now = count, 0.0
+
+    def select(self, *lists_and_seconds: Any) -> tuple[list[int], list[int], list[int]]:
+        """As `select.select`, for the keyboard."""
+        seconds = lists_and_seconds[3]
+        if seconds < 0.4:
+            self.now += seconds
+            return [], [], []
+        self.now += 0.4
+        self._count -= 1
+        os.write(self._typing, b"\x1b[?1;2c" if self._count >= 0 else self._position())
+        return [self.keyboard], [], []
+
+    def _position(self) -> bytes:
+        columns = re.findall(rb"\x1b\[(\d+)G\x1b\[6n", os.read(self._asked, 4096))
+        return b"".join(b"\x1b[1;%bR" % column for column in columns)
+
+    def close(self) -> None:
+        for descriptor in (self.keyboard, self._typing, self._asked, self.screen):
+            os.close(descriptor)
 
 
 @pytest.mark.attack("S2-31")
-def test_answers_that_keep_coming_are_all_discarded(terminal: Terminal) -> None:
-    terminal.until("$ ")
-    terminal.type("exit\n")
-    answers = terminal.answers()
-    for _ in range(8):
-        time.sleep(0.1)
-        terminal.type("\x1b[?1;2c")
-    assert terminal.process.poll() is None
-    terminal.type(answers)
-    assert terminal.process.wait(30) == 0
+@pytest.mark.parametrize(("count", "seconds"), [(8, 3.6), (1000, 10.0)])
+def test_answers_that_keep_coming_are_all_discarded(
+    monkeypatch: pytest.MonkeyPatch, count: int, seconds: float
+) -> None:
+    """Each has time of its own, until all together have taken too long."""
+    terminal = SlowTerminal(count)
+    monkeypatch.setattr(interactive_shell, "select", terminal)
+    monkeypatch.setattr(interactive_shell, "time", SimpleNamespace(monotonic=lambda: terminal.now))
+    try:
+        interactive_shell._drop_replies(terminal.keyboard, terminal.screen)
+        assert terminal.now == pytest.approx(seconds)
+        os.set_blocking(terminal.keyboard, False)
+        with pytest.raises(BlockingIOError):
+            os.read(terminal.keyboard, 100)
+    finally:
+        terminal.close()
 
 
 def test_no_mode_of_the_guests_makes_the_terminal_type(terminal: Terminal) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from tests.helpers import until
 from tests.unit.interfaces.cli.command import COMMAND
-from tests.unit.interfaces.cli.terminal import Terminal
+from tests.unit.interfaces.cli.terminal import PATIENT, Terminal
 
 from warmcell.changes.layer import ChangeLayer
 from warmcell.core.errors import ExecutionFailed
@@ -107,7 +107,7 @@ def test_what_cannot_be_combined(directory: Path, options: list[str]) -> None:
 
 
 def test_a_person_is_asked(directory: Path, state: Path) -> None:
-    terminal = Terminal("shell", str(directory), "--changes")
+    terminal = Terminal("shell", str(directory), "--changes", code=PATIENT)
     try:
         terminal.until("$ ")
         terminal.type(f"{EDIT}; pwd; exit\n")
@@ -135,7 +135,7 @@ def test_a_person_is_asked(directory: Path, state: Path) -> None:
 @pytest.mark.claim("WC-FS-8")
 def test_no_program_changes_what_is_reviewed(directory: Path, state: Path) -> None:
     """A process that the shell left behind could exchange a file between the look at it and the answer."""
-    terminal = Terminal("shell", str(directory), "--changes")
+    terminal = Terminal("shell", str(directory), "--changes", code=PATIENT)
     seconds = f"{os.getpid()}.0{time.time_ns()}"  # names the process
     try:
         terminal.until("$ ")
@@ -163,7 +163,7 @@ def test_the_diff_shows_every_line_as_it_is(directory: Path, state: Path) -> Non
     """Nothing in a file looks like the end of a line or the header of another file, and no line is cut."""
     hostile = "a\rb\x0bc\x85d\u2028diff --git forged\x1b[2K"
     (directory / "write.py").write_text(f"open('new', 'w').write({hostile!r} + 'z' * 3000 + 'end\\n')")
-    terminal = Terminal("shell", str(directory), "--changes")
+    terminal = Terminal("shell", str(directory), "--changes", code=PATIENT)
     try:
         terminal.until("$ ")
         terminal.type("python3 write.py; exit\n")
