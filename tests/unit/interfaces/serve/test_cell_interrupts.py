@@ -66,6 +66,30 @@ async def test_an_interrupt_is_for_the_cell_that_runs_before_those_that_wait() -
     assert session.interrupts == 1
 
 
+async def test_an_interrupt_that_comes_with_the_slot_is_not_lost() -> None:
+    """After a pause of the event loop both are handled at once: the client was told so, and the cell ran."""
+    session = Session()
+    entry: Any = SessionEntry(session)  # type: ignore[arg-type]
+    room, grants = asyncio.Event(), list[bool]()
+
+    @asynccontextmanager
+    async def slot() -> AsyncIterator[None]:
+        await room.wait()
+        yield
+
+    async def cell() -> None:
+        async with entry.cell_slot(slot()) as is_granted:
+            grants.append(is_granted)
+
+    running = asyncio.create_task(cell())
+    await asyncio.sleep(0)
+    room.set()
+    assert await entry.interrupt() is True
+    await running
+    assert grants == [False] and session.interrupts == 0
+    assert await entry.interrupt() is False and session.interrupts == 1
+
+
 class Endpoint:
     """A server that the interrupt reaches before the cell."""
 

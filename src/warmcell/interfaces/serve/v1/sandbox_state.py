@@ -42,11 +42,12 @@ class SessionEntry:
                     raise
             finally:
                 self._waiting.remove(waiting)
-            self._started += not waiting.expired()
+            is_granted = waiting.when() is None  # an interrupt may come after the slot was granted, and before we run
+            self._started += is_granted
             try:
-                yield not waiting.expired()
+                yield is_granted
             finally:
-                self._started -= not waiting.expired()
+                self._started -= is_granted
 
     async def interrupt(self) -> bool:
         """Interrupt the running cell, or the first that waits. Return whether there was one."""
