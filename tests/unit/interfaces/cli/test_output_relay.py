@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.contract.processes import descendants
-from tests.helpers import eventually, require
+from tests.helpers import PATIENCE, eventually, require
 
 from warmcell.interfaces.cli.exits import BROKEN_PIPE, OUR_FAILURE, TIMEOUT
 from warmcell.interfaces.cli.messages import OutputLost, PassThrough
@@ -78,7 +79,7 @@ def test_a_reader_that_does_not_read_cannot_make_the_guest_overstay() -> None:
     code = "import os, time\nos.write(1, b'x' * 900_000)\ntime.sleep(600)"
     with command("python", "--timeout", "1", "-c", code, stdin=subprocess.DEVNULL) as running:
         assert running.stdout and running.stderr
-        assert eventually(lambda: descendants(running.pid), 30)
+        assert select.select([running.stdout], [], [], PATIENCE)[0], "it printed nothing"
         assert eventually(lambda: not descendants(running.pid), 60), "it was ended although nobody read"
         assert len(running.stdout.read()) >= 65536
         assert b"timed out after 1 s" in running.stderr.read()
