@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -115,6 +116,25 @@ async def test_a_mounted_volume_is_not_walked_without_a_pause(client: Client, mo
         assert await client.write(f"/new{number}") == 201
         assert await client.write("/large", 5 * MIB) == 413
     assert client.looked_at == 100
+
+
+def test_the_pause_after_a_walk_does_not_grow_while_the_host_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lasted twenty times as long, in which nothing looked at what sandboxes wrote into the volume."""
+    now, walks = [0.0], list[str]()
+
+    def measure(path: str, limits: TreeLimits) -> int:
+        now[0] += 100.0
+        walks.append(path)
+        return 0
+
+    monkeypatch.setattr(volume_space, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: 0.0))
+    monkeypatch.setattr(volume_space, "measure_directory", measure)
+    space = volume_space.VolumeSpace(str(tmp_path))
+    for _ in range(2):
+        space.prepare(4, 1, 1, is_mounted=True)
+    assert len(walks) == 2
 
 
 async def test_a_sandbox_cannot_have_its_own_files_refunded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

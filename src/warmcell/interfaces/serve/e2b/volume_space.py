@@ -74,7 +74,7 @@ class VolumeSpace:
         self._failure = None
 
     def _measure(self, is_mounted: bool) -> int:
-        started = time.monotonic()
+        started = time.thread_time()  # not by the clock: a busy host would stretch the pause
         self.is_shared = False  # before the walk: a sandbox may be made meanwhile
         self._failure, self._new_entries = None, 0
         try:
@@ -84,7 +84,7 @@ class VolumeSpace:
             raise
         finally:
             self._measured = time.monotonic()
-            self._pause_end = self._measured + _PAUSE * (self._measured - started)
+            self._pause_end = self._measured + _PAUSE * (time.thread_time() - started)
             self.is_shared |= is_mounted
 
 
