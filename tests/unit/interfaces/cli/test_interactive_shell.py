@@ -42,8 +42,8 @@ def test_a_shell_with_job_control_resizing_and_its_exit_status(terminal: Termina
     terminal.type("stty size; tty; id -un; cat here.txt; touch x || echo read''only\n")
     shown = terminal.until("readonly")
     assert "30 90" in shown and "/dev/pts/" in shown and "sandbox" in shown and "of the host" in shown
-    terminal.type("sleep 1000\n")
-    time.sleep(0.3)
+    terminal.type("sh -c 'echo be''gun; exec sleep 1000'\n")
+    terminal.until("begun")  # it is the foreground job
     terminal.type("\x03")
     terminal.until("$ ")
     terminal.resize(100, 40)
