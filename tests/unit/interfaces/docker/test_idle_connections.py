@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.helpers import until_async
+from tests.helpers import PATIENCE, until_async
 
 from warmcell.interfaces.docker import server
 from warmcell.interfaces.docker.engine import DockerSettings
@@ -36,10 +36,8 @@ class Client:
         return head.startswith(b"HTTP/1.1 200 ")
 
     async def is_closed(self) -> bool:
-        try:
-            return await asyncio.wait_for(self._reader.read(1), 0.3) == b""
-        except TimeoutError:
-            return False
+        """Waits until it is closed."""
+        return await asyncio.wait_for(self._reader.read(1), PATIENCE) == b""
 
 
 class Sockets:
