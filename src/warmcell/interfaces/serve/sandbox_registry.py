@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from warmcell.core.errors import InvalidRequest, NodeLost, SandboxError, SessionBusy
@@ -23,6 +24,8 @@ from warmcell.sandbox.processes import AsyncProcess
 _log = logging.getLogger("warmcell.serve")
 #: How long `on_expiry` may take before the sandbox is removed instead.
 EXPIRY_SECONDS = 60.0
+#: An expiry that the event loop notices later than this waits once for so long.
+LATE_SECONDS, LATE_PAUSE_SECONDS = 0.1, 1.0
 #: What the metadata of one sandbox may take. Each pair counts as more than its text: lists contain all metadata.
 MAX_METADATA_BYTES, _PAIR_BYTES = 64 << 10, 128
 #: The largest body of a request for a sandbox; it is kept as long as the sandbox.
@@ -293,8 +296,18 @@ class SandboxRegistry:
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(0.0, entry.deadline - time.monotonic()), self._start_expiry, entry)
 
-    def _start_expiry(self, entry: SandboxEntry) -> None:
-        task = asyncio.ensure_future(self._expire(entry))
+    def _start_expiry(self, entry: SandboxEntry, *, has_paused: bool = False) -> None:
+        loop, key = asyncio.get_running_loop(), _key(entry.id)
+        if not has_paused and loop.time() - self._timers[key].when() > LATE_SECONDS:
+            # The event loop stood still: requests to prolong it, which arrived in time, are handled first.
+            self._timers[key] = loop.call_later(LATE_PAUSE_SECONDS, partial(self._start_expiry, entry, has_paused=True))
+            return
+
+        async def expire() -> None:
+            if not entry.has_left(LATE_SECONDS):  # else it was prolonged in the meantime, and has a new timer
+                await self._expire(entry)
+
+        task = asyncio.ensure_future(expire())
         self._expiring.add(task)
         task.add_done_callback(self._expiring.discard)
 
