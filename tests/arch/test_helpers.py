@@ -85,6 +85,7 @@ def test_a_forked_child_never_returns_into_pytest() -> None:
 
 SIGNALS = """
 import os, signal
+import pytest
 from tests.helpers import fork_child, reap
 
 def test_dispositions():
@@ -92,28 +93,18 @@ def test_dispositions():
     for number in (signal.SIGQUIT, signal.SIGHUP):
         assert reap(fork_child(lambda: os.kill(os.getpid(), number))) == -number
 
+@pytest.mark.timeout(1, func_only=True)
 def test_hangs():
     while True:
         signal.pause()
 """
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_background_job_has_ordinary_signals_and_a_hanging_test_ends(repository: Path, tmp_path: Path) -> None:
     test = tmp_path / "test_signals.py"
     test.write_text(SIGNALS)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.conftest",
-        "--timeout=1",
-        str(test),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest", str(test)]
     require("pytest_timeout" in sys.modules, "pytest-timeout is not installed")
     ended = subprocess.run(
         ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", *command],
