@@ -25,11 +25,14 @@ remove_user() {
     rm -rf "${logs:-}" "$place"
 }
 
-# Processes that the user left behind are printed, killed, and a failure.
+# Processes that the user left behind are printed, killed, and a failure. What ends by itself may take a while on a busy
+# machine; what the tests start to stay lives for longer than this waits.
 check_nothing_runs() {
-    sleep 2
-    left=$(ps -u "$user" -o stat=,pid=,args= | sed -n '/^Z/!s/^[^ ]* *//p') # zombies are init's to reap
-    [ -n "$left" ] || return 0
+    for _ in $(seq 20); do
+        sleep 1
+        left=$(ps -u "$user" -o stat=,pid=,args= | sed -n '/^Z/!s/^[^ ]* *//p') # zombies are init's to reap
+        [ -n "$left" ] || return 0
+    done
     printf 'left behind by %s:\n%s\n' "$user" "$left" >&2
     echo "$left" | while read -r pid _; do kill -9 "$pid" || true; done
     return 1
