@@ -26,6 +26,7 @@ from warmcell import (
     WorkspaceNotFound,
 )
 from warmcell.images.layer_tar import write_tree
+from warmcell.lifetime.held_directories import hold
 from warmcell.sandbox.blocking import Sandbox
 from warmcell.workspace.root import Root
 from warmcell.workspace.workspace import Workspace
@@ -201,6 +202,27 @@ def test_a_sandbox_on_a_workspace(store: WorkspaceStore) -> None:
             WorkspaceStore(store.path).start(made)
     assert store.get(made).state == "stopped"
     assert (directory_of(store, made) / "b.txt").read_text() == "B\n"
+
+
+def test_a_workspace_that_another_program_is_listing_is_not_in_use(
+    store: WorkspaceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other program stands still while it has the lock, for longer than a program waits for one that is in use."""
+    monkeypatch.setattr("warmcell.workspaces.store._PATIENCE_SECONDS", 0.0)
+    made = store.provision(Manifest(files={"a": "b"}))
+    listing = hold(str(directory_of(store, made)), is_shared=True)
+    assert listing is not None
+    end_listing, is_held, looks = listing.release, store._is_held, list[str]()
+
+    def look_beside(identity: str) -> bool:
+        looks.append(identity)
+        if len(looks) == 5:
+            end_listing()
+        return is_held(identity)
+
+    monkeypatch.setattr(store, "_is_held", look_beside)
+    store.remove(made)
+    assert len(looks) >= 5 and not directory_of(store, made).exists()
 
 
 def test_a_snapshot_on_stop(tmp_path: Path) -> None:

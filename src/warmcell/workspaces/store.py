@@ -33,8 +33,10 @@ from warmcell.workspaces.snapshots.archive import SnapshotArchive, SnapshotRecor
 from warmcell.workspaces.snapshots.chunks import KEY_VARIABLE, parse_key
 from warmcell.workspaces.snapshots.objects import UrlObjects
 
-#: `list` holds the lock of a workspace briefly, to find out whether it is running.
+#: `list` holds the lock of a workspace briefly, shared, to find out whether it is running.
 _PATIENCE_SECONDS = 0.5
+#: How often that is waited for, while the workspace is not in use. A program on a busy host may hold it for seconds.
+_MOST_WAITS = 120
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*::?//")
 
@@ -324,9 +326,16 @@ class WorkspaceStore:
 
     def _hold(self, found: WorkspaceHandle) -> HeldDirectory:
         failure = SessionBusy(f"the workspace {found.name!r} is in use", hint="stop it first")
-        return wait_to_hold(self._directory(found.id), _PATIENCE_SECONDS, failure)
+        for _ in range(_MOST_WAITS):
+            try:
+                return wait_to_hold(self._directory(found.id), _PATIENCE_SECONDS, failure)
+            except SessionBusy:
+                if self._is_held(found.id):
+                    break
+        raise failure
 
     def _is_held(self, identity: str) -> bool:
+        """Whether it is in use. A lock that is held by `list` is shared, and does not count."""
         held = hold(self._directory(identity), is_shared=True)
         if held is None:
             return True
