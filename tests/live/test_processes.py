@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.helpers import in_a_fork, until
+from tests.helpers import PATIENCE, in_a_fork, until
 
 from warmcell import AsyncSandbox, ExecResult, FakeBackend, Limits, Process, Sandbox, errors
 from warmcell.interfaces.seats.cage_commands import CageCommands
@@ -98,6 +100,24 @@ def test_a_process_past_its_time_is_ended_with_its_tree(sandbox: Sandbox) -> Non
     assert told.value.result is not None and told.value.result.stdout == "begun\n"
     look = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
     until(lambda: "sleep 200" not in sandbox.spawn(look).wait(30).stdout)  # killed, and about to be gone
+
+
+def test_a_program_that_exits_in_time_has_not_timed_out(tmp_path: Path) -> None:
+    """The loop of its cage stands still until the deadline has passed, and looks at the deadline first."""
+    with Sandbox(tmp_path) as sandbox:
+        process = sandbox.spawn("until [ -e go ]; do sleep 0.01; done; exit 3", timeout=3600)
+        live: Any = process._async.local._process
+        cage: Any = sandbox._async._driver.live._cage
+
+        def come_late() -> None:
+            (tmp_path / "go").touch()
+            arrival = select.poll()
+            arrival.register(cage._channel._control, select.POLLIN)
+            arrival.poll(PATIENCE * 1000)
+            live._run_out(3600)
+
+        cage.loop.call(come_late)
+        assert process.wait(PATIENCE).exit_code == 3
 
 
 def test_a_missing_command_ends_with_127(sandbox: Sandbox) -> None:

@@ -239,6 +239,8 @@ class LiveProcess:
         if error is None:
             ending = self.program.ended.result()
             self.outcome = Outcome(ending.status, ending.cpu_time, ending.peak_memory)
+            if ending.status != _KILLED:  # it exited by itself, before it was killed: only the host was late
+                self.timed_out = None
         else:
             assert isinstance(error, SandboxError)
             self.outcome = Outcome(None, error=error)
