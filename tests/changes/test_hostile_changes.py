@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.changes.tree import read_tree
@@ -194,24 +195,37 @@ def test_a_deleted_directory_into_which_the_host_moved_another(open_sandbox, dir
     assert not (directory / "old").exists()  # only a commit changed the times in it
 
 
-def test_a_host_that_writes_all_the_time_loses_nothing(sandbox: Sandbox, directory: Path) -> None:
-    """Each line that the host appends is there at the end, whatever was committed in between."""
+def test_a_host_that_writes_all_the_time_loses_nothing(
+    sandbox: Sandbox, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line that the host appends is there at the end, whatever was committed in between.
+
+    The host replaces its file at any time, but does not read it while a commit exchanges it: what it read then would
+    lack the lines of the version that is put back, if it replaces that version, too.
+    """
     log = directory / "a.txt"
     sandbox.sh("sed -i '1s/^/guest\\n/' a.txt")
-    stop = threading.Event()
-    written = []
+    stop, exchanging = threading.Event(), threading.Lock()
+    written = list[str]()
+    replace = apply._replace
+
+    def replace_unread(*arguments: Any) -> None:
+        with exchanging:
+            replace(*arguments)
 
     def append() -> None:
         while not stop.is_set():
             line = f"host {len(written)}\n"
             replaced = log.with_suffix(".new")
-            before = os.stat(log)
-            replaced.write_text(log.read_text() + line)
-            after = os.stat(log)
+            with exchanging:
+                before = os.stat(log)
+                replaced.write_text(log.read_text() + line)
+                after = os.stat(log)
             if (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns):
                 written.append(line)
                 os.rename(replaced, log)
 
+    monkeypatch.setattr(apply, "_replace", replace_unread)
     writer = threading.Thread(target=append)
     writer.start()
     try:
