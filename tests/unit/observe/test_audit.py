@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers import until
 
 from warmcell import ExecRequest, ExecResult, FakeBackend
 from warmcell.core import events
@@ -149,15 +150,17 @@ def test_a_wrong_limit_is_named(tmp_path: Path, name: str, value: int) -> None:
 def test_what_a_killed_program_wrote_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     code = (
-        "import sys\nfrom warmcell.core import events\nfrom warmcell.observe.audit import AuditLog\n"
-        "log = AuditLog(sys.argv[1])\nwhile True: events.emit('file', 's', {'path': 'x' * 3000})\n"
+        "import sys, time\nfrom warmcell.core import events\nfrom warmcell.observe.audit import AuditLog\n"
+        "log = AuditLog(sys.argv[1])\n"
+        "for _ in range(10_000): events.emit('file', 's', {'path': 'x' * 3000})\n"  # fewer than one file has room for
+        "time.sleep(600)\n"
     )
     program = subprocess.Popen([sys.executable, "-c", code, str(path)])
-    until = time.monotonic() + 20
-    while not (path.exists() and path.stat().st_size > 100_000) and time.monotonic() < until:
-        time.sleep(0.01)
-    program.kill()
-    program.wait()
+    try:
+        until(lambda: path.exists() and path.stat().st_size > 100_000)
+    finally:
+        program.kill()
+        program.wait()
     with AuditLog(path):
         events.emit("file", "s", {"path": "next"})
     with path.open("rb") as file:
