@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.changes.conftest import Open
-from tests.helpers import is_root
+from tests.helpers import PATIENCE, is_root
 
 from warmcell.cage import overlay_server
 from warmcell.cage.overlay_server import OverlayServer
@@ -66,7 +66,7 @@ def test_changes_whose_server_died_can_be_closed(open_sandbox: Open, state_home:
     process = overlay._server._process
     assert process is not None
     process.kill()
-    assert process.await_end(5)
+    assert process.await_end(PATIENCE)
     second = open_sandbox()
     first.close()
     assert len(list(state_home.iterdir())) == 1
