@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -359,3 +360,27 @@ def test_a_clock_that_is_set_back_hides_no_change_of_the_host(place: Path, monke
     changed.close()
     assert [conflict.path for conflict in report.conflicts] == ["file"] and report.committed == ()
     assert (place / "lower/file").read_text() == "old"
+
+
+def test_bases_are_recorded_after_the_next_run_though_the_host_stood_still(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 10 s without a processor, none was recorded for 200 s."""
+    changed = ChangeLayer(str(place / "lower"), "/work", may_mount=False)
+    seconds, used, looks = 100.0, 1.0, 0
+
+    def look() -> None:
+        nonlocal seconds, used, looks
+        seconds, used, looks = seconds + 10, used + 0.01, looks + 1
+
+    clock = SimpleNamespace(monotonic=lambda: seconds, thread_time=lambda: used)
+    with monkeypatch.context() as patched:
+        patched.setattr(layer, "time", clock)
+        patched.setattr(changed, "_detect", look)
+        changed.note_bases()
+        changed.note_bases()
+        assert looks == 1
+        seconds += 0.3
+        changed.note_bases()
+    changed.close()
+    assert looks == 2

@@ -39,7 +39,7 @@ from warmcell.workspace.remove import remove_directory
 from warmcell.workspace.root import OPEN_DIRECTORY, Root, translate_os_errors
 
 _PREFIX = "layer-"
-#: Bases are recorded after runs, taking at most 1/20 of the time.
+#: Bases are recorded after runs, taking at most 1/20 of a processor's time.
 _RECORD_INTERVAL = 20
 _BASES, _NAMES, _ABOUT = "bases", "names", "about.json"
 #: An empty file that is renamed when the layer is kept: a new one could not be created on a full disk.
@@ -186,10 +186,11 @@ class ChangeLayer:
         now = time.monotonic()
         if now - self._noted < _RECORD_INTERVAL * self._note_seconds:
             return
+        began = time.thread_time()  # not elapsed time: after a host without a processor it would forgo many runs
         with self._lock:
             self._detect()
         self._noted = time.monotonic()
-        self._note_seconds = self._noted - now
+        self._note_seconds = time.thread_time() - began
 
     def copy_to(self, place: str) -> None:
         """Copy the changes into the directory of another layer."""
