@@ -18,7 +18,11 @@ from tests.compat.cpython_suite import (
 )
 from tests.helpers import require
 
-pytestmark = [pytest.mark.needs("linux", "user namespaces"), pytest.mark.xdist_group("cpython suite")]
+pytestmark = [
+    pytest.mark.needs("linux", "user namespaces"),
+    pytest.mark.xdist_group("cpython suite"),
+    pytest.mark.timeout(1200, method="signal"),
+]
 
 
 @pytest.fixture(scope="module")
