@@ -23,11 +23,12 @@ def run_alone() -> AbstractAsyncContextManager[None]:
     return _gate.slot(events.annotation("tenant") or "", 1, MAX_TIMEOUT)
 
 
-def is_doubtful(outcome: Outcome, request: ExecRequest) -> bool:
+def is_doubtful(outcome: Outcome, request: ExecRequest, *, is_owed: bool = False) -> bool:
     """Whether the same case, run alone, might end differently.
 
     It ran out of elapsed time without having computed for as long, and it did not just sleep: others may have run
     instead. Or its peak of resident memory is over the limit, but that peak includes pages that may not be its own.
+    `is_owed`: another program, which others may have delayed, had not read its question: it did not just sleep.
     """
     error = outcome.error
     if error is None:
@@ -35,10 +36,10 @@ def is_doubtful(outcome: Outcome, request: ExecRequest) -> bool:
         limit = request.memory_limit_mb or (limits.memory_mb if limits is not None else None)
         peak = outcome.result.usage.peak_memory_bytes if outcome.result is not None else 0
         return limit is not None and peak > limit * MIB
-    return isinstance(error, ExecutionTimeout) and is_doubtful_timeout(error)
+    return isinstance(error, ExecutionTimeout) and is_doubtful_timeout(error, is_owed=is_owed)
 
 
-def is_doubtful_timeout(error: ExecutionTimeout) -> bool:
+def is_doubtful_timeout(error: ExecutionTimeout, *, is_owed: bool = False) -> bool:
     """Whether others may have run instead, so that the program did not have its time.
 
     Processes that have ended, and calls that wait for the kernel's own locks, do not show how long they were delayed.
@@ -50,4 +51,4 @@ def is_doubtful_timeout(error: ExecutionTimeout) -> bool:
     usage = error.result.usage
     # Its deadline was not moved for time on a run queue, and it hardly computed: it waited for something of its own.
     is_asleep = usage.wall_time < error.timeout / _OWN_SHARE and usage.cpu_time < _ASLEEP_SHARE * error.timeout
-    return not is_asleep and usage.cpu_time < _OWN_SHARE * error.timeout
+    return (is_owed or not is_asleep) and usage.cpu_time < _OWN_SHARE * error.timeout

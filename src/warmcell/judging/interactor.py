@@ -7,17 +7,20 @@ as an exception, is a failure of the interactor and says nothing about the progr
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import os
 import select
 import signal
-from contextlib import closing
+import termios
+from contextlib import closing, suppress
 from typing import Any
 
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendBusy, ExecutionTimeout, InvalidRequest, SandboxError
 from warmcell.core.output_events import Outcome
-from warmcell.core.records import replace
+from warmcell.core.records import dataclass, replace
 from warmcell.core.types import MAX_TIMEOUT, ExecRequest, ExecResult, Limits
 from warmcell.judging.doubt import is_doubtful, run_alone
 from warmcell.judging.verdicts import Case, CheckerFailed, Verdict, verdict_of
@@ -59,6 +62,15 @@ class PipeWriter:
         except OSError:  # the reader has ended: the rest is lost, as in any pipe
             self._unread.clear()
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the other program has not read all of it."""
+        waiting = array.array("i", [0])
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                fcntl.ioctl(self._descriptor, termios.FIONREAD, waiting)
+        return bool(self._unread) or waiting[0] > 0
+
     async def finish(self) -> None:
         """Writes what is left as fast as it is read, and closes the pipe."""
         while self._unread and self._descriptor >= 0:
@@ -69,6 +81,17 @@ class PipeWriter:
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         self._owned.close_only(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How a program and its interactor ended."""
+
+    program: Outcome
+    interactor: Outcome
+    is_program_first: bool
+    #: Whether the interactor had not read all that the program had printed, when the program ended.
+    is_unread: bool = False
 
 
 class Interaction:
@@ -92,38 +115,41 @@ class Interaction:
     async def run(self, request: ExecRequest, case: Case) -> Verdict:
         """The verdict on one case. In doubt, both run again, alone."""
         found = await self._run_in_time(request, case)
-        if not isinstance(found, Verdict) and is_doubtful(found[0], request):
+        if not isinstance(found, Verdict) and is_doubtful(found.program, request, is_owed=found.is_unread):
             async with run_alone():
                 found = await self._run_in_time(request, case)
-        return found if isinstance(found, Verdict) else decide(*found, request.limits)
+        if isinstance(found, Verdict):
+            return found
+        return decide(found.program, found.interactor, found.is_program_first, request.limits)
 
-    async def _run_in_time(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome, bool] | Verdict:
+    async def _run_in_time(self, request: ExecRequest, case: Case) -> Ends | Verdict:
         """As `_run_both`. If one had its place too late, both start again."""
         for _ in range(_MOST_STARTS):
-            ended, decided, is_program_first = await self._run_both(request, case)
-            late = max(_lateness(ended, decided), _lateness(decided, ended))
+            ends = await self._run_both(request, case)
+            late = max(_lateness(ends.program, ends.interactor), _lateness(ends.interactor, ends.program))
             if not late:
-                return ended, decided, is_program_first
-        return Verdict("host_error", ended.result, BackendBusy(late))
+                return ends
+        return Verdict("host_error", ends.program.result, BackendBusy(late))
 
-    async def _run_both(self, request: ExecRequest, case: Case) -> tuple[Outcome, Outcome, bool]:
-        """How the program and the interactor ended, and whether the program ended first."""
+    async def _run_both(self, request: ExecRequest, case: Case) -> Ends:
         asked, own = replace(request, stdin=None), self._request(request, case)
-        ended: list[ExecRequest] = []
+        ended: list[tuple[ExecRequest, bool]] = []
         try:
             with Descriptors() as owned:  # a fork of the host program must not keep the writing ends open
                 to_interactor, from_program = owned.pipe()
                 to_program, from_interactor = owned.pipe()
         except OSError as error:
             failed = Outcome(0, error=host_failure(error, "connect the program and its interactor"))
-            return failed, failed, False
+            return Ends(failed, failed, is_program_first=False)
         with closing(owned):
             program = asyncio.ensure_future(self._run(asked, owned, to_program, from_program, ended))
             other = asyncio.ensure_future(self._run(own, owned, to_interactor, from_interactor, ended))
             try:
-                return *await asyncio.gather(program, other), ended[0] is asked
+                outcomes = await asyncio.gather(program, other)
             finally:  # if one failed, the other must not go on while its pipes are closed
                 await cancel_and_wait(program, other)
+        is_unread = any(is_unread for which, is_unread in ended if which is asked)
+        return Ends(*outcomes, is_program_first=ended[0][0] is asked, is_unread=is_unread)
 
     def _request(self, request: ExecRequest, case: Case) -> ExecRequest:
         own = self._interactor
@@ -132,7 +158,7 @@ class Interaction:
         return replace(own, stdin=None, files=files, timeout=timeout)
 
     async def _run(
-        self, request: ExecRequest, owned: Descriptors, stdin: int, stdout: int, ended: list[ExecRequest]
+        self, request: ExecRequest, owned: Descriptors, stdin: int, stdout: int, ended: list[tuple[ExecRequest, bool]]
     ) -> Outcome:
         writer = PipeWriter(owned, stdout)
         try:
@@ -140,7 +166,7 @@ class Interaction:
         except SandboxError as error:
             return Outcome(0, error=error)
         finally:
-            ended.append(request)  # before the other one can notice
+            ended.append((request, writer.is_unread))  # before the other one can notice
             owned.close_only(stdin)  # so that the other one's writes fail, as in any pipe
             await writer.finish()
 

@@ -199,6 +199,36 @@ async def test_the_load_of_the_host_does_not_decide(first: Any, status: str, run
     assert (verdict.status, backend.runs) == (status, runs), verdict
 
 
+@pytest.mark.parametrize(("is_read", "status", "runs"), [(False, "accepted", 2), (True, "time_limit", 1)])
+async def test_a_program_whose_question_was_not_read_is_not_asleep(is_read: bool, status: str, runs: int) -> None:
+    """The interactor had no processor. A program whose question was read waits for itself, or for ever."""
+
+    class Backend:
+        runs = 0
+
+        def __init__(self) -> None:
+            self.has_read = asyncio.Event()
+
+        async def execute(self, request: ExecRequest, *, stdin: int, listener: Any) -> ExecResult:
+            if request.code != "program":
+                if is_read:
+                    os.read(stdin, 100)
+                    self.has_read.set()
+                return ExecResult(exit_code=ACCEPTED)
+            self.runs += 1
+            listener.deliver("stdout", b"a question\n")
+            if is_read:
+                await self.has_read.wait()
+            if self.runs == 1:
+                raise ExecutionTimeout(5, ExecResult(usage=Usage(0.001, 5.0)))
+            return ExecResult()
+
+    backend: Any = Backend()
+    interaction = Interaction(backend, ExecRequest("python", "interactor", 1))
+    verdict = await interaction.run(ExecRequest("python", "program", 5), Case())
+    assert (verdict.status, backend.runs) == (status, runs), verdict
+
+
 @pytest.mark.parametrize(("first", "status"), [("program", "runtime_error"), ("interactor", "checker_error")])
 async def test_of_two_that_crash_the_first_is_at_fault(first: str, status: str) -> None:
     """An interactor that does not expect the end of its input crashes after each program that crashed."""
