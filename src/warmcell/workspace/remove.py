@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 #: A running guest can create new names in a directory that was just emptied; give up after so many retries.
 _TRIES = 64
-_PATIENCE_SECONDS = 0.5
+#: How often a removal is repeated, and the pause before. Counted, because one attempt may take long on a busy host.
+_REPETITIONS, _PAUSE_SECONDS = 50, 0.01
 
 
 def remove(root: Root, parts: Parts, *, recursive: bool = True, max_entries: int = 1_000_000) -> None:
@@ -65,14 +66,14 @@ def remove_directory(path: str) -> None:
     The guest cannot replace the directory itself by a link. Callers do not retry, so this waits for a temporary
     shortage of descriptors or memory to end.
     """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
+    for _ in range(_REPETITIONS):
         try:
             return _remove_directory(path)
         except OSError as error:
-            if not is_shortage(error) or time.monotonic() > deadline:
+            if not is_shortage(error):
                 raise
-        time.sleep(0.01)
+        time.sleep(_PAUSE_SECONDS)
+    _remove_directory(path)
 
 
 def _remove_directory(path: str) -> None:
