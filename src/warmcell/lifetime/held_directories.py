@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from warmcell.core.light import Closing
+from warmcell.core.light import Closing, suppress
 from warmcell.lifetime.descriptors import is_shortage
 from warmcell.lifetime.ownership import fork_lock, own
 
@@ -53,8 +53,12 @@ class HeldDirectory(Closing):
     def release(self) -> None:
         """Releases the lock; another process may now remove the directory. May be called twice."""
         lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        if lock < 0:
+            return
+        if self.is_ours:  # closing alone leaves it to a child of ours that has not executed its program yet
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
 
     close = release
 

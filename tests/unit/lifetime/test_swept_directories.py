@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warmcell.lifetime.held_directories import create_held_directory, find_abandoned, swept_directories
+from warmcell.lifetime.held_directories import create_held_directory, find_abandoned, hold, swept_directories
 
 
 @pytest.mark.needs("linux")
@@ -36,3 +36,21 @@ def test_a_directory_that_the_program_has_chosen_is_swept(tmp_path: Path, monkey
     left.release()
     found = [path for parent, prefixes in swept_directories() for path in find_abandoned(parent, prefixes)]
     assert left.path in found
+
+
+@pytest.mark.needs("linux")
+def test_a_released_directory_is_free_beside_a_child_that_still_has_its_descriptor(tmp_path: Path) -> None:
+    """A child has copies of all descriptors until it executes its program. A copy of the program releases nothing."""
+    held = hold(str(tmp_path))
+    assert held is not None
+    copies = [os.dup(held._lock)]
+    try:
+        held.release()
+        again = hold(str(tmp_path))
+        assert again is not None
+        copies.append(os.dup(again._lock))
+        again.abandon()
+        assert hold(str(tmp_path)) is None
+    finally:
+        for copy in copies:
+            os.close(copy)
