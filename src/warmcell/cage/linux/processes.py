@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import time
 
 from ..fast_imports import signal
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 #: The process exited or made itself unreadable. Any other error means that it cannot be monitored, and ends the run.
 _EXPECTED = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
+
+
+#: How often a process that should exit is checked for being stopped.
+_CHECK_MS = 50
 
 
 def must_be_expected(error: OSError) -> None:
@@ -77,6 +82,20 @@ def thread_states(pid: int) -> str:
         for thread in os.listdir(f"/proc/{pid}/task"):
             states += kernel_files.read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(None, 1)[0]
     return states
+
+
+def exits_unless_stopped(pid: int, pidfd: int, seconds: float) -> bool:
+    """Wait for a process that exits by itself. False if it is stopped, or if it has not exited within `seconds`.
+
+    One that waits for a processor is runnable, which on a loaded host may take seconds.
+    """
+    until = time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    while not poll.poll(_CHECK_MS):
+        if time.monotonic() > until or thread_states(pid).strip("RDSXZ"):
+            return bool(poll.poll(0))
+    return True
 
 
 def kill(pid: int) -> None:

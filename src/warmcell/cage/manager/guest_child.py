@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import struct
 import time
 
@@ -21,7 +20,7 @@ from ..linux.call_list import CallList
 from ..linux.descriptors import close_all
 from ..linux.mounts import close_file_system, is_full
 from ..linux.notify import Listener
-from ..linux.processes import Leftovers, below_init, kill, last_pid
+from ..linux.processes import Leftovers, below_init, exits_unless_stopped, kill, last_pid
 from ..linux.syscalls import NUMBERS
 from ..plan import Watch
 from ..records import NamedTuple
@@ -39,7 +38,7 @@ _MOST_DENIALS_SENT = 4
 #: Denials may fill the channel to this size, less than net.core.wmem_default: the report needs room.
 _SIOCOUTQ, _MOST_UNREAD = 0x5411, 1 << 17
 #: How long to wait for a process that finds the next pid, and how long none is started after one did not exit.
-_NEXT_PID_MS, _NEXT_PID_PAUSE_SECONDS = 200, 20.0
+_NEXT_PID_SECONDS, _NEXT_PID_PAUSE_SECONDS = 4.0, 20.0
 _pid_home: Optional[namespaces.HomeNamespace] = None
 _no_next_pid_until = 0.0
 
@@ -100,9 +99,7 @@ def next_pid(process: int) -> int:
         return 0
     finally:
         _pid_home.return_home()
-    poll = select.poll()
-    poll.register(child.pidfd, select.POLLIN)
-    if not poll.poll(_NEXT_PID_MS):  # the guest has stopped it: without root they have the same user
+    if not exits_unless_stopped(child.pid, child.pidfd, _NEXT_PID_SECONDS):  # without root they have the same user
         _no_next_pid_until = time.monotonic() + _NEXT_PID_PAUSE_SECONDS
     kill(child.pid)
     os.waitpid(child.pid, 0)
