@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 
 import pytest
 from tests.helpers import share_no_zygotes
 
-from warmcell import ExecRequest, ProcessBackend, ProcessConfig, SandboxPolicyBuilder
+from warmcell import ExecRequest, OutputEvent, ProcessBackend, ProcessConfig, ResultEvent, SandboxPolicyBuilder
+from warmcell.cage.linux.descriptors import closing_fd
 
 pytestmark = [pytest.mark.needs("linux", "user namespaces"), pytest.mark.attack("LK-05")]
 
@@ -92,16 +94,21 @@ for path in ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/tcp_rmem", "/p
 
 
 def test_those_of_two_guests_at_once_differ(backend: ProcessBackend) -> None:
-    code = "import os, time; print(os.stat('/proc/self/ns/net').st_ino); time.sleep(0.5)"
-    outcomes = list(backend.run_many_blocking([ExecRequest("python", code, 30)] * 6, concurrency=6))
-    ids = [outcome.result.stdout for outcome in outcomes if outcome.result is not None]
+    """Each runs until all have said which network is theirs: after its end, another may get it."""
+    code = "import os, sys; print(os.stat('/proc/self/ns/net').st_ino, flush=True); sys.stdin.read()"
+    reader, writer = os.pipe()
+    with closing_fd(reader):
+        with closing_fd(writer):
+            streams = [backend.stream_blocking(ExecRequest("python", code, 60), stdin=reader) for _ in range(6)]
+            first = [next(stream) for stream in streams]
+        ends = [list(stream)[-1] for stream in streams]
+    ids = [event.data for event in first if isinstance(event, OutputEvent)]
     assert len(ids) == len(set(ids)) == 6
+    assert [end.result.exit_code for end in ends if isinstance(end, ResultEvent)] == [0] * 6
 
 
 def test_the_hosts_network_is_for_those_who_were_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager that has it serves no one else."""
-    import os
-
     share_no_zygotes(monkeypatch)
     own = os.stat("/proc/self/ns/net").st_ino
     code = "import os; print(os.stat('/proc/self/ns/net').st_ino)"
