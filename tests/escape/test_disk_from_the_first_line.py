@@ -10,13 +10,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.escape.harness import ON_DEMAND, Cage, Outcome
-from tests.helpers import PATIENCE, require
+from tests.helpers import PATIENCE, eventually, require
 
 from warmcell import Sandbox
 from warmcell.backends.process.backend import ProcessBackend
@@ -133,13 +133,22 @@ def test_what_a_live_cage_writes_while_much_is_there_to_measure(shared: Path) ->
 def _watcher(backend: ProcessBackend) -> int:
     """The manager's child that is a plain copy of it, as an init is only at its very beginning."""
     manager = backend.zygote_pids[0]
-    words = Path(f"/proc/{manager}/cmdline").read_bytes()
-    for _ in range(100):
-        copies = [pid for pid in children(manager) if Path(f"/proc/{pid}/cmdline").read_bytes() == words]
-        if len(copies) == 1:
-            return copies[0]
-        time.sleep(0.01)
-    raise AssertionError(f"one of {copies} is the watcher")
+    words = _command_line(manager)
+    copies: list[int] = []
+
+    def is_alone() -> bool:
+        copies[:] = [pid for pid in children(manager) if _command_line(pid) == words]
+        return len(copies) == 1
+
+    assert eventually(is_alone), f"one of {copies} is the watcher"
+    return copies[0]
+
+
+def _command_line(pid: int) -> bytes:
+    """Empty if the process has ended: the manager reaps its cells at any time."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 @contextmanager
