@@ -26,9 +26,11 @@ _TOOLS = """
     def write(file, count):
         for _ in range(count):
             os.write(file, os.urandom(4096) * 256)
+            time.sleep(0.006)
     """
 
-#: name -> what takes about 200 MB of the host's disk, and hides it or is quick.
+#: name -> what takes about 200 MB of the host's disk, and hides it or is quick. It takes more than a second, so that a
+#: watcher that stands still for most of that sees it before all is taken.
 _FILLS = {
     "mapped and without a name": """
         for _ in range(16):
@@ -52,7 +54,7 @@ _FILLS = {
         def act():
             for _ in range(16):
                 write(os.open('.', os.O_RDWR | os.O_TMPFILE), 12)
-            time.sleep(5)
+            time.sleep(20)
             os.write(1, b'GOT AWAY')
         threading.Thread(target=act).start()
         syscall('exit', 0)
@@ -62,10 +64,12 @@ _FILLS = {
         for _ in range(14):
             for file in files:
                 os.write(file, bytes(MB))
+            time.sleep(0.08)
         """,
     "allocated": """
         for at in range(14):
             os.posix_fallocate(os.open(str(at), os.O_WRONLY | os.O_CREAT), 0, 14 * MB)
+            time.sleep(0.08)
         """,
     "allocated beyond its end": """
         for at in range(14):
@@ -120,7 +124,7 @@ class _FullestMoment:
 @pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("name", list(_FILLS))
 def test_disk_is_bounded_however_it_is_taken(cage: Cage, shared: Path, name: str) -> None:
-    body = _TOOLS.rstrip(" ") + indent(_FILLS[name]) + "\n    time.sleep(5)\n    os.write(1, b'GOT AWAY')\n"
+    body = _TOOLS.rstrip(" ") + indent(_FILLS[name]) + "\n    time.sleep(20)\n    os.write(1, b'GOT AWAY')\n"
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
     with _FullestMoment(shared) as moment:
         outcome = cage.run(guest(body, shared=str(shared)), backend=cage.backend(policy), disk_mb=_LIMIT_MB, timeout=30)
