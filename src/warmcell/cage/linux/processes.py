@@ -119,6 +119,8 @@ def kill_tree(root: int, itself: bool = True) -> None:
 _BUSY_SECONDS = 0.5
 _IDLE_SECONDS = 0.15  # enough for a writer to a full pipe whose reader waits for the processor
 _LOOK_SECONDS = 0.005
+#: How much of a late look's delay counts: this process had no processor then, and they perhaps had none either.
+_MOST_COUNTED = 10 * _LOOK_SECONDS
 
 
 class Leftovers:
@@ -130,13 +132,14 @@ class Leftovers:
     """
 
     def __init__(self) -> None:
-        self.next_look = time.monotonic()
-        self._until = self.next_look + _BUSY_SECONDS
-        self._idle_until = self.next_look + _IDLE_SECONDS
+        self.next_look = self._last_look = time.monotonic()
+        #: How much of the time until the next look counts, and how long they had in all, and since they were busy.
+        self._most_counted = _MOST_COUNTED
+        self._waited = self._idle = 0.0
 
     def note_activity(self) -> None:
         """One of them made a call that we answer: it was waiting only for us."""
-        self._idle_until = time.monotonic() + _IDLE_SECONDS
+        self._idle = 0.0
 
     def may_continue(self, pids: Iterable[int]) -> bool:
         """Whether one of them is alive and has time left.
@@ -151,8 +154,10 @@ class Leftovers:
             if is_busy:
                 break
         now = time.monotonic()
-        if is_busy:
-            self._idle_until = now + _IDLE_SECONDS
+        passed = min(started - self._last_look, self._most_counted)
+        self._waited += passed
+        self._idle = 0.0 if is_busy else self._idle + passed
         # Examining many processes takes a while; this limits it to a tenth of our time.
-        self.next_look = now + max(_LOOK_SECONDS, 10 * (now - started))
-        return is_alive and now < min(self._until, self._idle_until)
+        pause = max(_LOOK_SECONDS, 10 * (now - started))
+        self.next_look, self._last_look, self._most_counted = now + pause, started, pause + _MOST_COUNTED
+        return is_alive and self._waited < _BUSY_SECONDS and self._idle < _IDLE_SECONDS
