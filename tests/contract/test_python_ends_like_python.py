@@ -137,7 +137,7 @@ EXITS = {
     "thread hook": "import threading\nthreading.excepthook = lambda a: print('hook', a.exc_value)\nthreading.Thread(target=lambda: 1/0).start()",
     "daemon with an open file": LEFT_OPEN
     + "import threading, time\ndef f():\n    x = left('never finalised'); time.sleep(30)\nthreading.Thread(target=f, daemon=True).start(); time.sleep(0.05)\nprint('main')",
-    "daemon that prints": "import threading, time\ndef f():\n    time.sleep(0.02); print('daemon', flush=True); time.sleep(30)\nthreading.Thread(target=f, daemon=True).start(); time.sleep(0.2)\nprint('main')",
+    "daemon that prints": "import threading, time\nsaid = threading.Event()\ndef f():\n    time.sleep(0.02); print('daemon', flush=True); said.set(); time.sleep(30)\nthreading.Thread(target=f, daemon=True).start(); said.wait()\nprint('main')",
     "timer": "import threading\nthreading.Timer(0.05, print, ('timer',)).start()",
     "exit in a finaliser": "import sys\nclass A:\n    def __del__(self): sys.exit(5)\na = A()",
     "exit with an odd object": "import sys\nclass A:\n    def __str__(self): raise ValueError('str')\nsys.exit(A())",
