@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, eventually, is_process_named, naming, until
 
 from warmcell import BackendUnavailable, ExecRequest, ProcessBackend, ProcessConfig
 from warmcell.lifetime import descriptors
@@ -68,13 +68,24 @@ def test_between_opening_and_owning(
     assert backend.execute_blocking(HELLO).stdout == "42\n"
 
 
+def interrupt_when(condition: Callable[[], object]) -> threading.Thread:
+    """Presses Ctrl-C, once. Start it where KeyboardInterrupt is expected: elsewhere it would end pytest."""
+
+    def press() -> None:
+        eventually(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    return threading.Thread(target=press)
+
+
 def test_a_guest_that_runs_is_ended(backend: ProcessBackend) -> None:
     before, started = open_descriptors(), time.monotonic()
-    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    name = f"runs-{os.getpid()}"
+    interrupt = interrupt_when(lambda: is_process_named(name))
     with pytest.raises(KeyboardInterrupt):
-        backend.execute_blocking(ExecRequest("python", "import time; time.sleep(300)", 300))
-    timer.join()
+        interrupt.start()
+        backend.execute_blocking(ExecRequest("python", naming(name) + "import time; time.sleep(300)", 300))
+    interrupt.join()
     assert time.monotonic() - started < PATIENCE
     assert open_descriptors() == before
 
@@ -90,12 +101,12 @@ def test_who_waits_in_the_queue_is_let_go() -> None:
 
         first = threading.Thread(target=until_closed)
         first.start()
-        while not backend.zygote_pids:
-            time.sleep(0.01)
-        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
+        until(lambda: backend.zygote_pids)
+        interrupt = interrupt_when(lambda: backend._runs._queue.waiting)
         with pytest.raises(KeyboardInterrupt):
+            interrupt.start()
             backend.execute_blocking(HELLO)
+        interrupt.join()
         backend.close()
         first.join()
 
