@@ -41,7 +41,9 @@ _CAN_FAIL_WITH = {
     "EINTR": ["syscall"],
 }
 _HANGS_SECONDS = 60
-_SETTLES_SECONDS = 5.0
+_SETTLES_SECONDS = 30.0
+#: What a run leaves has ended when nothing has changed for so long.
+_RESTS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,18 @@ def await_leftovers(before: Belongings) -> Belongings:
     return now
 
 
+def await_rest() -> Belongings:
+    """What there is when what ends with a run has ended."""
+    now, since = belongings(), time.monotonic()
+    until = since + _SETTLES_SECONDS
+    while time.monotonic() < min(until, since + _RESTS_SECONDS):
+        time.sleep(0.05)
+        before, now = now, belongings()
+        if now != before:
+            since = time.monotonic()
+    return now
+
+
 def write_down(scene: Scene, orders: Orders, roles: list[str], kinds: list[str]) -> list[Fault]:
     """Every call of a run that works, in each way that it is to fail."""
     orders.count()
@@ -277,8 +291,7 @@ def main() -> None:
             faults = [fault for fault in faults if (fault.role, fault.site) not in passed]
         if options.each_place_once:
             faults = each_place_once(faults)
-        time.sleep(0.3)  # what ends with a run has ended
-        before = belongings()
+        before = await_rest()
         for fault in faults:
             print(json.dumps(attempt(scene, orders, fault, before)), flush=True)
             before = belongings()  # what one fault left is not the next one's
