@@ -62,7 +62,7 @@ _HIDDEN = {
                     ctypes.memset(area, 1, 10 * MB)
                     forget(area, 10 * MB)
                 if os.fork() == 0:
-                    time.sleep(2)
+                    time.sleep(20)
                 os._exit(0)
         """,
     "the zero device, shared": """
@@ -119,7 +119,7 @@ _HIDDEN = {
                         os.write(write, bytes(65536))
                     except BlockingIOError:
                         pass
-                time.sleep(3)
+                time.sleep(20)
                 os._exit(0)
         """,
     "mappings": """
@@ -130,7 +130,7 @@ _HIDDEN = {
                 for page in range(0, 60000, 2):
                     libc.mprotect(ctypes.c_void_p(area + page * 4096), ctypes.c_size_t(4096), 3)
                 os.write(say, b'.')
-                time.sleep(5)
+                time.sleep(20)
                 os._exit(0)
         [os.read(done, 1) for _ in range(12)]
         """,
@@ -195,7 +195,7 @@ _HIDDEN = {
                     for end in ends:
                         poll.register(end)
                 os.write(say, b'.')
-                time.sleep(5)
+                time.sleep(20)
                 os._exit(0)
         [os.read(done, 1) for _ in range(12)]
         """,
