@@ -17,7 +17,7 @@ import warmcell
 from warmcell.cage.linux.processes import descendants
 
 _SOURCE = os.path.dirname(os.path.dirname(warmcell.__file__))
-_SECONDS = 10.0
+_SECONDS = 60.0
 
 #: Runs, snapshots and builds in sandboxes and backends of every class, without end.
 _BUSY = """
@@ -70,7 +70,7 @@ class KilledPrograms:
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         with subprocess.Popen(command, env=self._env, stdout=pipe, stderr=null, text=True) as program:
             assert program.stdout is not None and program.stdout.readline() == "up\n"
-            _await(lambda: bool(self.directories()), "the program did nothing", 60.0)
+            _await(lambda: bool(self.directories()), "the program did nothing")
             time.sleep(self._moments.uniform(0, 1.5))
             processes = [program.pid, *descendants(program.pid)]
             program.send_signal(signal.SIGKILL)
@@ -106,9 +106,9 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _await(condition: object, otherwise: str, seconds: float = _SECONDS) -> None:
+def _await(condition: object, otherwise: str) -> None:
     assert callable(condition)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + _SECONDS
     while not condition():
         assert time.monotonic() < until, otherwise
         time.sleep(0.02)
