@@ -33,7 +33,7 @@ def test_privileged_programs_stay_unprivileged(cage: Cage) -> None:
         done
         cat /proc/self/status
         """
-    status = _status(cage.run(script, "command", timeout=20).stdout)
+    status = _status(cage.run(script, "command", timeout=60).stdout)
     assert status["CapEff"] == "0" * 16 and status["Uid"].split() == ["1000"] * 4
 
 

@@ -219,7 +219,7 @@ def test_programs_reach_nothing(cage: Cage, ear: Ear) -> None:
         getent hosts canary.attacker.test && echo REACHED getent
         echo end
         """
-    outcome = cage.run(f"{ALONE_IN_SHELL}\n{script}", "command", timeout=12)
+    outcome = cage.run(f"{ALONE_IN_SHELL}\n{script}", "command", timeout=60)
     assert outcome.stdout == "end\n" and outcome.status == "ended"
 
 
