@@ -26,10 +26,10 @@ from tests.helpers import eventually
 from warmcell import ExecRequest, SandboxError
 
 ROOT = Path(__file__).resolve().parents[2]
-_HANGS_SECONDS = 30
+_HANGS_SECONDS = 120
 
 
-def play(scene: Callable[[Kind], object], backend: str, seconds: float = 150) -> Any:
+def play(scene: Callable[[Kind], object], backend: str, seconds: float = 280) -> Any:
     """Plays a scene in a process of its own and returns what it reports."""
     command = [sys.executable, "-m", "tests.contract.scenario", scene.__name__, backend]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
@@ -137,7 +137,10 @@ def _count_leftovers(so_far: list[tuple[int, int]]) -> tuple[int, int]:
     def count() -> tuple[int, int]:
         return len(descendants()), descriptors()
 
-    eventually(lambda: bool(so_far) and count() <= so_far[0], 10 if so_far else 1)
+    def is_down() -> bool:
+        return bool(so_far) and all(now <= most for now, most in zip(count(), so_far[0], strict=True))
+
+    eventually(is_down, 30 if so_far else 1)
     return count()
 
 

@@ -60,7 +60,8 @@ def test_without_descriptors_a_run_fails_as_ours_and_leaves_nothing(name: str, k
 
 def test_closed_it_leaves_no_process_and_no_descriptor(name: str) -> None:
     told = scenario.play(scenario.create_use_and_close, name)
-    assert told["left"] == [told["left"][0]] * 4, told
+    first = told["left"][0]  # processes and descriptors, of which later runs may leave fewer
+    assert all(count <= most for left in told["left"] for count, most in zip(left, first, strict=True)), told
 
 
 async def test_who_waits_for_a_place_is_not_out_of_time(fresh: Any, kind: Kind) -> None:
