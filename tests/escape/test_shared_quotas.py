@@ -181,16 +181,30 @@ def _has(cage: Cage, wants: str) -> bool:
 def test_each_of_roots_guests_is_somebody_else_on_the_host(cage: Cage, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    code = f"import os, time; open({str(shared)!r} + '/' + os.urandom(8).hex(), 'w').close(); time.sleep(1.5)"
+    code = (
+        f"import os, time; os.chdir({str(shared)!r}); open(os.urandom(8).hex(), 'w').close()\n"
+        "while not os.path.exists('seen'): time.sleep(0.02)"
+    )
     backend = cage.backend(SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build())
     threads = [threading.Thread(target=cage.run, args=(code,), kwargs={"backend": backend}) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert eventually(lambda: len(list(shared.iterdir())) == 3)
-    users = [os.stat(f"/proc/{pid}").st_uid for pid in descendants(os.getpid()) if os.path.exists(f"/proc/{pid}")]
-    for thread in threads:
-        thread.join()
+    try:
+        assert eventually(lambda: len(list(shared.iterdir())) == 3)
+        users = list(filter(None, map(_user_of, descendants(os.getpid()))))
+    finally:
+        (shared / "seen").touch()
+        for thread in threads:
+            thread.join()
     assert len({user for user in users if user >= 0x70000000}) >= 3
     assert {path.stat().st_uid for path in shared.iterdir()} == {
         0
     }  # what they leave is the caller's, whatever user they had
+
+
+def _user_of(pid: int) -> int:
+    """0 if the process has ended."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return 0
