@@ -26,6 +26,8 @@ from warmcell.core.errors import SandboxError, SessionEnded
 LIMITS = Limits(memory_mb=192, processes=64, disk_mb=64, output_bytes=1 << 20, open_files=256)
 _ENDLESS_SECONDS = 1.0
 _STARTING_SECONDS = 60.0
+#: With pauses of 0.2 s, for a server that is busy.
+_MOST_ATTEMPTS = 300
 #: Does nothing unless it is in a cage, whose user namespace has a single id.
 _STOP_ALL = """python3 -c "
 import os, signal
@@ -191,7 +193,7 @@ class Doors:
         return "hung up"
 
     def _ask(self, path: str, body: dict[str, Any]) -> Any:
-        for attempt in range(20):
+        for attempt in range(_MOST_ATTEMPTS):
             if self._connection is None:
                 self._connection = HTTPConnection(self._host, self._port, timeout=120)
             try:
@@ -209,7 +211,7 @@ class Doors:
             if answer.status != 200:
                 raise Wrong(f"{path}: {answer.status} {content[:500]!r}")
             return json.loads(content)
-        raise Wrong(f"{path}: the server was busy twenty times")
+        raise Wrong(f"{path}: the server was busy {_MOST_ATTEMPTS} times")
 
     def close(self) -> None:
         if self._connection is not None:
