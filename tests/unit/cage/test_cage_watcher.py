@@ -285,6 +285,36 @@ def test_who_ends_in_the_middle_of_a_look_was_not_hidden(loop: Loop, monkeypatch
     loop._forget(0)
 
 
+def test_a_cell_that_is_being_killed_is_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guest may have to free much memory, or wait for a processor, before init can exit."""
+
+    def refused(self: Ceilings) -> float:
+        raise ProcessLookupError(errno.ESRCH, "setns")
+
+    monkeypatch.setattr(Ceilings, "look", refused)
+    monkeypatch.setattr(watcher_loop, "_LAST_MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr(_Cell, "is_being_killed", lambda self: True)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        loop._cells[1] = _cell(os.pidfd_open(process.pid), Watch(memory_bytes=1))
+        loop._due[1] = 0.0
+        for _ in range(3):
+            loop._check_cell(1)
+            assert loop._due[1] > 0.0
+        process.kill()
+    loop._check_cell(1)
+    assert loop._due == {} and not loop._cells[1].is_blind
+    loop._forget(1)
+
+
+def test_a_process_that_runs_is_not_being_killed() -> None:
+    cell = _cell(os.open(os.devnull, os.O_RDONLY), Watch(memory_bytes=1))
+    assert not cell.is_being_killed()
+    os.close(cell.processes)
+    cell.processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    assert not cell.is_being_killed()
+    cell.close()
+
+
 def test_a_file_system_that_fails_at_the_end_of_a_cell_ends_no_other(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

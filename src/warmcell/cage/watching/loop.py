@@ -8,6 +8,7 @@ import select
 import time
 
 from ..fast_imports import signal, socket
+from ..linux import kernel_files
 from ..linux.descriptors import close_all
 from ..linux.guest_files import TimeLimit
 from ..plan import Watch
@@ -30,8 +31,10 @@ _MOST_AT_A_TIME = 32
 _LAST_MOMENT_SECONDS = 0.5
 #: An exiting process loses its namespaces before its exit is visible, while its mounts are removed.
 _ERRORS_WHILE_ENDING = (errno.EPERM, errno.ESRCH)
-#: The pause before a look at such a cell is repeated.
-_SHORT_PAUSE = 0.005
+#: The pause before a look at such a cell is repeated; and later, while its processes free their memory.
+_SHORT_PAUSE, _LATER_PAUSE = 0.005, 0.05
+#: A process that has begun to exit, in the flags of its `stat`.
+_PF_EXITING = 0x4
 #: Seconds per step: measuring existing files may take long, and other cells must be measured meanwhile.
 _MEASURE_AT_A_TIME = 0.02
 _MSG_DONTWAIT = 0x40
@@ -108,6 +111,17 @@ class _Cell:
         if self.ends_until is None:
             self.ends_until = now + _LAST_MOMENT_SECONDS
         return now < self.ends_until and not self.has_ended()
+
+    def is_being_killed(self) -> bool:
+        """Whether its init has begun to exit. The kernel then kills all its processes, and init waits for them.
+
+        They need a processor to exit, so that may take seconds.
+        """
+        try:
+            text = kernel_files.read_short(f"/proc/self/fd/{self.processes}/1/stat")
+            return bool(int(text.rpartition(")")[2].split()[6]) & _PF_EXITING)
+        except (OSError, ValueError, IndexError):
+            return False
 
     def has_ended(self) -> bool:
         poll = select.poll()
@@ -271,8 +285,11 @@ class Loop:
             # A cell that ends during a look is reported when it is reaped.
             if error.errno in _ERRORS_WHILE_ENDING and cell.may_be_ending():
                 pause = _SHORT_PAUSE
-            else:
-                cell.is_blind = not cell.has_ended()
+            elif not cell.has_ended():
+                if error.errno in _ERRORS_WHILE_ENDING and cell.is_being_killed():
+                    pause = _LATER_PAUSE
+                else:
+                    cell.is_blind = not cell.has_ended()
         except Exception:  # what one guest names must not end the watch over all others
             cell.is_blind = True
         if cell.verdict:
