@@ -34,7 +34,7 @@ try:
         threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
 except RuntimeError as error:
     print(error, flush=True)
-    time.sleep(2)  # only a look at this moment tells
+    time.sleep(4)  # only a look at this moment tells, and the watcher may be late
 """
 
 
