@@ -150,8 +150,10 @@ def test_what_is_being_made_when_nobody_wants_it_any_more_is_ended(supply: Works
         assert not supply.shed()
         may_go_on.set()
     else:
-        threading.Timer(0.05, may_go_on.set).start()
+        letting_on = threading.Thread(target=lambda: (until(lambda: supply.is_closed), may_go_on.set()))
+        letting_on.start()
         supply.stop_maker(PATIENCE)
+        letting_on.join()
         assert supply.maker is None and not supply.is_making
     until(lambda: supply.ended == ["a 1"])
     assert not supply.ready()
