@@ -27,6 +27,7 @@ from warmcell.lifetime.run import Run
 from warmcell.pool.manager_process import CAGE_DIR
 from warmcell.pool.zygote import ZygoteProcess
 from warmcell.runner.cell import Cell
+from warmcell.runner.pump import Pump
 
 SMALL = "print(6*7)"
 SLEEPS = "import time; time.sleep({})"
@@ -69,15 +70,33 @@ class TestTheClock:
             result = backend.execute_blocking(ExecRequest("python", SMALL, 1))
         assert result.stdout == "42\n" and result.queued >= 1.4 > result.duration
 
-    def test_a_late_report_is_not_a_timeout(self) -> None:
-        """The guest exited in time; only the manager that reports it does not get to run."""
+    def test_a_late_report_is_not_a_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The guest exited in time; only the manager that reports it does not get to run until the deadline is over."""
+        start, check, reasons = Pump._on_start, Pump._check_deadline, list[str]()
+
+        def stop_the_manager(self: Pump) -> None:
+            os.kill(zygote, signal.SIGSTOP)
+            start(self)
+
+        def check_and_continue_the_manager(self: Pump, now: float) -> str:
+            reason = check(self, now)
+            if reason:
+                reasons.append(reason)
+                os.kill(zygote, signal.SIGCONT)
+            return reason
+
         with ProcessBackend(ProcessConfig(pool_size=0)) as backend:
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
             zygote = backend.zygote_pids[0]
-            threading.Timer(0.5, os.kill, (zygote, signal.SIGSTOP)).start()
-            threading.Timer(2.5, os.kill, (zygote, signal.SIGCONT)).start()
-            code = "import time; time.sleep(0.9); print('in time')"
-            assert backend.execute_blocking(ExecRequest("python", code, 1.2)).stdout == "in time\n"
+            with monkeypatch.context() as patched:
+                patched.setattr(Pump, "_on_start", stop_the_manager)
+                patched.setattr(Pump, "_check_deadline", check_and_continue_the_manager)
+                code = "import time; time.sleep(0.2); print('in time')"
+                try:
+                    assert backend.execute_blocking(ExecRequest("python", code, 2)).stdout == "in time\n"
+                finally:
+                    os.kill(zygote, signal.SIGCONT)
+        assert reasons in (["timeout"], [])  # []: the manager had reported before it was stopped
 
     @pytest.mark.parametrize("enforcer", ["native", "landlock", "bubblewrap", None])
     def test_who_overstays_is_still_ended(self, enforcer: str | None) -> None:
