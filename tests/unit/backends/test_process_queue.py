@@ -135,13 +135,17 @@ class TestTheQueue:
         with ProcessBackend(ProcessConfig(max_concurrency=2)) as backend:
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
 
-            async def all_at_once() -> list[float]:
-                runs = [backend.execute(ExecRequest("python", SLEEPS.format(0.4), 20)) for _ in range(6)]
-                return [result.queued for result in await asyncio.gather(*runs)]
+            async def all_at_once() -> tuple[float, list[ExecResult]]:
+                runs = [asyncio.create_task(backend.execute(ExecRequest("python", code, 20))) for _ in range(6)]
+                await asyncio.sleep(0)  # each has asked for its place
+                return time.monotonic(), await asyncio.gather(*runs)
 
-            queued = asyncio.run(all_at_once())
-        assert sum(waited >= 0.35 for waited in queued) >= 4 and max(queued) >= 0.75
-        assert queued == sorted(queued) or max(abs(a - b) for a, b in zip(queued, sorted(queued), strict=True)) < 0.3
+            code = "import time; print(time.monotonic()); " + SLEEPS.format(0.4) + "; print(time.monotonic())"
+            asked, results = asyncio.run(all_at_once())
+        began, ended = zip(*(map(float, result.stdout.split()) for result in results), strict=True)
+        for number in range(2, 6):  # in order: at most one of those before it is still there
+            free_at = sorted(ended[:number])[number - 2]
+            assert began[number] >= free_at and results[number].queued >= free_at - asked
 
     def test_a_wait_that_is_too_long_is_reported(self) -> None:
         with ProcessBackend(ProcessConfig(max_concurrency=1, queue_timeout=0.2)) as backend:
