@@ -152,10 +152,15 @@ class TestTheQueue:
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
 
             async def two() -> list[object]:
-                first = asyncio.create_task(backend.execute(ExecRequest("python", SLEEPS.format(1), 20)))
+                ours, theirs = os.pipe()
+                first = asyncio.create_task(backend.execute(ExecRequest("python", "input()", 60), stdin=ours))
                 await asyncio.sleep(0.05)
                 second = await asyncio.gather(backend.execute(ExecRequest("python", SMALL, 20)), return_exceptions=True)
-                return [(await first).exit_code, *second]
+                os.write(theirs, b"\n")  # the first has its place until now
+                os.close(theirs)
+                exit_code = (await first).exit_code
+                os.close(ours)
+                return [exit_code, *second]
 
             exit_code, refused = asyncio.run(two())
             assert exit_code == 0 and isinstance(refused, BackendBusy)
