@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,14 +34,16 @@ SMALL = "print(6*7)"
 SLEEPS = "import time; time.sleep({})"
 
 
-def slow_zygotes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.Event:
-    """As a heavy preload makes them. The event: one is being started, also where another backend has one."""
+def slow_zygotes(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], object]) -> threading.Event:
+    """As a heavy preload makes them, which lasts as long as `wait`. The event: one is being started, also where another
+    backend has one.
+    """
     share_no_zygotes(monkeypatch)
     prepare, entered = ZygoteProcess._prepare, threading.Event()
 
     def slowly(self: ZygoteProcess, cancelled: int) -> None:
         entered.set()
-        time.sleep(seconds)
+        wait()
         prepare(self, cancelled)
 
     monkeypatch.setattr(ZygoteProcess, "_prepare", slowly)
@@ -49,7 +52,7 @@ def slow_zygotes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.E
 
 class TestTheClock:
     def test_a_slow_start_is_not_the_guests_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        slow_zygotes(monkeypatch, 1.5)
+        slow_zygotes(monkeypatch, lambda: time.sleep(1.5))
         with ProcessBackend() as backend:
             result = backend.execute_blocking(ExecRequest("python", SMALL, 1))
         assert result.stdout == "42\n" and result.queued >= 1.5 > result.duration
@@ -218,7 +221,10 @@ class TestCancelling:
 
 class TestClosing:
     def test_closing_during_a_run_leaves_no_zygote(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        entered = slow_zygotes(monkeypatch, 0.5)
+        def is_cancelled() -> bool:
+            return all(run.is_cancelled for run in tuple(backend._runs._in_progress))
+
+        entered = slow_zygotes(monkeypatch, lambda: until(is_cancelled))
         backend, others = ProcessBackend(), _managers_below(os.getpid())
         caller, outcome = _call(backend)
         entered.wait()
@@ -229,7 +235,10 @@ class TestClosing:
             backend.execute_blocking(ExecRequest("python", SMALL, 20))
 
     def test_a_zygote_that_is_ready_too_late_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        entered = slow_zygotes(monkeypatch, 0.5)
+        def is_left() -> bool:
+            return backend._launcher.pool.is_closed and not backend._launcher.pool._zygotes
+
+        entered = slow_zygotes(monkeypatch, lambda: until(is_left))
         backend, others = ProcessBackend(), _managers_below(os.getpid())
         caller, outcome = _call(backend)
         entered.wait()
