@@ -100,15 +100,19 @@ class TestCancelling:
 
     async def test_work_that_cannot_be_cancelled_is_waited_for(self) -> None:
         events: list[str] = []
+        may_end = threading.Event()
 
         def work() -> None:
-            time.sleep(0.2)
+            assert may_end.wait(PATIENCE)
             events.append("ended")
 
         task = asyncio.create_task(in_thread(work))
         for _ in range(3):
             await asyncio.sleep(0.02)
             task.cancel()
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert events == ["ended"]
