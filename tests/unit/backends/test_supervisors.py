@@ -8,10 +8,12 @@ import pickle
 import signal
 import socket
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import pytest
-from tests.helpers import until
+from tests.helpers import naming, until, until_async
 
 from warmcell import Case, ExecRequest, ExecResult, ProcessBackend, Verdict, WasmBackend, errors, judge
 from warmcell.backends import supervisor_process
@@ -313,14 +315,29 @@ def test_a_build_that_the_host_failed_is_repeated_for_the_next_run() -> None:
         assert first is second, "a program that was built is kept"
 
 
+def _pids_named(name: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if path.read_text().strip() == name:
+                found.append(int(path.parent.name))
+    return found
+
+
 async def test_one_that_dies_is_a_failure_of_ours_for_its_runs_alone() -> None:
+    """The guests end when they are told to, after one supervisor was killed."""
     backend = ProcessBackend()
     assert backend.recipe is not None
+    name = f"told-{os.getpid()}"
+    prepare = "import signal, time\ntold = []\nsignal.signal(signal.SIGUSR1, lambda *_: told.append(1))\n"
+    code = prepare + naming(name) + "while not told: time.sleep(0.01)\nprint(1)"
     async with Supervisors(backend.recipe, 2) as supervisors:
-        requests = [ExecRequest("python", "import time; time.sleep(2); print(1)", 60) for _ in range(4)]
-        tasks = [asyncio.create_task(supervisors.execute(request)) for request in requests]
-        await asyncio.sleep(0.5)
+        tasks = [asyncio.create_task(supervisors.execute(ExecRequest("python", code, 60))) for _ in range(4)]
+        await until_async(lambda: len(_pids_named(name)) == 4)
         os.kill(_pids(supervisors)[0], signal.SIGKILL)
+        for pid in _pids_named(name):
+            with suppress(ProcessLookupError):  # its supervisor is gone
+                os.kill(pid, signal.SIGUSR1)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, errors.SandboxError)]
     assert len(failures) == 2 and all(failure.fault == "host" for failure in failures)
