@@ -61,17 +61,19 @@ class GuestClock:
 
     def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
         self._roots = roots
-        self._began = time.monotonic()
         self._processors = processor_times()
         self._cpu, self._delays = _measure(roots())
+        # Last: a stall of this thread between these lines would be time that passed, and no delay.
+        self._began = time.monotonic()
 
     def remaining_time(self, timeout: float) -> float:
         """The part of a timeout, which began with the clock, that the processes could not use."""
+        elapsed = time.monotonic() - self._began  # first, for the same reason
         cpu, delays = _measure(self._roots())
         used = max(0.0, cpu - self._cpu)
         delay = max((delay - self._delays.get(pid, 0.0) for pid, delay in delays.items()), default=0.0)
         stolen = stolen_time(used, self._processors, processor_times())
-        return GuestTime(used, delay + stolen).remaining_time(time.monotonic() - self._began, timeout)
+        return GuestTime(used, delay + stolen).remaining_time(elapsed, timeout)
 
 
 def _measure(roots: Iterable[int]) -> tuple[float, dict[int, float]]:

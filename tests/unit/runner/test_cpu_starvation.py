@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.helpers import PATIENCE, require
 
 from warmcell import ExecRequest, ExecutionTimeout, Limits, ProcessBackend, ProcessConfig
-from warmcell.runner import pump
+from warmcell.runner import pump, starvation
 from warmcell.runner.cell import Cell
 from warmcell.runner.cgroup_parent import GroupParent, group_parent
 from warmcell.runner.pump import Pump
@@ -113,12 +113,33 @@ def test_processes_below_count(crowd: list[subprocess.Popen[bytes]]) -> None:
     assert guest_time([2**22 + 1]) == GuestTime(0.0, 0.0)
 
 
-def test_a_clock_measures_from_its_start(crowd: list[subprocess.Popen[bytes]]) -> None:
+def test_a_clock_measures_from_its_start(
+    crowd: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warmcell.runner.starvation.processor_times", dict)  # its estimate may be all that is left
     time.sleep(0.5)
     clock = GuestClock(lambda: [crowd[0].pid])
     time.sleep(1.5)
     assert 0.5 < clock.remaining_time(1.5) < 1.5
-    assert GuestClock(list).remaining_time(0.1) > 0
+    assert GuestClock(list).remaining_time(60.0) > 0
+
+
+def test_a_clock_counts_no_stall_of_its_own_thread(
+    crowd: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread stands still when it has read the delays: they are complete for the time before only."""
+    measure = starvation._measure
+
+    def measure_and_stall(roots: Iterable[int]) -> tuple[float, dict[int, float]]:
+        found = measure(roots)
+        time.sleep(0.4)
+        return found
+
+    monkeypatch.setattr("warmcell.runner.starvation.processor_times", dict)
+    monkeypatch.setattr(starvation, "_measure", measure_and_stall)
+    clock = GuestClock(lambda: [crowd[0].pid])
+    time.sleep(0.1)
+    assert clock.remaining_time(3.0) == 3.0
 
 
 @pytest.mark.parametrize(
