@@ -82,8 +82,9 @@ class Pump:
         #: How long the guest may have waited for us to read.
         self._guest_wait = 0.0
         self._full_sizes: dict[int, float] = {}
-        #: Read when the run takes longer than most.
+        #: Read when the run takes longer than most; and how late that was: what was stolen until then is unknown.
         self._processors: dict[str, ProcessorTime] = {}
+        self._lateness = 0.0
         #: Outputs at end of file.
         self._ended: set[int] = set()
         self._poll = select.poll()
@@ -140,14 +141,20 @@ class Pump:
         if self._reads_from and time.monotonic() >= self._reads_from:
             self._start_reading()
         if self._on_linger and time.monotonic() - self._sent >= _SHORT_WAIT:
-            self._on_linger()
-            self._on_linger = None
-            self._processors = _processor_times()
+            self._note_long_run(self._on_linger)
         if self._counts_cpu and self._cell.cpu_seconds() > (self._bounds.cpu_seconds or 0):
             return "cpu"
         if self._bounds.ends_at_output_limit and any(capture.is_truncated for capture in self._captures.values()):
             return "output"
         return ""
+
+    def _note_long_run(self, on_linger: Callable[[], None]) -> None:
+        """Called once if the run takes longer than most: stolen time is counted from now on."""
+        on_linger()
+        self._on_linger = None
+        self._processors = _processor_times()
+        if self._started_at is not None and self._throttle is None:  # a slow listener counts against the guest
+            self._lateness = max(0.0, time.monotonic() - self._started_at - 2 * _SHORT_WAIT)
 
     def _check_deadline(self, now: float) -> str:
         """Returns the reason if the run must be stopped. Else extends the deadline: the guest waited for a processor or
@@ -155,6 +162,8 @@ class Pump:
         """
         if self._started_at is None:
             return "not started"
+        if self._on_linger:
+            self._note_long_run(self._on_linger)
         from warmcell.runner.starvation import guest_time
 
         self._read_full_pipes()
@@ -162,7 +171,7 @@ class Pump:
         longest = _MOST_STRETCH * timeout + _STRETCH_SECONDS
         # Time that a guest spent writing endlessly past its output limit counts as used.
         is_endless = elapsed >= longest and any(capture.is_truncated for capture in self._captures.values())
-        guest_wait = self._feed.guest_wait + (0.0 if is_endless else self._guest_wait)
+        guest_wait = self._lateness + self._feed.guest_wait + (0.0 if is_endless else self._guest_wait)
         used = guest_time(self._cell.pids(), guest_wait, self._processors)
         stop_reason, more = used.check_deadline(elapsed, timeout, longest)
         if not stop_reason and self._cell.group is not None:
