@@ -379,9 +379,19 @@ class TestTogether:
         config = ProcessConfig(pool_size=0, pool_min=0, max_concurrency=1)
         async with ProcessBackend(config) as first, ProcessBackend(config) as second:
             assert [(await backend.execute(REQUEST)).stdout for backend in (first, second)] == ["42\n"] * 2
-            slow, waiting = (asyncio.create_task(first.execute(request)) for request in (SLOW, REQUEST))
-            assert (await second.execute(REQUEST)).queued < (await waiting).queued
-            assert slow.done() and waiting.result().queued >= 1
+            ours, theirs = os.pipe()
+            until_told = ExecRequest("python", "input()", 60)
+            slow = asyncio.create_task(first.execute(until_told, stdin=ours))
+            waiting = asyncio.create_task(first.execute(REQUEST))
+            await asyncio.sleep(0)  # both have asked for a place
+            asked = time.monotonic()
+            assert (await second.execute(REQUEST)).stdout == "42\n"
+            assert not slow.done() and not waiting.done()
+            told = time.monotonic()
+            os.write(theirs, b"\n")
+            os.close(theirs)
+            assert (await waiting).queued >= told - asked and (await slow).ok
+            os.close(ours)
 
     def test_one_that_is_killed_is_replaced_for_all(self, two: tuple[ProcessBackend, ProcessBackend]) -> None:
         """A run in progress fails with fault "host"; the next run of each works."""
