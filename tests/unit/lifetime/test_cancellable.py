@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncGenerator
 
 import pytest
+from tests.helpers import until_async
 
 from warmcell.lifetime.cancellable import CancellableIterator, SharedClose
 
@@ -69,8 +70,7 @@ async def test_an_iterator_that_was_dropped_ends_its_read() -> None:
     await asyncio.wait([reader])
     del items, reader
     gc.collect()
-    await asyncio.sleep(0.05)
-    assert source.is_closed
+    await until_async(lambda: source.is_closed)
 
 
 async def test_a_close_is_shared_and_repeated_if_it_failed() -> None:
