@@ -17,6 +17,8 @@ from warmcell.lifetime.ownership import own
 from warmcell.pool.prestarted_manager import BOOT, CAGE_DIR, LOWEST_OWN, PrestartedManager, spawn
 
 _NAMESPACES_SECONDS = 2.0
+#: How long a process that let go of its channel may take to exit. Only an overloaded host takes long.
+_LAST_ERROR_SECONDS = 10.0
 PYTHON_WORKER = os.path.join(warmcell.guest.__path__[0], "python")
 WASM_WORKER = os.path.join(warmcell.guest.__path__[0], "wasm")
 TYPE_CHECKING = False
@@ -164,7 +166,7 @@ class ManagerProcess:
 
     def read_last_error(self) -> str:
         """Waits for its end. Returns the last line that it wrote to stderr."""
-        self.await_end(2)
+        self.await_end(_LAST_ERROR_SECONDS)
         os.set_blocking(self._stderr, False)
         with suppress(OSError):
             lines = os.read(self._stderr, 1 << 16).decode("utf-8", "replace").strip().splitlines()

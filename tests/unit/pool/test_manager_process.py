@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers import eventually, fork_child, open_descriptors, reap
+from tests.helpers import PATIENCE, eventually, fork_child, open_descriptors, reap
 
 from warmcell.cage import wire
 from warmcell.cage.failure import CageError
@@ -60,7 +60,8 @@ def test_one_started_ahead_is_used_once() -> None:
     assert early.await_end(10)
 
 
-def test_one_that_comes_when_another_was_started_ahead_ends() -> None:
+def test_one_that_comes_when_another_was_started_ahead_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_process, "_NAMESPACES_SECONDS", PATIENCE)
     start_ahead(base_executable())
     second = PrestartedManager(base_executable())
     start_ahead(base_executable(), second)
@@ -143,6 +144,7 @@ def test_it_sees_its_own_four_descriptors_even_when_low_numbers_are_free(tmp_pat
 def test_one_started_ahead_tells_that_namespaces_are_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """So they are not probed first: that takes a process, and the end of its namespaces is waited for."""
     monkeypatch.setattr(namespaces_probe, "refusal", lambda: pytest.fail("they were tried"))
+    monkeypatch.setattr(manager_process, "_NAMESPACES_SECONDS", PATIENCE)
     start_ahead(base_executable())
     seen = namespaces_report.read_report()
     assert seen == (True, kernel_support.landlock_version_if_complete()) and probe._why_no_namespaces(seen[0]) is None
