@@ -285,8 +285,10 @@ def test_an_idle_tree_is_looked_at_once_more_when_costly_looks_are_due(
 
 def test_two_long_looks_in_a_row_end_the_guest(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     slow: list[bool] = []
+    counts_stolen: list[bool] = []
 
     def stores(pids: list[int], patience: Patience) -> int:
+        counts_stolen.append(bool(patience._stolen))
         if slow.pop(0):
             raise TooLong
         return 0
@@ -307,3 +309,4 @@ def test_two_long_looks_in_a_row_end_the_guest(proc: Proc, monkeypatch: pytest.M
     slow[:] = [True]
     kept.look()
     assert kept.verdict == "memory"
+    assert counts_stolen == [False, True, False, True]  # only a look after a long one may end the guest

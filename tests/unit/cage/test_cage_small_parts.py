@@ -291,6 +291,20 @@ def test_waiting_for_a_turn_on_a_busy_host_uses_up_no_patience() -> None:
             process.wait()
 
 
+def test_time_that_the_host_takes_uses_up_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    stolen = [0, 0]
+    monkeypatch.setattr(patience, "_stolen_ticks", lambda: stolen.copy())
+    held_up, unaware = Patience(60, -1.0, counts_stolen=True), Patience(60, -1.0)
+    with pytest.raises(TooLong):
+        held_up.check()
+    stolen[1] = 60 * os.sysconf("SC_CLK_TCK")
+    held_up.check()
+    with pytest.raises(TooLong):
+        unaware.check()
+    monkeypatch.undo()
+    assert len(patience._stolen_ticks()) == os.sysconf("SC_NPROCESSORS_ONLN")
+
+
 def test_descriptors_that_hold_memory_are_counted() -> None:
     own = [os.getpid()]
     with contextlib.ExitStack() as opened:

@@ -183,7 +183,7 @@ class Ceilings:
         return _CROWDED_LOOK if 2 * tasks > self._most_tasks else SLOWEST_LOOK
 
     def _look_at_memory_and_descriptors(self, pids: List[int]) -> int:
-        patience = Patience(*_LONGEST_LOOK)
+        patience = Patience(*_LONGEST_LOOK, counts_stolen=self._long_looks > 0)  # this one decides
         try:
             used = self._memory_of(pids, patience) if self._watch.memory_bytes else 0
             is_over_share = self._is_over_share(pids, patience)

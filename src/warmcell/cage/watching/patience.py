@@ -11,7 +11,7 @@ from ..plan import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Iterator, List
 
 _CHUNK = 1 << 16
 
@@ -30,6 +30,15 @@ def _run_queue_delay() -> float:
         return int(kernel_files.read("/proc/self/schedstat").split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
+
+
+def _stolen_ticks() -> List[int]:
+    """For each processor of this virtual machine, how long the host computed something else; empty if unknown."""
+    try:
+        lines = kernel_files.read("/proc/stat").splitlines()
+        return [int(line.split()[8]) for line in lines if line.startswith("cpu") and line[3:4].isdigit()]
+    except (OSError, IndexError):
+        return []
 
 
 class Spent:
@@ -52,10 +61,12 @@ class TooLong(Exception):
 class Patience:
     """The time limits of one look, in processor time and in wall time, since a look can block.
 
-    Run-queue delay does not count: a busy host is not the guest's fault.
+    Run-queue delay does not count: a busy host is not the guest's fault. With `counts_stolen`, nor does time that the
+    host of a virtual machine took from its processors. Reading it takes long on a large machine.
     """
 
-    def __init__(self, processor: float, clock: float) -> None:
+    def __init__(self, processor: float, clock: float, counts_stolen: bool = False) -> None:
+        self._stolen = _stolen_ticks() if counts_stolen else []
         self._processor = time.process_time() + processor
         self._delay = _run_queue_delay()
         self._clock = time.monotonic() + clock
@@ -63,8 +74,17 @@ class Patience:
     def check(self) -> None:
         if time.process_time() > self._processor:
             raise TooLong
-        if time.monotonic() > self._clock and time.monotonic() - self._clock > _run_queue_delay() - self._delay:
-            raise TooLong
+        if time.monotonic() > self._clock:
+            late = time.monotonic() - self._clock - (_run_queue_delay() - self._delay)
+            if late > 0 and late > self._stolen_seconds():
+                raise TooLong
+
+    def _stolen_seconds(self) -> float:
+        """What was stolen since the start, of the processor from which most was: this process may have lost it."""
+        if not self._stolen:
+            return 0.0
+        pairs = zip(self._stolen, _stolen_ticks())  # noqa: B905  # `strict` came after Python 3.9
+        return max((after - before for before, after in pairs), default=0) / os.sysconf("SC_CLK_TCK")
 
     def extend(self, processor: float, clock: float) -> None:
         """Add time that was spent on what is not the guest's."""
