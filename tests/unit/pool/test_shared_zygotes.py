@@ -55,9 +55,12 @@ def answers(backend: ProcessBackend) -> bool:
 
 
 def zygotes_of(manager: int) -> set[int]:
-    """The manager's children in its own pid namespace: its zygote, the twins of that, and its watcher."""
+    """The manager's children in its own pid namespace: its zygote, the twins of that, and its watcher.
+
+    The kernel's list may lack one while another child ends, so it is read a few times.
+    """
     found = set()
-    for pid in children(manager):
+    for pid in {pid for _ in range(5) for pid in children(manager)}:
         with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
             if len(status.partition("NSpid:")[2].splitlines()[0].split()) == 2:
