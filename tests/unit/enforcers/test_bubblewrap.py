@@ -6,12 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers import require
+from tests.helpers import PATIENCE, require, until
 
 from warmcell.core.errors import EnforcerUnavailable, InvalidRequest, PolicyViolation
 from warmcell.core.types import Limits
@@ -371,16 +372,23 @@ def test_a_link_is_shown_as_what_it_leads_to(cage: BubblewrapEnforcer, tmp_path:
 @pytest.mark.attack("PT-11")
 def test_it_dies_with_its_parent(cage: BubblewrapEnforcer, tmp_path: Path) -> None:
     policy = allow(AllowedPath(str(tmp_path), READ_WRITE))
-    command = cage.wrap_command(
-        "/bin/sh", ["-c", f"touch {tmp_path}/started; sleep 2; touch {tmp_path}/survived"], policy
-    )
+    two_minutes = f"touch {tmp_path}/started; for n in $(seq 120); do sleep 1; done"
+    command = cage.wrap_command("/bin/sh", ["-c", two_minutes], policy)
     starter = (
         "import subprocess, sys, os, time\nsubprocess.Popen(sys.argv[2:], env={})\n"
         "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\nos.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", starter, f"{tmp_path}/started", *command.argv], timeout=20, check=False)
-    subprocess.run(["sleep", "2.5"], check=True)
-    assert (tmp_path / "started").exists() and not (tmp_path / "survived").exists()
+    subprocess.run([sys.executable, "-c", starter, f"{tmp_path}/started", *command.argv], timeout=PATIENCE, check=False)
+    assert (tmp_path / "started").exists()
+    until(lambda: not _is_in_a_command_line(f"{tmp_path}/started"))
+
+
+def _is_in_a_command_line(text: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if text.encode() in path.read_bytes():
+                return True
+    return False
 
 
 def test_a_missing_path_is_refused_before_anything_starts(cage: BubblewrapEnforcer, tmp_path: Path) -> None:
