@@ -157,7 +157,7 @@ class Leftovers:
         passed = min(started - self._last_look, self._most_counted)
         self._waited += passed
         self._idle = 0.0 if is_busy else self._idle + passed
-        # Examining many processes takes a while; this limits it to a tenth of our time.
-        pause = max(_LOOK_SECONDS, 10 * (now - started))
+        # Examining many processes takes a while; this limits it to a tenth of our time. It may also have been a stall.
+        pause = min(max(_LOOK_SECONDS, 10 * (now - started)), _BUSY_SECONDS)
         self.next_look, self._last_look, self._most_counted = now + pause, started, pause + _MOST_COUNTED
         return is_alive and self._waited < _BUSY_SECONDS and self._idle < _IDLE_SECONDS
