@@ -38,7 +38,7 @@ _MOST_DENIALS_SENT = 4
 #: Denials may fill the channel to this size, less than net.core.wmem_default: the report needs room.
 _SIOCOUTQ, _MOST_UNREAD = 0x5411, 1 << 17
 #: How long to wait for a process that finds the next pid, and how long none is started after one did not exit.
-_NEXT_PID_SECONDS, _NEXT_PID_PAUSE_SECONDS = 4.0, 20.0
+_NEXT_PID_SECONDS, _NEXT_PID_PAUSE_SECONDS = 1.0, 20.0
 _pid_home: Optional[namespaces.HomeNamespace] = None
 _no_next_pid_until = 0.0
 
