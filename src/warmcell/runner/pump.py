@@ -164,7 +164,7 @@ class Pump:
             return "not started"
         if self._on_linger:
             self._note_long_run(self._on_linger)
-        from warmcell.runner.starvation import guest_time
+        from warmcell.runner.starvation import RECHECK_SECONDS, guest_time, waits_for_processor
 
         self._read_full_pipes()
         elapsed, timeout = now - self._started_at, self._bounds.timeout
@@ -172,8 +172,11 @@ class Pump:
         # Time that a guest spent writing endlessly past its output limit counts as used.
         is_endless = elapsed >= longest and any(capture.is_truncated for capture in self._captures.values())
         guest_wait = self._lateness + self._feed.guest_wait + (0.0 if is_endless else self._guest_wait)
-        used = guest_time(self._cell.pids(), guest_wait, self._processors)
+        pids = self._cell.pids()
+        used = guest_time(pids, guest_wait, self._processors)
         stop_reason, more = used.check_deadline(elapsed, timeout, longest)
+        if stop_reason == "timeout" and elapsed < longest and used.cpu < timeout and waits_for_processor(pids):
+            stop_reason, more = "", RECHECK_SECONDS
         if not stop_reason and self._cell.group is not None:
             self._cell.group.add_task_weight()
         self._deadline = now + more

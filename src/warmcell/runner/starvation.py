@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable, Iterable
 
 from warmcell.cage.linux import kernel_files
-from warmcell.cage.linux.processes import descendants, must_be_expected
-from warmcell.cage.watching.usage import cpu_times
+from warmcell.cage.linux.processes import descendants, expected_errors, must_be_expected
+from warmcell.cage.watching.usage import cpu_times, threads
 from warmcell.core.records import dataclass
 from warmcell.runner.stolen_time import ProcessorTime, processor_times, stolen_time
 
 #: A guest that could use this share of its timeout was not starved.
 _OWN_SHARE = 0.9
+#: A thread that could run and did not for this long waits for a processor. The kernel counts what runs in each tick.
+_MOMENT_SECONDS = 0.03
+#: How soon to look again after that.
+RECHECK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +77,60 @@ class GuestClock:
         used = max(0.0, cpu - self._cpu)
         delay = max((delay - self._delays.get(pid, 0.0) for pid, delay in delays.items()), default=0.0)
         stolen = stolen_time(used, self._processors, processor_times())
-        return GuestTime(used, delay + stolen).remaining_time(elapsed, timeout)
+        remaining = GuestTime(used, delay + stolen).remaining_time(elapsed, timeout)
+        if not remaining and used < timeout and waits_for_processor(self._roots()):
+            return RECHECK_SECONDS
+        return remaining
+
+
+def waits_for_processor(roots: Iterable[int]) -> bool:
+    """Whether a thread of these processes, or of one below them, waits at this moment.
+
+    The kernel counts a wait on a run queue, and time that was stolen, when it has ended.
+    """
+    if not (before := _runnable_threads(roots)):
+        return False
+    time.sleep(_MOMENT_SECONDS)
+    return any(_schedstat(thread)[0] == ran for thread, ran in before.items())
+
+
+def _runnable_threads(roots: Iterable[int]) -> dict[str, int]:
+    """For how many nanoseconds each has run."""
+    places = [f"/proc/{pid}/task/{thread}" for pid in _trees(roots) for thread in threads(f"/proc/{pid}")]
+    ran = {place: _schedstat(place)[0] for place in places if _is_runnable(place)}
+    return {place: nanoseconds for place, nanoseconds in ran.items() if nanoseconds}
+
+
+def _is_runnable(place: str) -> bool:
+    with expected_errors:
+        return kernel_files.read(f"{place}/stat").rpartition(")")[2].startswith(" R")
+    return False
 
 
 def _measure(roots: Iterable[int]) -> tuple[float, dict[int, float]]:
     """The processor time of all processes, and the delay of each."""
-    pids = {pid for root in roots if root > 0 for pid in (root, *descendants(root))}
+    pids = _trees(roots)
     cpu = sum(time.own + time.waited for time in cpu_times("/proc", pids).values())
     return cpu, {pid: _run_queue_delay(pid) for pid in pids}
 
 
+def _trees(roots: Iterable[int]) -> set[int]:
+    return {pid for root in roots if root > 0 for pid in (root, *descendants(root))}
+
+
 def _run_queue_delay(pid: int) -> float:
-    """0 if the kernel has no schedstat."""
-    longest = 0
+    """Of the thread that waited longest."""
+    place = f"/proc/{pid}"
+    return max((_schedstat(f"{place}/task/{thread}")[1] for thread in threads(place)), default=0) / 1e9
+
+
+def _schedstat(place: str) -> tuple[int, int]:
+    """For how many nanoseconds a thread has run, and waited on a run queue; 0 if the kernel does not say."""
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            longest = max(longest, int(kernel_files.read_short(f"/proc/{pid}/task/{thread}/schedstat").split()[1]))
+        ran, waited, _ = kernel_files.read_short(f"{place}/schedstat").split()
+        return int(ran), int(waited)
     except OSError as error:
         must_be_expected(error)
-    except (IndexError, ValueError):
-        return 0.0
-    return longest / 1e9
+        return 0, 0
+    except ValueError:
+        return 0, 0

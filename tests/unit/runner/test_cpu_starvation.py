@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.helpers import PATIENCE, require
+from tests.helpers import PATIENCE, require, until
 
 from warmcell import ExecRequest, ExecutionTimeout, Limits, ProcessBackend, ProcessConfig
 from warmcell.runner import pump, starvation
 from warmcell.runner.cell import Cell
 from warmcell.runner.cgroup_parent import GroupParent, group_parent
 from warmcell.runner.pump import Pump
-from warmcell.runner.starvation import GuestClock, GuestTime, guest_time
+from warmcell.runner.starvation import GuestClock, GuestTime, guest_time, waits_for_processor
 from warmcell.runner.stolen_time import ProcessorTime, processor_times, stolen_time
 from warmcell.runner.streams import Capture
 
@@ -144,11 +144,48 @@ def test_a_clock_counts_no_stall_of_its_own_thread(
     assert clock.remaining_time(3.0) == 3.0
 
 
+def test_a_wait_for_a_processor_is_seen_while_it_lasts() -> None:
+    """One that may run only if the other does not."""
+    processor = {min(os.sched_getaffinity(0))}
+    with subprocess.Popen([sys.executable, "-c", _SPIN]) as spins, subprocess.Popen(["sleep", "60"]) as sleeps:
+        with subprocess.Popen([sys.executable, "-c", _SPIN]) as waits:
+            os.sched_setaffinity(spins.pid, processor)
+            os.sched_setaffinity(waits.pid, processor)
+            os.sched_setscheduler(waits.pid, os.SCHED_IDLE, os.sched_param(0))
+            try:
+                until(lambda: waits_for_processor([waits.pid]))
+                until(lambda: not waits_for_processor([sleeps.pid, 2**22 + 1]))
+            finally:
+                for process in (spins, waits, sleeps):
+                    process.kill()
+
+
+@pytest.mark.claim("WC-RX-8")
+@pytest.mark.needs("user namespaces")
+@pytest.mark.parametrize(("waits", "stretch", "is_late"), [(3, 10.0, False), (10**9, 0.3, True)])
+def test_a_guest_that_waits_at_its_deadline_is_not_late(
+    monkeypatch: pytest.MonkeyPatch, waits: int, stretch: float, is_late: bool
+) -> None:
+    looks = iter(range(waits))
+    monkeypatch.setattr(starvation, "waits_for_processor", lambda pids: next(looks, None) is not None)
+    monkeypatch.setattr(starvation, "RECHECK_SECONDS", 0.3)
+    monkeypatch.setattr(pump, "_MOST_STRETCH", 1)
+    monkeypatch.setattr(pump, "_STRETCH_SECONDS", stretch)
+    request = ExecRequest("python", "import time; time.sleep(1.2)", timeout=0.5)
+    with ProcessBackend() as backend:
+        if is_late:
+            with pytest.raises(ExecutionTimeout):
+                backend.execute_blocking(request)
+        else:
+            assert backend.execute_blocking(request).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("cpu", "busy", "stolen", "lost"),
     [
         (1.0, 1.0, 3.0, 3.0),  # it computed alone, and the host took the processor three times as long
-        (0.5, 1.0, 3.0, 1.5),  # half of what was taken was another's
+        (0.5, 1.0, 3.0, 3.0),  # it may all have been taken from it
+        (0.05, 1.0, 3.0, 1.5),  # as well, but that is not probable
         (0.0, 1.0, 3.0, 0.0),  # it slept
         (9.0, 1.0, 3.0, 3.0),  # it computed on several processors
         (0.1, 0.0, 0.2, 0.2),  # less than a tick
@@ -163,8 +200,8 @@ def test_stolen_time_is_that_of_computing_processes(cpu: float, busy: float, sto
 
 
 def test_processor_times_are_read_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, until = processor_times(), time.process_time() + 0.2
-    while time.process_time() < until:
+    before, end = processor_times(), time.process_time() + 0.2
+    while time.process_time() < end:
         pass
     after = processor_times()
     assert len(before) == os.sysconf("SC_NPROCESSORS_ONLN")
