@@ -140,38 +140,45 @@ def test_figures_are_kept_for_sandboxes_that_exist(start_server: Start, tmp_path
 
 
 def test_waiting_is_what_the_client_waits(start_server: Start, tmp_path: Path) -> None:
-    """With one slot, three clients wait for a second each: all figures say so."""
+    """With one slot, two clients wait until a third one leaves: all figures say so."""
     tokens = tmp_path / "tokens.json"
     every = [word for scope in ("run", "metrics") for word in ("--scope", scope)]
     token = make_token(tokens, "one", "--runs", "1", *every)
     with start_server("--tokens", str(tokens)) as server:
-        slow = RUN | {"code": "import time; time.sleep(1)"}
+        endless = RUN | {"code": "import time; print('begun', flush=True); time.sleep(300)", "timeout": 300}
         threads = [
-            threading.Thread(target=server.client.post, args=("/v1/run",), kwargs={"json": slow, "headers": key(token)})
-            for _ in range(3)
+            threading.Thread(target=server.client.post, args=("/v1/run",), kwargs={"json": RUN, "headers": key(token)})
+            for _ in range(2)
         ]
-        for thread in threads:
-            thread.start()
 
         def metrics() -> str:
             return server.client.get("/metrics", headers=key(token)).text
 
-        until(lambda: "warmcell_runs_waiting 2.0" in metrics())
         activity: list[dict[str, object]] = []
 
         def one_runs() -> bool:
             activity[:] = server.client.get("/v1/activity", headers=key(token)).json()["runs"]
             return sorted(str(run["state"]) for run in activity) == ["running", "waiting", "waiting"]
 
-        until(one_runs)
-        assert all(run["tenant"] and run["request"] for run in activity)
+        headers = key(token) | {"accept": "text/event-stream"}
+        with server.client.stream("POST", "/v1/run", json=endless, headers=headers) as stream:
+            lines = stream.iter_lines()  # kept: the stream ends with it
+            assert next(lines) == "event: stdout"
+            for thread in threads:
+                thread.start()
+            until(lambda: "warmcell_runs_waiting 2.0" in metrics())
+            until(one_runs)
+            both_wait = time.monotonic()
+            assert all(run["tenant"] and run["request"] for run in activity)
+            time.sleep(0.5)
+            least = 2 * (time.monotonic() - both_wait)
         for thread in threads:
             thread.join()
+        until(lambda: 'warmcell_http_requests_total{method="POST",route="/v1/run",status="200"} 3.0' in metrics())
         text = metrics()
         waited = next(line for line in text.splitlines() if line.startswith("warmcell_queue_seconds_sum"))
-        assert float(waited.split()[-1]) > 2  # one and two seconds, of the clients' own
+        assert float(waited.split()[-1]) > least  # of the clients' own
         assert "warmcell_runs_waiting 0.0" in text
-        assert 'warmcell_http_requests_total{method="POST",route="/v1/run",status="200"} 3.0' in text
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
