@@ -147,20 +147,27 @@ def test_a_judged_program_that_sleeps_ends_at_the_longest_time(start_server: Sta
     assert (verdict["status"], verdict["error"]["details"]["timeout"]) == ("time_limit", 1)
 
 
-def test_sigterm_lets_runs_end(start_server: Start) -> None:
-    """A stream that is under way gets its last event."""
-    body = RUN | {"code": "import time; print('begun', flush=True); time.sleep(0.5); print('ended')"}
-    with start_server() as server:
-        headers = {"accept": "text/event-stream"}
+def test_sigterm_lets_runs_end(start_server: Start, tmp_path: Path) -> None:
+    """A stream that is under way gets its last event. The run ends after the server has said that it shuts down."""
+    shown, policy = tmp_path / "shown", tmp_path / "policy.json"
+    shown.mkdir()
+    paths = [{"path": str(shown), "mode": "readOnly", "guestPath": "/shown"}]
+    policy.write_text(json.dumps({"allowProcessSpawn": True, "allowedPaths": paths}))
+    code = "print('begun', flush=True)\nimport os, time\nwhile not os.path.exists('/shown/go'): time.sleep(0.02)"
+    with start_server("--policy", str(policy)) as server:
+        headers, body = {"accept": "text/event-stream"}, RUN | {"code": f"{code}\nprint('ended')"}
         with server.client.stream("POST", "/v1/run", json=body, headers=headers) as stream:
             lines = stream.iter_lines()
             assert next(lines) == "event: stdout"
             server.process.send_signal(signal.SIGTERM)
+            said = server.process.stderr.readline()
+            assert said.startswith("WARNING: SIGTERM: shutting down; 1 runs may finish")
+            (shown / "go").touch()
             heard = "\n".join(lines)
-        said = server.process.communicate(timeout=60)[1]
+        said += server.process.stderr.read()
+        server.process.wait(60)
     assert "event: result" in heard and '"stdout": "begun\\nended\\n"' in heard
-    assert server.process.returncode == 0 and said.startswith("WARNING: SIGTERM: shutting down; 1 runs may finish")
-    assert said.count("\n") == 1, said
+    assert server.process.returncode == 0 and said.count("\n") == 1, said
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url + "/healthz")
 
