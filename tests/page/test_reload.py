@@ -30,7 +30,8 @@ def test_a_running_program_is_found_again_and_stopped(server: Server, new_page: 
     write(page, WAITING)
     page.keyboard.press("Control+Enter")
     page.get_by_role("log").get_by_text("begun").wait_for()
-    page.reload()
+    with page.expect_response("**/v1/runs/*/events*"):  # the saved output is replaced by that of the server
+        page.reload()
     page.get_by_role("log").get_by_text("begun").wait_for()
     assert page.get_by_text("Running", exact=True).is_visible()
     page.get_by_role("button", name="Stop").click()
