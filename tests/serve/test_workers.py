@@ -263,14 +263,16 @@ def is_healthy(client: HTTPConnection) -> bool:
 
 def test_it_reloads_and_ends_in_order(start_server: Start) -> None:
     with start_server("--workers", "2") as server:
-        until(lambda: server.client.get("/readyz").status_code == 200)
         until(lambda: len(worker_pids(server)) == 2)
         workers = worker_pids(server)
+        server.reload()  # while they start, which does not end them
+        until(lambda: server.client.get("/readyz").status_code == 200)
         body = RUN | {"code": "import time; print('begun', flush=True); time.sleep(0.5); print('ended')"}
         with server.client.stream("POST", "/v1/run", json=body, headers={"accept": "text/event-stream"}) as stream:
             lines = stream.iter_lines()
             assert next(lines) == "event: stdout"
             server.reload()
+            assert worker_pids(server) == workers
             server.process.send_signal(signal.SIGTERM)
             heard = "\n".join(lines)
         server.process.communicate(timeout=60)

@@ -81,6 +81,8 @@ class Worker(Peer):
         self.number, self.is_ready = number, False
         self._settings, self._shared = settings, shared
         self._process: asyncio.subprocess.Process | None = None
+        #: Whether the process has to read the files again when it is ready: until it handles SIGHUP, that would end it.
+        self._must_reload = False
         self._ending = asyncio.Event()
 
     async def keep_running(self) -> None:
@@ -132,6 +134,8 @@ class Worker(Peer):
             os.rename(self._starting_path, self.path)
             process.was_ready = self.is_ready = True
             self._shared.connections.add_recipient(process.recipient)
+            if self._must_reload:
+                self.reload()
         else:
             process.handle(message)
 
@@ -174,6 +178,12 @@ class Worker(Peer):
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    def reload(self) -> None:
+        """Let the process read the token and policy files again, now or when it is ready."""
+        self._must_reload = not self.is_ready
+        if self.is_ready:
+            self.send_signal(signal.SIGHUP)
+
     def end(self) -> None:
         """Let the process finish; kill it when it exceeds its own bound, as a stopped one does."""
         if not self._ending.is_set():
@@ -200,7 +210,7 @@ class Workers:
 
     def reload(self) -> None:
         for worker in self.all:
-            worker.send_signal(signal.SIGHUP)
+            worker.reload()
 
     def end(self) -> None:
         """Let requests in progress finish, then end the processes."""
