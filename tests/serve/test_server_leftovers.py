@@ -109,6 +109,7 @@ def test_a_sandbox_is_made_ahead_for_who_asks_for_nothing_special(monkeypatch: p
 
 
 async def _count_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spares_module, "_IDLE_SECONDS", 3600.0)  # longer than it takes to make five
     service = Service(Settings())
     spares = spares_of(service)
     assert spares.take(LOCAL_TENANT) is None  # the first request
