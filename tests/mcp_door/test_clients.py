@@ -144,9 +144,13 @@ async def test_progress_tells_what_is_printed(url: str) -> None:
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append((progress, total, message))
 
-    code = "import time\nfor n in range(3): print('line', n); time.sleep(0.4)"
+    arguments = {"code": "import time\nfor n in range(999): print('line', n); time.sleep(0.4)", "timeout_secs": 60}
     async with connect("http", url) as client:
-        await client.call_tool("run_code", {"code": code, "timeout_secs": 60}, progress_callback=hear)
+        running = asyncio.create_task(client.call_tool("run_code", arguments, progress_callback=hear))
+        await until_async(lambda: len(told) > 1 and any(message for _, _, message in told))
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
     assert [progress for progress, _, _ in told] == sorted({progress for progress, _, _ in told})
     assert {total for _, total, _ in told} == {60.0}
     assert "line 0" in "".join(message or "" for _, _, message in told)
