@@ -88,6 +88,7 @@ def test_nothing_is_left_of_many_requests(start_server: Start) -> None:
                 list(threads.map(one, range(count)))
 
         round_of(32)
+        until(lambda: "warmcell_live_cages 1.0" in server.client.get("/metrics").text)  # the spare alone
         before = wait_until_stable(state)
         round_of(64)
         until(is_as_before)
