@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import httpx
 import pytest
-from tests.helpers import has_user_namespaces, require
+from tests.helpers import PATIENCE, has_user_namespaces, require, until
 
 from warmcell import AsyncClient, AsyncSandbox
 from warmcell.interfaces.client.client import AsyncRemoteSandbox
@@ -141,6 +141,13 @@ def worker_pids(server: Server) -> list[int]:
     """With the arguments that tell them from the managers of cages."""
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
     return [pid for pid in map(int, children) if b"serve.front.worker" in arguments_of(pid)]
+
+
+def await_workers(server: Server, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    """All of them answer this; the first one refuses a token without the scope. A request waits 20 s for a worker that
+    starts, which takes longer on a loaded machine.
+    """
+    until(lambda: server.client.get("/metrics", headers=headers).status_code in (200, 403), 2 * PATIENCE)
 
 
 def arguments_of(pid: int) -> bytes:

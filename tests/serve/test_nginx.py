@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.helpers import require, until
-from tests.serve.conftest import ROOT, Server
+from tests.serve.conftest import ROOT, Server, await_workers
 from tests.serve.requests import Box, asset_of, make_certificate, stream_events
 from websockets.sync.client import connect
 
@@ -109,6 +109,7 @@ def nginx(start_server: Start, tmp_path_factory: pytest.TempPathFactory, request
     audit = directory / "audit.jsonl"
     options = ("--public-url", PUBLIC, "--trusted-proxy", "127.0.0.1", "--audit", str(audit))
     with start_server(*options, "--workers", request.param) as server, run_nginx(directory, server) as port:
+        await_workers(server)
         yield Nginx(server, port, audit)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import require, until
-from tests.serve.conftest import Server, make_token
+from tests.serve.conftest import Server, await_workers, make_token
 
 Start = Callable[..., AbstractContextManager[Server]]
 RUN = {"language": "python", "code": "print(6 * 7)", "timeout": 20}
@@ -55,6 +55,7 @@ def test_the_audit_names_tenant_request_sandbox_and_refused_tokens(
     token = make_token(tokens, "one")
     options = ("--tokens", str(tokens), "--audit", str(audit), "--workers", workers)
     with start_server(*options) as server:
+        await_workers(server, key(token))
         client = server.client
         ran = client.post("/v1/run", json=RUN, headers=key(token) | {"x-request-id": "the-run"})
         assert ran.headers["x-request-id"] == "the-run", ran.text
@@ -93,6 +94,7 @@ def test_usage_is_per_tenant_and_survives_a_restart(start_server: Start, tmp_pat
     options = ("--tokens", str(tokens), "--usage", str(tmp_path / "usage.db"), "--workers", workers)
     for runs in (2.0, 4.0):
         with start_server(*options) as server:
+            await_workers(server, key(one))
             for _ in range(2):
                 assert server.client.post("/v1/run", json=RUN, headers=key(one)).status_code == 200
 
@@ -122,6 +124,7 @@ def test_figures_are_kept_for_sandboxes_that_exist(start_server: Start, tmp_path
     tokens = tmp_path / "tokens.json"
     one, two = make_token(tokens, "one"), make_token(tokens, "two")
     with start_server("--tokens", str(tokens), "--workers", workers) as server:
+        await_workers(server, key(one))
         client = server.client
         foreign = client.post("/v1/sandboxes", json={}, headers=key(two)).json()["id"]
         own = client.post("/v1/sandboxes", json={}, headers=key(one)).json()["id"]
@@ -186,6 +189,7 @@ def test_metrics_by_tenant(start_server: Start, tmp_path: Path, workers: str) ->
     tokens = tmp_path / "tokens.json"
     one, watcher = make_token(tokens, "one"), make_token(tokens, "watcher", "--scope", "metrics")
     with start_server("--tokens", str(tokens), "--metrics-by-tenant", "--workers", workers) as server:
+        await_workers(server, key(watcher))
         assert server.client.post("/v1/run", json=RUN, headers=key(one)).status_code == 200
         tenant = json.loads(tokens.read_text())["tokens"][0]["id"]
 
@@ -222,6 +226,7 @@ def test_spans_are_exported_by_otlp(start_server: Start, monkeypatch: pytest.Mon
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
     try:
         with start_server("--workers", workers) as server:
+            await_workers(server)
             assert server.client.post("/v1/run", json=RUN).status_code == 200
             assert server.stop()[0] == 0
         assert any(body.startswith(b"/v1/traces") and b"warmcell.run python" in body for body in received)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import until
-from tests.serve.conftest import Server, make_token
+from tests.serve.conftest import Server, await_workers, make_token
 from tests.serve.requests import Box, key_options
 
 Start = Callable[..., Any]
@@ -151,11 +151,13 @@ def test_state_with_workers_and_tenants(start_server: Start, tmp_path: Path) -> 
     keys = [make_token(tokens, name) for name in ("one", "two")]
     options = ("--state", str(tmp_path / "state"), "--tokens", str(tokens), "--workers", "2")
     with start_server(*options) as server:
+        await_workers(server, {"x-api-key": keys[0]})
         boxes = [Box(server.client, key, metadata={"key": key}) for key in keys]
         for number, box in enumerate(boxes):
             box.run(f"echo {number} > file")
         server.stop()
     with start_server(*options) as server:
+        await_workers(server, {"x-api-key": keys[0]})
         for number, box in enumerate(boxes):
             assert _reconnect(box, server).run("cat file")[1] == f"{number}\n"
             other = server.client.get(f"/sandboxes/{box.id}", headers={"x-api-key": keys[1 - number]})

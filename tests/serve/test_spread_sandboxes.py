@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import until
-from tests.serve.conftest import Server, worker_pids
+from tests.serve.conftest import Server, await_workers, worker_pids
 from tests.serve.requests import Box, create_sandbox
 from websockets.sync.client import connect
 
@@ -27,7 +27,7 @@ QUOTA = 8
 @pytest.fixture(scope="module")
 def front(start_server: Start) -> Iterator[Server]:
     with start_server("--workers", "2", "--sandboxes", str(QUOTA)) as server:
-        server.client.get("/metrics")  # which all workers answer
+        await_workers(server)
         yield server
 
 
@@ -150,6 +150,7 @@ def test_what_a_killed_worker_had_is_not_counted(front: Server) -> None:
     before = worker_pids(front)
     os.kill(before[0], signal.SIGKILL)
     until(lambda: len(set(worker_pids(front)) - set(before)) == 1)
+    await_workers(front)
     kept = [f"/v1/sandboxes/{one['id']}" for one in front.client.get("/v1/sandboxes").json()]
     assert len(kept) == QUOTA // 2 and set(kept) < set(made)
     more = [create_sandbox(front.client) for _ in range(QUOTA // 2)]
@@ -159,6 +160,7 @@ def test_what_a_killed_worker_had_is_not_counted(front: Server) -> None:
 
 def test_a_wrong_token_is_refused_before_anything_is_read(start_server: Start) -> None:
     with start_server("--workers", "2", "--token", "a-token-of-sixteen") as server:
+        await_workers(server, {"x-api-key": "a-token-of-sixteen"})
         for method, path in (("GET", "/v1/sandboxes"), ("GET", "/v2/sandboxes"), ("GET", "/snapshots")):
             assert server.client.request(method, path).status_code == 401
         for path in ("/v1/sandboxes", "/sandboxes"):

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from tests.helpers import until
 from tests.image_roots import shared_debian_like, shared_place
-from tests.serve.conftest import Server, make_token
+from tests.serve.conftest import Server, await_workers, make_token
 from tests.serve.requests import Box, states_of_sleep
 
 from warmcell.images import ImageStore
@@ -355,6 +355,7 @@ def test_a_template_that_one_worker_built_is_used_by_the_others(
     """Without a token file, sandboxes are spread over the workers. Builds are carried out by one of them."""
     store = make_store(tmp_path_factory)
     with start_server("--workers", "2", "--images", str(store)) as server:
+        await_workers(server)
         one = Tenant(server, "any", store)
         assert one.build("shared", step("RUN", "echo 1 > /number", "root"))["status"] == "ready"
         boxes = [Box(one.client, one.key, templateID="shared") for _ in range(2)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import until
-from tests.serve.conftest import Server, make_token
+from tests.serve.conftest import Server, await_workers, make_token
 from tests.serve.requests import Box, create_sandbox
 
 Start = Callable[..., AbstractContextManager[Server]]
@@ -49,6 +49,7 @@ def test_a_sandbox_made_ahead_counts_for_the_tenant_that_gets_it(start_server: S
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_bytes_of_a_sandbox_are_seen_while_it_exists(start_server: Start, workers: str) -> None:
     with start_server("--workers", workers) as server:
+        await_workers(server)
         at = create_sandbox(server.client)
         server.client.put(f"{at}/files/a", content=bytes(300_000))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.serve.conftest import Server, make_token
+from tests.serve.conftest import Server, await_workers, make_token
 from tests.serve.requests import Box
 
 from warmcell.interfaces.serve.e2b import volume_space, volumes
@@ -103,6 +103,7 @@ def test_volumes_of_other_tenants(start_server: Start, tmp_path: Path, workers: 
     keys = [make_token(tokens, "one", "--disk-mb", "1", "--sandboxes", "1"), make_token(tokens, "two")]
     state = ("--state", str(tmp_path / "state"))
     with start_server("--tokens", str(tokens), "--workers", workers, *state) as server:
+        await_workers(server, {"x-api-key": keys[0]})
         mine, theirs = (Volume(server.client, "same-name", key) for key in keys)
         assert mine.call("GET", "dir", "/", token=theirs.token).status_code == 404
         assert mine.call("GET", "dir", "/", token=keys[0]).status_code == 404
@@ -118,6 +119,7 @@ def test_volumes_of_other_tenants(start_server: Start, tmp_path: Path, workers: 
         assert server.client.post(f"/sandboxes/{box.id}/pause", json={}, headers=box.key).status_code == 204
         server.stop(signal.SIGKILL)
     with start_server("--tokens", str(tokens), "--workers", workers, *state) as server:
+        await_workers(server, {"x-api-key": keys[0]})
         mine.client = box.client = server.client
         assert mine.call("GET", "file", "/small").content == b"kept"
         assert server.client.post(f"/sandboxes/{box.id}/connect", json={}, headers=box.key).status_code == 201

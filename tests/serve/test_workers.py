@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.helpers import PATIENCE, until
-from tests.serve.conftest import Server, arguments_of, disconnect_after, make_token, worker_pids
+from tests.serve.conftest import Server, arguments_of, await_workers, disconnect_after, make_token, worker_pids
 from tests.serve.requests import Box
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -44,13 +44,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def front(start_server: Start, tokens: dict[str, str]) -> Iterator[Server]:
     with start_server("--workers", "2", "--tokens", tokens["file"]) as server:
-        await_workers(server, tokens)
+        await_workers(server, key(tokens))
         yield server
-
-
-def await_workers(server: Server, tokens: dict[str, str]) -> None:
-    """All of them answer this. A request waits 20 s for a worker that starts, which takes longer on a loaded machine."""
-    until(lambda: server.client.get("/metrics", headers=key(tokens)).status_code == 200)
 
 
 def key(tokens: dict[str, str], name: str = "two") -> dict[str, str]:
@@ -221,13 +216,14 @@ def test_the_end_of_a_worker_is_our_fault_and_costs_its_runs_alone(front: Server
     assert answers["/api/v2/execute"].status_code >= 500
     assert answers["stream"].rstrip().splitlines()[-2] == "event: error" and '"fault": "host"' in answers["stream"]
     until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
-    await_workers(front, tokens)
+    await_workers(front, key(tokens))
     assert front.client.post("/v1/run", json=RUN, headers=mine).json()["stdout"] == "1\n"
 
 
 def test_a_worker_answers_its_connections_without_the_front(start_server: Start) -> None:
     """Where nothing is shared; a run needs a place in the one queue. The front answers while no worker is ready."""
     with start_server("--workers", "2") as server:
+        await_workers(server)
         address = httpx.URL(server.url)
         client = HTTPConnection(address.host, address.port, timeout=PATIENCE)
         assert is_healthy(client) and is_healthy(client)
@@ -247,7 +243,7 @@ def test_an_idle_connection_outlives_its_worker(front: Server, tokens: dict[str,
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     until(lambda: len(set(worker_pids(front)) - set(before)) == 2)
-    await_workers(front, tokens)
+    await_workers(front, key(tokens))
     assert is_healthy(client)
     client.close()
 
@@ -282,6 +278,7 @@ def test_it_reloads_and_ends_in_order(start_server: Start) -> None:
 
 def test_workers_end_when_their_front_is_killed(start_server: Start) -> None:
     with start_server("--workers", "2") as server:
+        await_workers(server)
         assert server.client.post("/v1/run", json=RUN).status_code == 200
         until(lambda: len(worker_pids(server)) == 2)
         workers = worker_pids(server)
