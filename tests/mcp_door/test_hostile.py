@@ -217,7 +217,7 @@ def test_the_address_is_told_when_clients_can_connect() -> None:
 
 @pytest.mark.attack("PT-10")
 def test_a_token_is_asked_for_and_a_silent_client_loses_its_sandbox() -> None:
-    options = ["--token", "a-long-enough-token", "--idle-timeout", "2"]
+    options = ["--token", "a-long-enough-token", "--idle-timeout", "5"]  # between any two requests and looks below
     command = [*COMMAND, "--http", "--port", "0", *options]
     marker = f"warmcell-{secrets.token_hex(8)}"
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
