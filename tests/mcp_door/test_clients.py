@@ -217,7 +217,7 @@ async def test_the_options_hold(url: str, tmp_path: Path) -> None:
         "--language",
         "py",
         "--timeout",
-        "5",
+        "60",
         "--env",
         "A=b",
         "--python",

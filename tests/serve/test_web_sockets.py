@@ -154,7 +154,7 @@ def test_a_run_that_waits_for_its_slot_ends_with_its_socket(start_server: Callab
             return "warmcell_runs_waiting 1.0" in server.client.get("/metrics", headers=headers).text
 
         with open_socket(server, "/v1/run/ws", additional_headers=headers) as first:
-            first.send(json.dumps(RUN | {"code": "print('up', flush=True); input()"}))
+            first.send(json.dumps(RUN | {"code": "print('up', flush=True); input()", "timeout": 300}))
             receive(first, b"up")
             for _ in range(3):
                 with open_socket(server, "/v1/run/ws", additional_headers=headers) as other:
