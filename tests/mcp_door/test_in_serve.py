@@ -65,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 async def test_a_tenant_works_in_a_sandbox_that_counts(served: Served) -> None:
-    async with served.connect("one") as client, httpx.AsyncClient(headers=served.headers("one")) as http:
+    async with served.connect("one") as client, httpx.AsyncClient(headers=served.headers("one"), timeout=60) as http:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert tools["run_code"].input_schema["properties"]["timeout_secs"]["maximum"] == 20
         await call(client, "run_code", code="x = 41")
@@ -75,7 +75,7 @@ async def test_a_tenant_works_in_a_sandbox_that_counts(served: Served) -> None:
         assert [held["metadata"] for held in mine] == [{"door": "mcp"}]
         refused = await http.post(served.url, json=HELLO, headers=HEADERS)
         assert refused.status_code == 429
-    async with httpx.AsyncClient(headers=served.headers("one")) as http:
+    async with httpx.AsyncClient(headers=served.headers("one"), timeout=60) as http:
         async with asyncio.timeout(60):
             while (await http.get(served.url.replace("/mcp", "/v1/sandboxes"))).json():
                 await asyncio.sleep(0.05)

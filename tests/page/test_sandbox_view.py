@@ -64,7 +64,7 @@ def test_a_sandbox_from_its_beginning_to_its_end(server: Server, new_page: NewPa
     page.get_by_role("link", name="Ports").click()
     page.get_by_role("button", name="Expose").click()
     link = page.get_by_role("link", name="Port 8000")
-    assert httpx.get(f"{link.get_attribute('href')}/dot.svg", trust_env=False).text == PICTURE
+    assert httpx.get(f"{link.get_attribute('href')}/dot.svg", trust_env=False, timeout=60).text == PICTURE
     assert link.get_attribute("rel") == "noopener noreferrer"
 
     page.get_by_role("button", name="Destroy").click()

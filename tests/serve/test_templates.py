@@ -40,7 +40,7 @@ class Tenant:
     def upload(self, template: str, archive: bytes) -> str:
         digest = hashlib.sha256(archive).hexdigest()
         link = self.client.get(f"/templates/{template}/files/{digest}").json()
-        assert httpx.put(link["url"], content=archive, trust_env=False).status_code == 200
+        assert httpx.put(link["url"], content=archive, trust_env=False, timeout=60).status_code == 200
         assert self.client.get(f"/templates/{template}/files/{digest}").json()["present"] is True
         return digest
 
@@ -299,7 +299,7 @@ def test_uploads_need_their_signature(tenants: list[Tenant]) -> None:
         link.partition("?")[0],
         link.replace("expires=", "expires=9"),
     ):
-        assert httpx.put(forged, content=b"x", trust_env=False).status_code in (400, 403), forged
+        assert httpx.put(forged, content=b"x", trust_env=False, timeout=60).status_code in (400, 403), forged
     assert one.client.get(f"/templates/{template}/files/..%2f..%2fkey").status_code in (400, 404)
     too_large = httpx.put(link, content=iter([b"x" * (1 << 20)] * 65), trust_env=False, timeout=60)
     assert too_large.status_code == 413
