@@ -193,12 +193,13 @@ def test_runs_are_counted_for_prometheus(server: Server) -> None:
 
 def test_what_is_under_way_is_told_without_what_it_holds(server: Server) -> None:
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as other:
-        body = {"language": "python", "code": "import time; print('canary', flush=True); time.sleep(20)", "timeout": 60}
-        headers = {"Accept": "text/event-stream"}
+        body = {"language": "python", "code": "import time; print('canary', flush=True); time.sleep(60)", "timeout": 60}
+        headers = {"Accept": "text/event-stream", "X-Request-Id": "under-way"}
         with other.stream("POST", "/v1/run", json=body, headers=headers) as stream:
             lines = stream.iter_lines()  # kept: a client whose iterator is freed hangs up
             assert any("canary" in line for line in lines)
             found = server.client.get("/v1/activity")
-    (run,) = [run for run in found.json()["runs"] if run["state"] == "running"]
+    (run,) = [run for run in found.json()["runs"] if run["request"] == "under-way"]  # others may be about to end
+    assert run["state"] == "running"
     assert run["language"] == "python" and run["seconds"] < 60
     assert "canary" not in found.text
