@@ -130,6 +130,18 @@ def lingering_socket() -> Iterator[int]:
             yield ours.detach()
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that no other program is given, for servers that come and go.
+
+    It stays bound. Linux lets several sockets with SO_REUSEADDR have one address while at most one of them listens.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
 def fork_child(action: Callable[[], object]) -> int:
     """Forks a child that calls `action` and exits; returns the child's pid, which the caller must reap.
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.helpers import require
+from tests.helpers import require, reserved_port
 from tests.serve.conftest import Server, start_server  # noqa: F401
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ def browser() -> Iterator[Browser]:
         started = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield started
         started.close()
+
+
+@pytest.fixture
+def own_port() -> Iterator[int]:
+    """For a server and the one after it."""
+    with reserved_port() as port:
+        yield port
 
 
 @pytest.fixture

@@ -92,14 +92,14 @@ def test_what_went_wrong_is_said(server: Server, new_page: NewPage) -> None:
     page.get_by_role("alert").get_by_text("300").wait_for()  # what the server allows
 
 
-def test_it_comes_back_with_the_server(start_server: Any, new_page: NewPage) -> None:
+def test_it_comes_back_with_the_server(start_server: Any, new_page: NewPage, own_port: int) -> None:
     page = new_page(complains=True)  # of connections that are refused, on the console
-    with start_server() as first:
+    port = str(own_port)
+    with start_server("--port", port) as first:
         page.goto(first.url)
         write(page, "print('begun', flush=True); import time; time.sleep(300)")
         page.keyboard.press("Control+Enter")
         page.get_by_text("begun", exact=True).wait_for()
-        port = first.url.rpartition(":")[2]
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(30)
     page.get_by_text("Reconnecting").wait_for()

@@ -63,16 +63,16 @@ def test_cells_are_found_again_with_their_session(server: Server, new_page: NewP
     server.client.delete(f"/v1/sandboxes/{made}")
 
 
-def test_cells_outlive_the_server(start_server: Any, new_page: NewPage) -> None:
+def test_cells_outlive_the_server(start_server: Any, new_page: NewPage, own_port: int) -> None:
     page = new_page(complains=True)  # of connections that are refused, on the console
-    with start_server() as first:
+    with start_server("--port", str(own_port)) as first:
         made = make_sandbox(first)
         page.goto(f"{first.url}/#/sandboxes/{made}")
         run_cell(page, 1, "x = 6\nprint('printed')")
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(30)
     page.get_by_text("Reconnecting").wait_for()
-    with start_server("--port", first.url.rpartition(":")[2]):
+    with start_server("--port", str(own_port)):
         page.get_by_text("This sandbox has ended").wait_for()
         page.reload()
         page.get_by_text("This sandbox has ended").wait_for()

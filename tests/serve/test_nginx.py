@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers import require, until
+from tests.helpers import require, reserved_port, until
 from tests.serve.conftest import ROOT, Server, await_workers
 from tests.serve.requests import Box, asset_of, make_certificate, stream_events
 from websockets.sync.client import connect
@@ -66,17 +66,16 @@ def find_nginx() -> str:
     return found
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 @contextmanager
 def run_nginx(directory: Path, server: Server) -> Iterator[int]:
     """The configuration as it is in `deploy/`, with other ports and certificates."""
     make_certificate(directory, NAME)
-    port, conf = free_port(), (ROOT / "deploy/nginx/warmcell.conf").read_text()
+    with reserved_port() as port:
+        yield from _run_nginx_on(port, directory, server)
+
+
+def _run_nginx_on(port: int, directory: Path, server: Server) -> Iterator[int]:
+    conf = (ROOT / "deploy/nginx/warmcell.conf").read_text()
     upstream = httpx.URL(server.url)
     for old, new in {
         "127.0.0.1:8000": f"{upstream.host}:{upstream.port}",
