@@ -79,7 +79,7 @@ def test_a_killed_server_finds_paused_sandboxes_and_snapshots(
         _reconnect(box, server)
         (listed,) = server.client.get("/v2/sandboxes", params={"state": "paused"}).json()
         assert listed["sandboxID"] == box.id
-        assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60}).status_code == 201
+        assert server.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 300}).status_code == 201
         assert box.run("cat file")[1] == "two\n"
         copy = Box(server.client, templateID="first")
         assert copy.run("cat file")[1] == "one\n"

@@ -161,7 +161,7 @@ def test_a_pause_stops_the_start_command(tenants: list[Tenant]) -> None:
     until(lambda: states_of_sleep(mark) == ["S"])
     assert one.client.post(f"/sandboxes/{box.id}/pause", json={}).status_code == 204
     until(lambda: states_of_sleep(mark) == ["T"])
-    assert one.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60}).status_code == 201
+    assert one.client.post(f"/v2/sandboxes/{box.id}/connect", json={"timeout": 300}).status_code == 201
     until(lambda: states_of_sleep(mark) == ["S"])
     assert box.kill() == 204
 
@@ -396,7 +396,7 @@ def test_sandboxes_of_templates_survive_a_restart(
         for box in (kept, paused, moved, named):
             box.client = server.client
         assert named.run("cat file; id -un")[1] == 'NAME="Cell Linux"\nroot\n'
-        assert server.client.post(f"/sandboxes/{paused.id}/connect", json={"timeout": 60}).status_code == 201
+        assert server.client.post(f"/sandboxes/{paused.id}/connect", json={"timeout": 300}).status_code == 201
         for box, number in ((kept, "1"), (paused, "1"), (moved, "2")):
             assert box.run("cat file; echo $N; ls /outside")[:2] == (2, f"1\n{number}\n")
         for box in (kept, paused):
