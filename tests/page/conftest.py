@@ -15,8 +15,8 @@ from tests.serve.conftest import Server, start_server  # noqa: F401
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-#: Every wait in these tests: long enough for a machine that does much else.
-PATIENCE = 30_000
+#: Milliseconds. Every wait in these tests: long enough for a machine that does much else.
+PATIENCE = 60_000
 NewPage = Callable[..., "Page"]
 
 
@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
     arguments = ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
     arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        started = playwright.chromium.launch(executable_path=chromium, args=arguments, timeout=3 * PATIENCE)
         yield started
         started.close()
 
