@@ -139,7 +139,7 @@ def test_a_web_socket_reaches_the_worker_of_its_sandbox(front: Server) -> None:
     for _ in range(2):
         at = create_sandbox(front.client)
         pid = front.client.post(f"{at}/processes", json={"command": "cat"}).json()["pid"]
-        with connect(front.url.replace("http:", "ws:") + f"{at}/processes/{pid}/ws") as socket:
+        with connect(front.url.replace("http:", "ws:") + f"{at}/processes/{pid}/ws", open_timeout=60) as socket:
             socket.send(b"echo\n")
             assert socket.recv() == b"\1echo\n"
             socket.send(json.dumps({"type": "kill"}))

@@ -234,7 +234,7 @@ def test_a_name_that_leads_to_loopback_gets_no_socket(server: Server) -> None:
         create_connection((address.hostname, address.port), timeout=30) as way,
         pytest.raises(InvalidStatus) as refused,
     ):
-        connect(f"ws://evil.example:{address.port}/v1/run/ws", sock=way)
+        connect(f"ws://evil.example:{address.port}/v1/run/ws", sock=way, open_timeout=30)
     assert refused.value.response.status_code == 403
 
 

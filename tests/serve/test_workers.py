@@ -141,14 +141,14 @@ def test_a_signed_link_is_found_wherever_it_belongs(front: Server, tokens: dict[
 def test_a_web_socket_reaches_the_worker_of_its_tenant(front: Server, tokens: dict[str, str]) -> None:
     mine = key(tokens)
     url = front.url.replace("http:", "ws:") + "/v1/run/ws"
-    with connect(url, additional_headers=mine) as socket:
+    with connect(url, additional_headers=mine, open_timeout=PATIENCE) as socket:
         socket.send(json.dumps(RUN | {"code": "print(input() * 300_000)"}))
         socket.send(b"abc\n")
         heard = [message for message in socket if isinstance(message, bytes)]
     assert b"".join(piece[1:] for piece in heard) == b"abc" * 300_000 + b"\n"
     for headers, status in ((mine | {"origin": "http://evil.example"}, 403), ({"x-api-key": "wc_wrong"}, 401)):
         with pytest.raises(InvalidStatus) as refused:
-            connect(url, additional_headers=headers)
+            connect(url, additional_headers=headers, open_timeout=PATIENCE)
         assert refused.value.response.status_code == status
 
 
