@@ -198,7 +198,12 @@ def test_a_client_that_lost_its_network_is_noticed_without_traffic() -> None:
 def test_what_does_not_end_in_time_hears_of_it() -> None:
     """SIGTERM waits for requests in progress, with a bound; their clients then get an error about the host."""
     require(has_user_namespaces(), "this host has no user namespaces")
-    code = "from warmcell.interfaces.serve.server import *; serve(Settings(port=0, drain_timeout=0.3), lambda u: print(u, flush=True))"
+    code = (
+        "from warmcell.interfaces.serve import settings\n"
+        "settings.LAST_RESPONSE_SECONDS = 30.0\n"  # to end the runs: longer than on a machine that does nothing else
+        "from warmcell.interfaces.serve.server import serve\n"
+        "serve(settings.Settings(port=0, drain_timeout=0.3), lambda url: print(url, flush=True))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with (
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process,
