@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.helpers import until
 from tests.page.conftest import PATIENCE, NewPage, write
 from tests.serve.conftest import Server
 
@@ -129,6 +130,7 @@ def test_activity_shows_what_happens(server: Server, new_page: NewPage) -> None:
 
 
 def test_doctor_has_its_table(server: Server, new_page: NewPage) -> None:
+    until(lambda: not server.client.get("/v1/activity").json()["runs"])  # those that other tests have stopped
     page, before = new_page(), runs_counted(server)
     page.goto(f"{server.url}/#/doctor")
     page.get_by_role("row", name="native cage").wait_for()
