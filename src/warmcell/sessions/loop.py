@@ -91,19 +91,25 @@ class Loop:
 
     def _serve(self) -> None:
         while not self._is_over:
-            for descriptor, _ in self._poll.poll(self._pause_ms()):
+            # A timer runs only after a look at the descriptors that began when it was due: what arrived while this
+            # thread had no processor, such as the end of a program, comes before its timeout.
+            looked = time.monotonic()
+            for descriptor, _ in self._poll.poll(self._pause_ms(looked)):
                 callback = self._callbacks.get(descriptor)
                 if callback is not None:
                     callback()
             self._run_pending_calls()
-            while self._later and self._later[0][0] <= time.monotonic():
+            while self._later and self._later[0][0] <= looked:
                 heapq.heappop(self._later)[2]()
         self._run_pending_calls()  # accepted calls must not wait for ever
         self._owned.close()
 
-    def _pause_ms(self) -> int | None:
+    def _pause_ms(self, now: float) -> int | None:
+        if not self._later:
+            return None
+        left = self._later[0][0] - now
         # Whole milliseconds, rounded up: rounding down would spin.
-        return int(max(0.0, self._later[0][0] - time.monotonic()) * 1000) + 1 if self._later else None
+        return int(left * 1000) + 1 if left > 0 else 0
 
     def _run_pending_calls(self) -> None:
         try:
