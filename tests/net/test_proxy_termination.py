@@ -126,7 +126,7 @@ async def test_a_terminated_tunnel_that_says_nothing_is_closed(
     start_proxy: Start, sandbox_ca: SandboxAuthority
 ) -> None:
     async with serving(reply()) as server:
-        limits = ProxyLimits(head_seconds=0.2)
+        limits = ProxyLimits(head_seconds=2)
         proxy = start_proxy(policy_for(server, inject=INJECT), authority=sandbox_ca, limits=limits)
         guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         assert await guest.rest() == b""
@@ -136,7 +136,7 @@ async def test_another_name_or_no_tls_is_refused(
     start_proxy: Start, proxies: Proxies, sandbox_ca: SandboxAuthority, guest_tls: ssl.SSLContext
 ) -> None:
     async with serving(reply()) as server:
-        proxy = start_proxy(policy_for(server, inject=INJECT), authority=sandbox_ca, limits=ProxyLimits(head_seconds=1))
+        proxy = start_proxy(policy_for(server, inject=INJECT), authority=sandbox_ca, limits=ProxyLimits(head_seconds=3))
         guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await guest.start_tls(guest_tls, "other.test")

@@ -160,7 +160,7 @@ async def test_only_tls_passes_on_a_tls_port(data: bytes, start_proxy: Start, pr
 
 async def test_a_tls_port_that_hears_nothing_is_closed(start_proxy: Start) -> None:
     async with serving(reply()) as server:
-        proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port, head_seconds=0.2, idle_seconds=0.5))
+        proxy = start_proxy(policy_for(server), limits=only_tls_on(server.port, head_seconds=2))
         guest, _ = await open_tunnel(proxy, f"site.test:{server.port}")
         await guest.send(b"\x16\x03")
         assert await guest.rest() == b""
