@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.helpers import PATIENCE
 from tests.wasm import guests
 from tests.wasm.conftest import Run
 
+from warmcell.backends.wasm import supervisor as wasm_supervisor
 from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.backends.wasm.worker_handle import WorkerHandle
@@ -49,8 +51,11 @@ def test_endless_code_ends_at_its_deadline(run: Run, guest: str) -> None:
 
 
 @pytest.mark.attack("WA-01")
-def test_endless_code_is_interrupted_before_its_worker_has_to_be_killed(run: Run) -> None:
+def test_endless_code_is_interrupted_before_its_worker_has_to_be_killed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A killed worker could not report the guest's memory."""
+    monkeypatch.setattr(wasm_supervisor, "GRACE_SECONDS", PATIENCE)  # a worker without a processor is late
     with pytest.raises(ExecutionTimeout) as caught:
         run(guests.body("(loop (br 0))", "(memory 3)"), 0.3)
     assert caught.value.result is not None
