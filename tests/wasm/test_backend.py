@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.helpers import eventually, open_descriptors, require
+from tests.helpers import eventually, open_descriptors, require, until
 from tests.wasm import guests
 from tests.wasm.conftest import FailingListener, Run
 
@@ -20,6 +21,7 @@ from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.launcher import worker_launcher
 from warmcell.backends.wasm.module_loader import ModuleLoader
 from warmcell.backends.wasm.pool import WorkerPool, WorkerUnusable
+from warmcell.backends.wasm.worker_handle import WorkerHandle
 from warmcell.cage.environment import CHILD_MARK
 from warmcell.core.contracts import SandboxBackend
 from warmcell.core.errors import BackendUnavailable, ExecutionFailed, ExecutionTimeout, InvalidRequest, MemoryExceeded
@@ -170,6 +172,23 @@ def test_processor_time_is_bounded(run: Run) -> None:
     with pytest.raises(ExecutionTimeout) as caught:
         run(guests.LOOP, 20, limits=Limits(cpu_seconds=0.3))
     assert caught.value.timeout == 0.3
+
+
+def test_a_run_that_ended_while_the_host_had_no_processor_did_not_time_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, cpu_seconds = 0.0, WorkerHandle.cpu_seconds
+
+    def stand_still(worker: WorkerHandle) -> float:
+        nonlocal lost
+        until(lambda: worker.control_poll.poll(0))  # its answer has arrived
+        lost += 100.0
+        return cpu_seconds(worker)
+
+    monkeypatch.setattr(worker_handle, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + lost))
+    monkeypatch.setattr(WorkerHandle, "cpu_seconds", stand_still)
+    assert run(guests.sleeps(100_000_000), 20).exit_code == 0
+    assert lost
 
 
 def test_a_worker_is_reused_after_a_clean_run_and_not_after_a_timeout(tmp_path: Path, no_workers: WorkerPool) -> None:

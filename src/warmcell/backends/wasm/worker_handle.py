@@ -365,7 +365,7 @@ class PendingRequest:
     def _poll(self) -> Frame | None:
         now = time.monotonic()
         if now >= self._deadline:
-            raise WorkerTimedOut
+            return self._receive_late()
         if now >= self._next_check:
             self._check_usage(now)
         pause = min(self._deadline, self._next_check) - now
@@ -379,6 +379,13 @@ class PendingRequest:
                 self._throttle.close_output(descriptor)
         if self._throttle is not None:
             self._throttle.update()
+        return frame
+
+    def _receive_late(self) -> Frame:
+        """The answer, if it arrived while this thread had no processor or was in a listener, past the deadline."""
+        frame = self._receive() if self._worker.control_poll.poll(0) else None
+        if frame is None:
+            raise WorkerTimedOut
         return frame
 
     def _receive(self) -> Frame | None:
