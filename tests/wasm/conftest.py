@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from tests.helpers import require
 
+from warmcell.backends.wasm import supervisor as wasm_supervisor
 from warmcell.backends.wasm.backend import WasmBackend
 from warmcell.backends.wasm.module_loader import ModuleCache
-from warmcell.backends.wasm.pool import WorkerPool, program_pool
+from warmcell.backends.wasm.pool import Lease, WorkerPool, program_pool
 from warmcell.backends.wasm.run_request import ModuleSource, RunRequest
 from warmcell.backends.wasm.supervisor import Supervisor
+from warmcell.backends.wasm.worker_handle import PendingRequest
 from warmcell.core.types import MIB, ExecRequest, ExecResult
-from warmcell.guest.wasm.protocol import RunLimits
+from warmcell.guest.wasm.protocol import ExitReport, RunLimits
 from warmcell.lifetime.run import Run as LifetimeRun
 
 Run = Callable[..., ExecResult]
@@ -65,6 +67,20 @@ def no_workers() -> WorkerPool:
     pool.close()
     assert pool.pids == []
     return pool
+
+
+@pytest.fixture
+def sent_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the modules of all runs that workers have been sent, in order."""
+    sent: list[str] = []
+    await_exit = wasm_supervisor._await_exit
+
+    def note(lease: Lease, pending: PendingRequest, key: str) -> ExitReport:
+        sent.append(key)
+        return await_exit(lease, pending, key)
+
+    monkeypatch.setattr(wasm_supervisor, "_await_exit", note)
+    return sent
 
 
 def run_once(supervisor: Supervisor, source: ModuleSource, request: RunRequest, **options: Any) -> ExecResult:

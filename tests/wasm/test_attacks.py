@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, until_async
 from tests.wasm import guests
 from tests.wasm.conftest import Run
 
@@ -270,16 +270,16 @@ def test_a_late_timer_does_not_hit_the_next_run_of_the_same_worker(backend: Wasm
 @pytest.mark.attack("WA-17")
 @pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
 async def test_a_crash_of_the_runtime_costs_one_run(
-    tmp_path: Path, no_workers: WorkerPool, death: signal.Signals
+    tmp_path: Path, no_workers: WorkerPool, death: signal.Signals, sent_runs: list[str]
 ) -> None:
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     try:
         await backend.execute(ExecRequest("wasm", HELLO, 10))
         (victim,) = backend.worker_pids()
-        doomed = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.sleeps(5_000_000_000), 20)))
-        await asyncio.sleep(0.3)
+        doomed = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.sleeps(60_000_000_000), 60)))
+        await until_async(lambda: len(sent_runs) == 2)
         neighbour = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.sleeps(600_000_000), 20)))
-        await asyncio.sleep(0.1)
+        await until_async(lambda: len(sent_runs) == 3)
         # wasmtime's handler ignores the first one, expecting the fault to recur.
         while not doomed.done():
             with contextlib.suppress(ProcessLookupError):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.helpers import eventually, open_descriptors, require, until
+from tests.helpers import eventually, open_descriptors, require, until, until_async
 from tests.wasm import guests
 from tests.wasm.conftest import FailingListener, Run
 
@@ -223,14 +223,15 @@ async def test_runs_wait_where_all_workers_are_busy(tmp_path: Path, no_workers: 
         await backend.aclose()
 
 
-async def test_cancelling_kills_the_run(tmp_path: Path, no_workers: WorkerPool) -> None:
+async def test_cancelling_kills_the_run(tmp_path: Path, no_workers: WorkerPool, sent_runs: list[str]) -> None:
     backend = WasmBackend(cache_dir=tmp_path / "cache")
     try:
         await backend.execute(ExecRequest("wasm", HELLO, 9))
         (worker,) = backend.worker_pids()
-        for guest in (guests.LOOP, guests.sleeps(60_000_000_000), guests.floods(1, None)):
+        for number, guest in enumerate((guests.LOOP, guests.sleeps(60_000_000_000), guests.floods(1, None)), 2):
             task = asyncio.create_task(backend.execute(ExecRequest("wasm", guest, 60)))
-            await asyncio.sleep(0.3)
+            await until_async(lambda number=number: len(sent_runs) == number)  # type: ignore[misc]
+            await asyncio.sleep(0.1)  # usually it runs by then; it need not
             workers = backend.worker_pids()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -242,13 +243,13 @@ async def test_cancelling_kills_the_run(tmp_path: Path, no_workers: WorkerPool) 
         await backend.aclose()
 
 
-async def test_a_run_that_still_waits_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
+async def test_a_run_that_still_waits_for_a_worker_can_be_cancelled(tmp_path: Path, sent_runs: list[str]) -> None:
     backend = WasmBackend(max_workers=1, cache_dir=tmp_path / "cache")
     try:
         busy = asyncio.create_task(backend.execute(ExecRequest("wasm", guests.sleeps(3_000_000_000), 20)))
-        await asyncio.sleep(0.5)
+        await until_async(lambda: sent_runs)
         waiting = asyncio.create_task(backend.execute(ExecRequest("wasm", HELLO, 20)))
-        await asyncio.sleep(0.1)
+        await until_async(lambda: backend._runs._queue.waiting)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -16,6 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.helpers import until, until_async
 from tests.wasm import guests
 
 from warmcell.backends.wasm.backend import WasmBackend
@@ -190,12 +191,19 @@ class TestWorkersThatDie:
         monkeypatch.setattr(WorkerHandle, "is_waiting", look_and_kill)
         assert run(alone).stdout == "hello\n"
 
-    def test_a_worker_killed_during_a_run_is_the_hosts_fault(self, alone: WasmBackend) -> None:
+    def test_a_worker_killed_during_a_run_is_the_hosts_fault(self, alone: WasmBackend, sent_runs: list[str]) -> None:
         run(alone)
         (pid,) = alone.worker_pids()
-        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+
+        def kill() -> None:
+            until(lambda: len(sent_runs) == 2)
+            os.kill(pid, signal.SIGKILL)
+
+        killing = threading.Thread(target=kill)
+        killing.start()
         with pytest.raises(ExecutionFailed) as caught:
             run(alone, FOREVER)
+        killing.join()
         assert (caught.value.fault, caught.value.retryable) == ("host", True)
 
 
@@ -214,10 +222,10 @@ class TestCancelling:
             await cancel_after(step * 0.0001)
             assert (await alone.execute(ExecRequest("wasm", HELLO, 20))).stdout == "hello\n"
 
-    async def test_a_second_cancel_waits_as_well(self, alone: WasmBackend) -> None:
+    async def test_a_second_cancel_waits_as_well(self, alone: WasmBackend, sent_runs: list[str]) -> None:
         await alone.execute(ExecRequest("wasm", HELLO, 20))
         task = asyncio.create_task(alone.execute(ExecRequest("wasm", FOREVER, 60)))
-        await asyncio.sleep(0.3)
+        await until_async(lambda: len(sent_runs) == 2)
         (pid,) = alone.worker_pids()
         os.kill(pid, signal.SIGSTOP)  # its end now takes a while
         task.cancel()
