@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from dataclasses import dataclass
+
+from tests.helpers import PATIENCE
 
 from warmcell.net.proxy.egress_proxy import EgressProxy
 
@@ -19,22 +22,25 @@ class Talk:
         await self.writer.drain()
 
     async def head(self) -> str:
-        return (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)).decode("latin-1")
+        return (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE)).decode("latin-1")
 
     async def status(self) -> int:
         return int((await self.head()).split(" ")[1])
 
     async def rest(self) -> bytes:
-        try:
-            return await asyncio.wait_for(self.reader.read(), 5)
-        except ConnectionResetError:
-            return b""
+        """Reads until the end or a reset, and returns what came before it."""
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(PATIENCE):
+                while data := await self.reader.read(1 << 16):
+                    found += data
+        return found
 
     async def exactly(self, count: int) -> bytes:
-        return await asyncio.wait_for(self.reader.readexactly(count), 5)
+        return await asyncio.wait_for(self.reader.readexactly(count), PATIENCE)
 
     async def start_tls(self, context: ssl.SSLContext, name: str | None) -> None:
-        await asyncio.wait_for(self.writer.start_tls(context, server_hostname=name), 5)
+        await asyncio.wait_for(self.writer.start_tls(context, server_hostname=name), PATIENCE)
 
     def close(self) -> None:
         self.writer.transport.abort()
