@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.helpers import eventually
+from tests.helpers import eventually, until_async
 from tests.net.conftest import Proxies
 from tests.net.in_cage import TALK, World, allow_names, descriptors, world
 from tests.net.proxy_talk import get, talk
@@ -93,17 +93,17 @@ async def test_all_proxies_together_hold_no_more_than_the_total(start_proxy: Sta
         first, second = (start_proxy(policy_for(server), slots=slots) for _ in range(2))
         before = descriptors()
         flood = [await talk(proxy) for proxy in [first] * 20 + [second] * 20]
-        await asyncio.sleep(1)  # those that were turned away are gone by then
+
+        def turned_away() -> int:
+            return sum("too many connections" in line for line in proxies.lines)
+
+        await until_async(lambda: turned_away() + slots.taken == len(flood))
         # The flood's own ends are in this process as well.
         assert descriptors() - before - len(flood) <= slots.most
         assert 6 <= slots.taken < slots.most  # how they share depends on who was first; some are left for others
         for guest in flood:
             guest.close()
-        for _ in range(100):
-            if slots.taken == 0:
-                break
-            await asyncio.sleep(0.02)
-        assert slots.taken == 0
+        await until_async(lambda: slots.taken == 0)
         assert (await get(second, f"http://site.test:{server.port}/"))[0] == 200
     assert any("too many connections" in line for line in proxies.lines)
 
