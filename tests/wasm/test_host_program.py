@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,6 +21,7 @@ from tests.helpers import until, until_async
 from tests.wasm import guests
 
 from warmcell.backends.wasm.backend import WasmBackend
+from warmcell.backends.wasm.module_loader import ModuleLoader
 from warmcell.backends.wasm.pool import WorkerPool
 from warmcell.core.errors import BackendBusy, BackendUnavailable, ExecutionFailed, SandboxError
 from warmcell.core.types import ExecRequest, ExecResult
@@ -286,18 +288,27 @@ class TestWaiting:
         with WasmBackend(cache_dir=tmp_path / "cache", max_workers=1) as backend:
             await backend.execute(ExecRequest("wasm", HELLO, 20))
             slow, quick = guests.sleeps(2_500_000_000), guests.sleeps(10_000_000)
-            first = asyncio.create_task(backend.execute(ExecRequest("wasm", slow, 20)))
-            await asyncio.sleep(0.1)
-            second = await backend.execute(ExecRequest("wasm", quick, 2))
+            requests = ExecRequest("wasm", slow, 20), ExecRequest("wasm", quick, 2)
+            first, second = await asyncio.gather(*map(backend.execute, requests))  # in this order
             assert second.queued > 1.0
             assert second.duration < second.queued
-            assert (await first).queued < second.queued
+            assert first.queued < second.queued
 
-    def test_compiling_is_not_the_guests_time(self, alone: WasmBackend) -> None:
+    def test_compiling_is_not_the_guests_time(self, alone: WasmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         heavy = "(local.set 0 (i64.mul (i64.add (local.get 0) (i64.const 3)) (i64.const 7)))" * 400
         large = HELLO.replace("(memory", f"(func (local i64) {heavy}) " * 60 + "(memory", 1)
+        compile_module, seconds = ModuleLoader._compile, list[float]()
+
+        def measure(*words: Any) -> None:
+            began = time.monotonic()
+            compile_module(*words)
+            seconds.append(time.monotonic() - began)
+
+        monkeypatch.setattr(ModuleLoader, "_compile", measure)
+        began = time.monotonic()
         result = run(alone, large, timeout=15)
-        assert result.queued > result.duration
+        assert result.queued >= seconds[0] > 0.01
+        assert result.queued + result.duration <= time.monotonic() - began
 
 
 @contextmanager
