@@ -215,10 +215,16 @@ async def test_many_runs_at_once_do_not_mix(backend: WasmBackend) -> None:
 async def test_runs_wait_where_all_workers_are_busy(tmp_path: Path, no_workers: WorkerPool) -> None:
     backend = WasmBackend(max_workers=2, cache_dir=tmp_path / "cache")
     try:
-        requests = [ExecRequest("wasm", guests.sleeps(100_000_000), 20) for _ in range(6)]
-        results = await asyncio.gather(*map(backend.execute, requests))
-        assert [result.exit_code for result in results] == [0] * 6
-        assert len(backend.worker_pids()) == 2
+        endless, hello = ExecRequest("wasm", guests.sleeps(60_000_000_000), 60), ExecRequest("wasm", HELLO, 20)
+        busy = [asyncio.create_task(backend.execute(endless)) for _ in range(2)]
+        waiting = [asyncio.create_task(backend.execute(hello)) for _ in range(4)]
+        await until_async(lambda: len(backend.worker_pids()) == 2)
+        assert not any(task.done() for task in waiting)
+        busy[0].cancel()
+        assert [result.stdout for result in await asyncio.gather(*waiting)] == ["hello\n"] * 4
+        assert not busy[1].done() and len(backend.worker_pids()) == 2
+        busy[1].cancel()
+        await asyncio.wait(busy)
     finally:
         await backend.aclose()
 
