@@ -281,10 +281,10 @@ def test_an_unavailable_command_gives_the_reason(supervisor: Supervisor) -> None
 
 def test_a_command_that_could_not_be_built_has_not_used_the_guests_time(supervisor: Supervisor) -> None:
     def fail(_name: str) -> ModuleSource:
-        time.sleep(1.5)
+        time.sleep(3.2)
         raise BackendUnavailable("its build failed", hint="pip install it")
 
-    request = RunRequest(("x",), RunLimits(1, 64 * MIB))
+    request = RunRequest(("x",), RunLimits(3, 64 * MIB))
     assert "pip install it" in run_once(supervisor, own(asks("exec", {"argv": ["x"]})), request, commands=fail).stdout
 
 
@@ -308,17 +308,20 @@ def test_commands_that_cannot_be_built_do_not_prolong_a_run_without_end(supervis
 
 
 def test_preparing_a_command_is_not_the_guests_time(empty_cache: Path) -> None:
+    seconds = {"inner": 3.2, "loop": 1.2}
+
     def slow(name: str) -> ModuleSource | None:
-        time.sleep(1.2)
+        time.sleep(seconds[name])
         return COMMANDS.get(name)
 
-    request = RunRequest(("x",), RunLimits(1, 64 * MIB))
+    # The first has time for a host that gives it no processor for a while.
+    request, short = (RunRequest(("x",), RunLimits(limit, 64 * MIB)) for limit in (3, 1))
     supervisor = Supervisor(cache=ModuleCache(empty_cache))
     try:
         result = run_once(supervisor, own(asks("exec", {"argv": ["inner"]})), request, commands=slow)
         assert _response(result)["exit_code"] == 5
         with pytest.raises(ExecutionTimeout):
-            run_once(supervisor, own(asks("exec", {"argv": ["loop"]})), request, commands=slow)
+            run_once(supervisor, own(asks("exec", {"argv": ["loop"]})), short, commands=slow)
     finally:
         supervisor.close()
 
