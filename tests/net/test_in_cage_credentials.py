@@ -252,7 +252,7 @@ def test_the_secret_is_in_no_error(outside: World, tmp_path: Path) -> None:
     ) as backend:
         code = f"""{TALK}
 s = to_proxy(b"GET http://site.test:{ear.port}/ HTTP/1.1\\r\\nHost: site.test:{ear.port}\\r\\n\\r\\n")
-s.settimeout(1)
+s.settimeout(3)
 print(everything(s))
 """
         result = backend.execute_blocking(ExecRequest(Language.PYTHON, code, 20))

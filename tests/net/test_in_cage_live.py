@@ -139,7 +139,7 @@ time.sleep(60)
 """
     before = descriptors()
     with pytest.raises(ExecutionTimeout) as ended:
-        backend.execute_blocking(ExecRequest(Language.PYTHON, body, 1.5))
+        backend.execute_blocking(ExecRequest(Language.PYTHON, body, 4))
     assert our_threads() == []
     assert ended.value.result is not None and ended.value.result.stdout == "open\n"
     assert eventually(lambda: descriptors() <= before), (before, descriptors())
