@@ -29,8 +29,9 @@ _SECRET_BYTES = 32
 _MOST_RECORD_BYTES = 4096
 _SMALL_BYTES = 1 << 20
 _SUFFIX = ".signed"
-#: A writer locks its file right after creating it. An older file without a lock belongs to a killed process.
-_LOCK_DELAY_SECONDS = 2.0
+#: A writer locks its file right after creating it, unless it has no processor for a while. An older file without a lock
+#: belongs to a killed process.
+_LOCK_DELAY_SECONDS = 60.0
 
 
 class Unusable(Exception):
