@@ -69,6 +69,17 @@ def mute() -> Iterator[Mute]:
     made.close()
 
 
+class CountingSlots(FairSlots):
+    """Remembers how many slots were taken at most."""
+
+    most_taken = 0
+
+    def take(self, held: int) -> bool:
+        is_taken = super().take(held)
+        self.most_taken = max(self.most_taken, self.taken)
+        return is_taken
+
+
 @pytest.mark.attack("S2-12")
 def test_places_are_shared_so_that_the_next_one_finds_some() -> None:
     slots = FairSlots(30)
@@ -113,7 +124,7 @@ def test_guests_cannot_use_up_the_descriptors_of_the_host_program(
     outside: World, mute: Mute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three guests with all the connections that they can get; a fourth is served meanwhile."""
-    slots = FairSlots(24)
+    slots = CountingSlots(24)
     monkeypatch.setattr("warmcell.net.proxy.egress_proxy.connection_slots", lambda: slots)
     backend = outside.backend(allow_names(mute.port).build())
     hoard = f"""{TALK}
@@ -138,7 +149,8 @@ time.sleep(3)
         most = descriptors() - before
         counts = [int(ended.result().stdout) for ended in hoarding]
     assert result.stdout == "b'HTTP/1.1 200'\n"
-    assert sum(counts) <= slots.most and max(counts) <= slots.most / 2
+    # Not the sum of what they got: on a loaded host one may begin when another has ended.
+    assert slots.most_taken <= slots.most and max(counts) <= slots.most / 2
     assert most < 2 * slots.most + 4 * 40  # both ends of each connection, and what four runs cost by themselves
     assert eventually(lambda: mute.open == 0) and slots.taken == 0
 
