@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.helpers import until_async
 from tests.net.servers import StubResolver, policy_for, reply, serving
 
 from warmcell.core.errors import FetchFailed
@@ -284,11 +285,7 @@ async def test_nothing_is_left_open_whatever_happened(
         cancelled = asyncio.create_task(client.fetch(urls[1]))
         await asyncio.sleep(0.02)
         cancelled.cancel()
-        for _ in range(60):
-            await asyncio.sleep(0.05)
-            if descriptors() <= before:
-                break
-        assert descriptors() <= before
+        await until_async(lambda: descriptors() <= before)
 
 
 async def test_two_loops_may_use_one_client(resolver: StubResolver) -> None:

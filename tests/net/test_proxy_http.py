@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, until_async
 from tests.net.conftest import Proxies
 from tests.net.proxy_talk import get, open_tunnel, talk
 from tests.net.servers import StubResolver, policy_for, reply, serving
@@ -314,15 +314,11 @@ async def test_nothing_is_left_of_a_proxy(start_proxy: Start) -> None:
         await asyncio.to_thread(proxy.close)
         for guest in guests:
             guest.close()
-        for _ in range(60):
-            # The servers of this test are in the same process and need a moment to see that they were left.
-            await asyncio.sleep(0.05)
-            if len(list(Path("/proc/self/fd").iterdir())) <= descriptors:
-                break
+        # The servers of this test are in the same process and need a moment to see that they were left.
+        await until_async(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)
         # The pool thread that `to_thread` used stays; it is not the proxy's.
         assert "warmcell egress proxy" not in {thread.name for thread in threading.enumerate()}
         assert threading.active_count() <= threads + 1
-        assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
 
 async def test_a_guest_that_never_reads_loses_its_place(start_proxy: Start) -> None:

@@ -40,11 +40,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _have_ended(pids: list[int], seconds: float = 5.0) -> bool:
-    until = time.monotonic() + seconds
-    while any(map(_is_alive, pids)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not any(map(_is_alive, pids))
+def _have_ended(pids: list[int]) -> bool:
+    return eventually(lambda: not any(map(_is_alive, pids)))
 
 
 def test_it_is_a_backend_with_capabilities(backend: WasmBackend) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.helpers import until, until_async
+from tests.helpers import eventually, until, until_async
 from tests.wasm import guests
 
 from warmcell.backends.wasm.backend import WasmBackend
@@ -158,11 +158,8 @@ os.kill(os.getpid(), 9)
         assert _have_ended(pids)
 
 
-def _have_ended(pids: list[int], seconds: float = 5.0) -> bool:
-    until = time.monotonic() + seconds
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+def _have_ended(pids: list[int]) -> bool:
+    return eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
 class TestWorkersThatDie:
