@@ -86,7 +86,7 @@ def backend(starts: _Starts, no_workers: WorkerPool, tmp_path: Path) -> Iterator
         yield backend
         starts.is_stuck = False
         assert backend.execute_blocking(HELLO).stdout == "hello\n"
-        assert not any(manager.is_running() for manager in starts.managers)
+        until(lambda: not any(manager.is_running() for manager in starts.managers))
     no_workers.close()
 
 
