@@ -19,7 +19,7 @@ from warmcell.net.fetch.safe_client import (
     handle_fetch_json,
     parse_request,
 )
-from warmcell.net.rules.fetch_policy import FetchPolicy
+from warmcell.net.rules.fetch_policy import FetchPolicy, RateLimit
 
 
 async def call(client: SafeClient | None, **request: Any) -> dict[str, Any]:
@@ -46,7 +46,8 @@ async def test_failures_are_data(resolver: StubResolver) -> None:
 
     resolver.add("gone.test", [])
     async with serving(reply(b"x" * 1000)) as server, serving(silent) as slow:
-        policy = policy_for(server, slow, names=["site.test", "gone.test"], max_body_bytes=10, rate_limit=6)
+        names, rate_limit = ["site.test", "gone.test"], RateLimit(6, 1000)
+        policy = policy_for(server, slow, names=names, max_body_bytes=10, rate_limit=rate_limit)
         client = SafeClient(policy, resolver=resolver)
         port = server.port
         cases: list[tuple[dict[str, Any], str]] = [

@@ -205,7 +205,7 @@ def test_a_slow_name_does_not_hold_up_the_end(outside: World, monkeypatch: pytes
 
 def test_rate_limits_hold_across_runs(outside: World, site: Site) -> None:
     """A model that makes many runs has one allowance, not one for each."""
-    policy = FetchPolicy((f"site.test:{site.port}", f"127.0.0.1:{site.port}"), rate_limit=RateLimit(3))
+    policy = FetchPolicy((f"site.test:{site.port}", f"127.0.0.1:{site.port}"), rate_limit=RateLimit(3, 1000))
     backend = outside.backend(fetch_policy=policy)
     code = f"{TALK}\nfor _ in range(2):\n    print(status(request('http://site.test:{site.port}/hello.txt')))"
     first, second = (run(backend, code) for _ in range(2))
