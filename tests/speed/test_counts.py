@@ -93,6 +93,8 @@ PROGRAM_WITH_PAUSES = """
 import os, sys
 from warmcell import ProcessBackend, ProcessConfig
 from warmcell.diagnosis.bench import ours, wait_until_ready
+from warmcell.runner import pump
+pump._SHORT_WAIT = 60.0  # a run under strace takes longer than most, for which the pump does more
 with ProcessBackend(ProcessConfig(pool_min=2)) as backend:
     run, wait = ours(backend), wait_until_ready(backend, 2)
     for _ in range(int(sys.argv[1])):

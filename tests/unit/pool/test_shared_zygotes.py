@@ -39,6 +39,7 @@ from warmcell.cage.linux.processes import children
 from warmcell.cage.plan import Bind, LaunchPlan
 from warmcell.lifetime.host_program import base_executable
 from warmcell.lifetime.run import Run, RunCancelled
+from warmcell.pool import manager_process
 from warmcell.pool import shared_zygotes as module
 from warmcell.pool.manager_process import start_ahead
 from warmcell.pool.shared_zygotes import SharedZygotes, ZygoteShare
@@ -48,6 +49,13 @@ REQUEST = ExecRequest("python", "print(6 * 7)", 30)
 SLOW = ExecRequest("python", "import time; time.sleep(1); print('slow')", 30)
 ON_DEMAND = ProcessConfig(pool_size=0, pool_min=0)
 KEY = ZygoteKey("/usr/bin/python3", "namespaces", "native")
+
+
+@pytest.fixture(autouse=True)
+def nothing_started_ahead() -> None:
+    """A command that another test has run in this process may have left a manager, which ends after its first guest."""
+    while manager_process._prestarted:
+        manager_process._prestarted.popitem()[1].discard()
 
 
 def answers(backend: ProcessBackend) -> bool:
