@@ -53,7 +53,9 @@ def _used(directory: Path) -> int:
 @pytest.mark.claim("WC-RX-3")
 @pytest.mark.parametrize("name", list(_FILLS))
 def test_a_persistent_directory_cannot_be_filled(cage: Cage, shared: Path, name: str) -> None:
-    code = f"import os, time\nMB = 1 << 20\nos.chdir({str(shared)!r})\n{_FILLS[name]}\ntime.sleep(20)\nprint('GOT AWAY')"
+    code = (
+        f"import os, time\nMB = 1 << 20\nos.chdir({str(shared)!r})\n{_FILLS[name]}\ntime.sleep(20)\nprint('GOT AWAY')"
+    )
     policy = SandboxPolicyBuilder().allow_read_write(shared).allow_process_spawn().build()
     outcome = cage.run(code, backend=cage.backend(policy), disk_mb=16, timeout=30)
     if (shared / "h").exists():

@@ -115,9 +115,7 @@ def test_processes_below_count(crowd: list[subprocess.Popen[bytes]]) -> None:
     assert guest_time([2**22 + 1]) == GuestTime(0.0, 0.0)
 
 
-def test_a_clock_measures_from_its_start(
-    crowd: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_measures_from_its_start(crowd: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmcell.runner.starvation.processor_times", dict)  # its estimate may be all that is left
     time.sleep(0.5)
     clock = GuestClock(lambda: [crowd[0].pid])
@@ -147,17 +145,20 @@ def test_a_clock_counts_no_stall_of_its_own_thread(
 def test_a_wait_for_a_processor_is_seen_while_it_lasts() -> None:
     """One that may run only if the other does not."""
     processor = {min(os.sched_getaffinity(0))}
-    with subprocess.Popen([sys.executable, "-c", _SPIN]) as spins, subprocess.Popen(["sleep", "60"]) as sleeps:
-        with subprocess.Popen([sys.executable, "-c", _SPIN]) as waits:
-            os.sched_setaffinity(spins.pid, processor)
-            os.sched_setaffinity(waits.pid, processor)
-            os.sched_setscheduler(waits.pid, os.SCHED_IDLE, os.sched_param(0))
-            try:
-                until(lambda: waits_for_processor([waits.pid]))
-                until(lambda: not waits_for_processor([sleeps.pid, 2**22 + 1]))
-            finally:
-                for process in (spins, waits, sleeps):
-                    process.kill()
+    with (
+        subprocess.Popen([sys.executable, "-c", _SPIN]) as spins,
+        subprocess.Popen([sys.executable, "-c", _SPIN]) as waits,
+        subprocess.Popen(["sleep", "60"]) as sleeps,
+    ):
+        os.sched_setaffinity(spins.pid, processor)
+        os.sched_setaffinity(waits.pid, processor)
+        os.sched_setscheduler(waits.pid, os.SCHED_IDLE, os.sched_param(0))
+        try:
+            until(lambda: waits_for_processor([waits.pid]))
+            until(lambda: not waits_for_processor([sleeps.pid, 2**22 + 1]))
+        finally:
+            for process in (spins, waits, sleeps):
+                process.kill()
 
 
 @pytest.mark.claim("WC-RX-8")
