@@ -131,7 +131,7 @@ def lingering_socket() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
+def reserve_port() -> Iterator[int]:
     """A port of 127.0.0.1 that no other program is given, for servers that come and go.
 
     It stays bound. Linux lets several sockets with SO_REUSEADDR have one address while at most one of them listens.

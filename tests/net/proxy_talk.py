@@ -28,7 +28,7 @@ class Talk:
         return int((await self.head()).split(" ")[1])
 
     async def rest(self) -> bytes:
-        """Reads until the end or a reset, and returns what came before it."""
+        """Reads until the end or a reset, and returns the data before it."""
         found = b""
         with contextlib.suppress(ConnectionResetError):
             async with asyncio.timeout(PATIENCE):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.helpers import require, reserved_port
+from tests.helpers import require, reserve_port
 from tests.serve.conftest import Server, start_server  # noqa: F401
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def own_port() -> Iterator[int]:
     """For a server and the one after it."""
-    with reserved_port() as port:
+    with reserve_port() as port:
         yield port
 
 

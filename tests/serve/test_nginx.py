@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers import require, reserved_port, until
+from tests.helpers import require, reserve_port, until
 from tests.serve.conftest import ROOT, Server, await_workers
 from tests.serve.requests import Box, asset_of, make_certificate, stream_events
 from websockets.sync.client import connect
@@ -70,7 +70,7 @@ def find_nginx() -> str:
 def run_nginx(directory: Path, server: Server) -> Iterator[int]:
     """The configuration as it is in `deploy/`, with other ports and certificates."""
     make_certificate(directory, NAME)
-    with reserved_port() as port:
+    with reserve_port() as port:
         yield from _run_nginx_on(port, directory, server)
 
 

@@ -135,10 +135,10 @@ async def test_output_comes_while_the_cell_runs(sandbox: AsyncSandbox, run: Any)
 
     def answer(message: Any) -> None:
         heard.append(message.line)
-        answers.append(asyncio.ensure_future(sandbox.files.write("/tmp/heard", "")))
+        answers.append(asyncio.ensure_future(sandbox.files.write("/tmp/received", "")))
 
     code = "import os, time\nprint('begun', flush=True)\nfor _ in range(300):\n"
-    code += "    if os.path.exists('/tmp/heard'): break\n    time.sleep(0.1)\nprint(os.path.exists('/tmp/heard'))"
+    code += "    if os.path.exists('/tmp/received'): break\n    time.sleep(0.1)\nprint(os.path.exists('/tmp/received'))"
     done = await run(code, on_stdout=answer)
     await asyncio.gather(*answers)
     assert heard == done.logs.stdout == ["begun\n", "True\n"]
