@@ -117,6 +117,17 @@ def test_a_limit_raises_with_the_partial_result(kind: str, error: type[Exception
     )
 
 
+@pytest.mark.parametrize("kind", ["exit", "trap"])
+def test_a_guest_that_ended_past_its_processor_time_has_exceeded_it(kind: str) -> None:
+    """The supervisor had no processor, or was in a listener, and accepted the answer."""
+    with pytest.raises(ExecutionTimeout) as caught:
+        make_result(ExitReport(kind, cpu_seconds=2.5), capture_of(b"so far"), capture_of(b""), CONTEXT)
+    assert (caught.value.clock, caught.value.timeout) == ("cpu", 2)
+    assert caught.value.result is not None and caught.value.result.stdout == "so far"
+    within = make_result(ExitReport(kind, cpu_seconds=2.0), capture_of(b""), capture_of(b""), CONTEXT)
+    assert within.usage.cpu_time == 2.0
+
+
 def test_a_failure_of_the_worker_is_the_hosts_fault() -> None:
     with pytest.raises(ExecutionFailed, match="why") as caught:
         make_result(ExitReport("failed", message="why"), capture_of(b""), capture_of(b""), CONTEXT)

@@ -289,9 +289,13 @@ class RunContext:
 def make_result(report: ExitReport, stdout: Capture, stderr: Capture, context: RunContext) -> ExecResult:
     """Raises the error for a limit that ended the run or for a failure of the worker.
 
-    Besides the worker's own kinds, `cpu` is for a run that the supervisor killed.
+    Besides the worker's own kinds, `cpu` is for a run that the supervisor killed. A run that ended by itself past its
+    processor time has exceeded it, too: the supervisor looks at it only now and then.
     """
     limits = context.request.limits
+    has_ended = report.kind in ("exit", "trap")
+    if has_ended and limits.cpu_seconds is not None and report.cpu_seconds > limits.cpu_seconds:
+        report = report._replace(kind="cpu")
     if report.kind == "failed":
         hint = "`ulimit -v unlimited`, or free some memory" if "ulimit -v" in report.message else None
         raise ExecutionFailed(f"the WASM run failed: {one_line(report.message)}", hint=hint)
