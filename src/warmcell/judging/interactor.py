@@ -90,7 +90,7 @@ class Ends:
     program: Outcome
     interactor: Outcome
     is_program_first: bool
-    #: Whether the interactor had not read all that the program had printed, when the program ended.
+    #: Whether the interactor was still running when the program ended, and had not read all that it had printed.
     is_unread: bool = False
 
 
@@ -148,8 +148,9 @@ class Interaction:
                 outcomes = await asyncio.gather(program, other)
             finally:  # if one failed, the other must not go on while its pipes are closed
                 await cancel_and_wait(program, other)
-        is_unread = any(is_unread for which, is_unread in ended if which is asked)
-        return Ends(*outcomes, is_program_first=ended[0][0] is asked, is_unread=is_unread)
+        first, is_unread = ended[0]
+        is_program_first = first is asked  # an interactor that has ended reads nothing any more, whatever the host does
+        return Ends(*outcomes, is_program_first=is_program_first, is_unread=is_program_first and is_unread)
 
     def _request(self, request: ExecRequest, case: Case) -> ExecRequest:
         own = self._interactor

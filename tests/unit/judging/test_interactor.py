@@ -231,6 +231,27 @@ async def test_a_program_whose_question_was_not_read_is_not_asleep(is_read: bool
     assert (verdict.status, backend.runs) == (status, runs), verdict
 
 
+async def test_a_program_that_sleeps_when_its_interactor_has_ended_runs_once() -> None:
+    """What it printed after that is never read. It ran again, alone, and all other doubtful cases waited."""
+
+    class Backend:
+        runs = 0
+
+        async def execute(self, request: ExecRequest, *, stdin: int, listener: Any) -> ExecResult:
+            if request.code != "program":
+                return ExecResult(exit_code=REJECTED)
+            self.runs += 1
+            listener.deliver("stdout", b"more than was asked for\n")
+            readable, _, _ = await asyncio.to_thread(select.select, [stdin], [], [], PATIENCE)
+            assert readable and not os.read(stdin, 1)
+            raise ExecutionTimeout(5, ExecResult(usage=Usage(0.001, 5.0)))
+
+    backend: Any = Backend()
+    interaction = Interaction(backend, ExecRequest("python", "interactor", 1))
+    verdict = await interaction.run(ExecRequest("python", "program", 5), Case())
+    assert (verdict.status, backend.runs) == ("time_limit", 1), verdict
+
+
 @pytest.mark.parametrize(("first", "status"), [("program", "runtime_error"), ("interactor", "checker_error")])
 async def test_of_two_that_crash_the_first_is_at_fault(first: str, status: str) -> None:
     """An interactor that does not expect the end of its input crashes after each program that crashed."""
