@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -186,19 +186,25 @@ async def serve_on(
 
 async def reload_certificate(context: ssl.SSLContext, settings: Settings) -> None:
     """Watch the certificate: new connections use a replaced one; one that cannot be read is ignored."""
+    path = settings.tls_cert
+    assert path is not None
+
+    def load() -> None:
+        make_tls_context(settings)
+        context.load_cert_chain(path, settings.tls_key)
 
     def reload() -> None:
         try:
-            make_tls_context(settings)
-            assert settings.tls_cert is not None
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+            load()
         except InvalidRequest as error:
             _log.error("keeping the previous certificate: %s", error)
         else:
             _log.warning("reloaded the certificate")
 
-    assert settings.tls_cert is not None
-    await reload_on_change(settings.tls_cert, reload)
+    known = identify_file(path)
+    with suppress(InvalidRequest, OSError):  # it may have been replaced after `context` was made
+        load()
+    await reload_on_change(path, reload, known)
 
 
 def make_tls_context(settings: Settings) -> ssl.SSLContext:

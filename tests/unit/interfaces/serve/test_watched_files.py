@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from tests.helpers import PATIENCE
+import pytest
+from tests.helpers import PATIENCE, until_async
 
-from warmcell.interfaces.serve.listener import reload_on_change
+from warmcell.interfaces.serve import listener
+from warmcell.interfaces.serve.listener import reload_certificate, reload_on_change
+from warmcell.interfaces.serve.settings import Settings
 from warmcell.interfaces.serve.tokens import identify_file
 from warmcell.lifetime.threads import cancel_and_wait
 
@@ -45,4 +50,15 @@ async def test_a_change_before_the_watch_begins_is_read(tmp_path: Path) -> None:
     watching = asyncio.ensure_future(reload_on_change(str(file), was_read.set, known))
     async with asyncio.timeout(PATIENCE):
         await was_read.wait()
+    await cancel_and_wait(watching)
+
+
+async def test_a_certificate_that_is_replaced_before_the_watch_begins_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The previous one was used until the next change, which may be after it has expired."""
+    loaded: list[tuple[str, ...]] = []
+    context: Any = SimpleNamespace(load_cert_chain=lambda *paths: loaded.append(paths))
+    monkeypatch.setattr(listener, "make_tls_context", lambda _: None)
+    watching = asyncio.ensure_future(reload_certificate(context, Settings(tls_cert="cert.pem", tls_key="key.pem")))
+    await until_async(lambda: loaded)
+    assert loaded == [("cert.pem", "key.pem")]
     await cancel_and_wait(watching)
