@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -84,3 +85,20 @@ async def test_a_worker_that_could_not_be_started_is_tried_again(
     async with asyncio.timeout(PATIENCE):
         await kept.keep_running()
     assert len(attempts) == 2 and open_descriptors() <= before
+
+
+def test_a_worker_that_starts_reads_the_files_again_when_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the signal would end it; without it, a token that was revoked after it was read stayed valid."""
+    shared: Any = SimpleNamespace(connections=SimpleNamespace(add_recipient=lambda _: None))
+    starting, signals = Worker(0, str(tmp_path / "0"), Settings(), shared), list[signal.Signals]()
+    monkeypatch.setattr(starting, "send_signal", signals.append)
+    process: Any = SimpleNamespace(was_ready=False, recipient=None)
+    (tmp_path / "0.new").touch()  # in place of its socket
+    starting.reload()
+    assert signals == []
+    starting._handle(process, {"ready": True})
+    assert signals == [signal.SIGHUP]
+    starting.reload()
+    assert signals == [signal.SIGHUP] * 2
