@@ -342,6 +342,31 @@ def test_a_flood_of_questions_ends_the_session_and_not_the_host() -> None:
 
 
 @pytest.mark.attack("S3-05")
+def test_a_cell_past_its_grace_asks_the_caller_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the caller would wait for an answer to each question that has arrived, and then for the kill."""
+
+    class Curious(Pretender):
+        def interrupt(self, *, is_repeated: bool = False) -> None:
+            if not is_repeated:
+                self.theirs.sendall(encode({"event": "input", "ask": 1, "prompt": "?"}) * 10)
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        time.sleep(0.5)
+        return "x"
+
+    monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.2)
+    asked: list[str] = []
+    talk = SessionProtocol(Curious())
+    try:
+        with pytest.raises(errors.SessionEnded, match="killed"):
+            talk.run(Run(), "code", 0.1, make_listeners({"on_input": answer}), 1000)
+    finally:
+        talk.close()
+    assert len(asked) <= 1
+
+
+@pytest.mark.attack("S3-05")
 def test_answers_that_are_not_read_are_bounded() -> None:
     """One question at a time, answered at length, and never an answer taken."""
 

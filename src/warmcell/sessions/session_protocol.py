@@ -354,10 +354,12 @@ class SessionProtocol:
             self._call_listener(run, cell, cell.listeners.on_display, shown)
 
     def _answer(self, run: Run, cell: Exchange, question: Question) -> None:
-        """Answers `input()`. The time of the callback does not count as the cell's."""
+        """Answers `input()`. The callback's time is not the cell's. A cell without time left gets None."""
         asked, cause = time.monotonic(), cell.cause
-        with self.interrupts.question(run, is_interrupted=bool(cause)) as asking:
-            answer = self._call_listener(run, cell, cell.listeners.on_input, question.prompt, asking)
+        answer: object = None
+        if not cause or (asked < cell.deadline and not cell.is_killed):
+            with self.interrupts.question(run, is_interrupted=bool(cause)) as asking:
+                answer = self._call_listener(run, cell, cell.listeners.on_input, question.prompt, asking)
         if not cell.cause:
             cell.deadline += time.monotonic() - asked
         elif cell.cause == "asked" and not cause:
