@@ -83,14 +83,15 @@ class GuestClock:
 
 
 def waits_for_processor(roots: Iterable[int]) -> bool:
-    """Whether a thread of these processes, or of one below them, waits at this moment.
+    """Whether threads of these processes, or of those below them, wait at this moment, and none of them runs.
 
-    The kernel counts a wait on a run queue, and time that was stolen, when it has ended.
+    The kernel counts a wait on a run queue, and time that was stolen, when it has ended. A thread that waits for another
+    one of its guest does not count: a guest could arrange that at each of its deadlines, and sleep in between.
     """
     if not (before := _runnable_threads(roots)):
         return False
     time.sleep(_MOMENT_SECONDS)
-    return any(_schedstat(thread)[0] == ran for thread, ran in before.items())
+    return all(_schedstat(thread)[0] == ran for thread, ran in before.items())
 
 
 def _runnable_threads(roots: Iterable[int]) -> dict[str, int]:

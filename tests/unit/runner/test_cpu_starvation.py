@@ -156,6 +156,7 @@ def test_a_wait_for_a_processor_is_seen_while_it_lasts() -> None:
         try:
             until(lambda: waits_for_processor([waits.pid]))
             until(lambda: not waits_for_processor([sleeps.pid, 2**22 + 1]))
+            until(lambda: not waits_for_processor([spins.pid, waits.pid]))  # of one guest
         finally:
             for process in (spins, waits, sleeps):
                 process.kill()
