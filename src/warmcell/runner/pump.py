@@ -167,6 +167,7 @@ class Pump:
         from warmcell.runner.starvation import RECHECK_SECONDS, guest_time, waits_for_processor
 
         self._read_full_pipes()
+        looked = time.thread_time()
         elapsed, timeout = now - self._started_at, self._bounds.timeout
         longest = _MOST_STRETCH * timeout + _STRETCH_SECONDS
         # Time that a guest spent writing endlessly past its output limit counts as used.
@@ -176,7 +177,9 @@ class Pump:
         used = guest_time(pids, guest_wait, self._processors)
         stop_reason, more = used.check_deadline(elapsed, timeout, longest)
         if stop_reason == "timeout" and elapsed < longest and used.cpu < timeout and waits_for_processor(pids):
-            stop_reason, more = "", RECHECK_SECONDS
+            # Looking at a guest with many threads takes long: a tenth of this thread's time at most.
+            pause = max(RECHECK_SECONDS, 10 * (time.thread_time() - looked))
+            stop_reason, more = "", min(pause, longest - elapsed)
         if not stop_reason and self._cell.group is not None:
             self._cell.group.add_task_weight()
         self._deadline = now + more

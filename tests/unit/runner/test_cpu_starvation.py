@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
@@ -180,6 +181,24 @@ def test_a_guest_that_waits_at_its_deadline_is_not_late(
                 backend.execute_blocking(request)
         else:
             assert backend.execute_blocking(request).exit_code == 0
+
+
+@pytest.mark.needs("user namespaces")
+def test_looks_at_a_guest_with_many_threads_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def look_long(pids: Iterable[int]) -> bool:
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+        looks.append(time.monotonic())
+        return len(looks) < 3
+
+    monkeypatch.setattr(starvation, "waits_for_processor", look_long)
+    monkeypatch.setattr(starvation, "RECHECK_SECONDS", 0.01)
+    with ProcessBackend() as backend, pytest.raises(ExecutionTimeout):
+        backend.execute_blocking(ExecRequest("python", "import time; time.sleep(60)", timeout=0.5))
+    assert all(later - earlier > 0.9 for earlier, later in itertools.pairwise(looks)) and len(looks) == 3
 
 
 @pytest.mark.parametrize(
