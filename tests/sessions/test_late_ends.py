@@ -92,6 +92,16 @@ def test_the_wait_for_a_worker_is_bounded(cells: Cells, monkeypatch: pytest.Monk
         cells(_IGNORES, on_stdout=lambda text: cells.talk.interrupts.request(is_awaited=False))
 
 
+def test_the_last_extension_ends_with_the_longest_wait(cells: Cells) -> None:
+    """Of a cell that is starved until just before it."""
+    cell = exchange.Exchange(1, 30, exchange.Listeners(), 1000)
+    cell.cause, cell.clock = "timeout", _Clock(1)
+    cell.interrupted_at = time.monotonic() - exchange.STARVED_SECONDS + 1.0
+    latest = cell.interrupted_at + exchange.STARVED_SECONDS
+    exchange.InterruptSignal(cells.worker).extend(cell)
+    assert cell.deadline <= latest + 0.1
+
+
 class _SlowAgent(BareWorker):
     """Sends signals when told to."""
 

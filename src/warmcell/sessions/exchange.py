@@ -277,7 +277,7 @@ class InterruptSignal:
                     cell.clock, more = self._worker.start_clock(), seconds
                 else:
                     more = cell.clock.remaining_time(seconds)
-        cell.deadline = time.monotonic() + more
+        cell.deadline = min(time.monotonic() + more, cell.interrupted_at + STARVED_SECONDS)
         return more > 0
 
     def await_delivery(self) -> None:
