@@ -306,6 +306,17 @@ def test_a_cell_that_is_being_killed_is_waited_for(loop: Loop, monkeypatch: pyte
     loop._forget(1)
 
 
+@pytest.mark.parametrize(("flags", "is_killed"), [(0x400004, True), (0x400140, False)])
+def test_a_process_that_exits_is_being_killed(tmp_path: Path, flags: int, is_killed: bool) -> None:
+    cell = _cell(os.open(os.devnull, os.O_RDONLY), Watch(memory_bytes=1))
+    os.close(cell.processes)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "stat").write_text(f"1 (a ) 4 name) S 4 4 4 4 -4 {flags} 4 4 4 4\n")
+    cell.processes = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    assert cell.is_being_killed() == is_killed
+    cell.close()
+
+
 def test_a_process_that_runs_is_not_being_killed() -> None:
     cell = _cell(os.open(os.devnull, os.O_RDONLY), Watch(memory_bytes=1))
     assert not cell.is_being_killed()
