@@ -278,6 +278,33 @@ def test_an_end_that_has_arrived_is_no_timeout() -> None:
     assert (result.value, result.stdout) == ("in time", "x")
 
 
+def test_slow_callbacks_do_not_delay_the_interrupt() -> None:
+    """What has arrived when the time of the cell is over is handled for a second at most."""
+
+    class Flooding(Pretender):
+        def interrupt(self, *, is_repeated: bool = False) -> None:
+            if not shown_until:
+                shown_until.append(len(shown))
+                self.theirs.sendall(_done())
+
+    def show(display: object) -> None:
+        shown.append(display)
+        if not shown_until:
+            time.sleep(0.2)
+
+    shown: list[object] = []
+    shown_until: list[int] = []
+    worker = Flooding()
+    talk = SessionProtocol(worker)
+    worker.theirs.sendall(encode({"event": "display", "mime": {"text/plain": "x"}, "mark": 0}) * 60)
+    try:
+        with pytest.raises(errors.ExecutionTimeout):
+            talk.run(Run(), "code", 0.1, make_listeners({"on_display": show}), 1000)
+    finally:
+        talk.close()
+    assert len(shown) == 60 and shown_until[0] <= 10
+
+
 def test_a_flood_of_everything_ends_with_the_cells_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmcell.sessions.exchange.GRACE_SECONDS", 0.2)
     flood = (
