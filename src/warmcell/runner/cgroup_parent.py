@@ -34,6 +34,8 @@ _PARENT = "warmcell.home."  # followed by pid and time
 _ASIDE = "warmcell.aside"  # holds the processes of a group that delegates controllers
 _ATTEMPTS = 8
 _MOST_SIBLINGS = 256
+#: How long to try to remove one group of a program that was killed: there may be many.
+_ABANDONED_SECONDS = 2.0
 #: By version: the controller and the file of a group's weight, the weight of one task, and the kernel's maximum.
 _WEIGHTS = {1: ("cpu", "cpu.shares", 1024, 1 << 18), 2: ("", "cpu.weight", 100, 10_000)}
 
@@ -357,7 +359,7 @@ def _remove_abandoned(parent: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_uid == os.geteuid():
             for group in (*_groups_in(parent), parent):
-                remove_group(group)
+                remove_group(group, _ABANDONED_SECONDS)
 
 
 def _groups_in(path: str) -> list[str]:

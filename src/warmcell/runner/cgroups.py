@@ -207,9 +207,9 @@ def _quota(cpus: float) -> int:
     return max(int(cpus * _PERIOD_MICROSECONDS), 1000)
 
 
-def remove_group(path: str) -> None:
+def remove_group(path: str, seconds: float = _REMOVAL_SECONDS) -> None:
     """Removes a group and kills its members. A group stays busy for a moment after its last process was reaped."""
-    deadline = time.monotonic() + _REMOVAL_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             os.rmdir(path)
