@@ -85,8 +85,8 @@ class GuestClock:
 def waits_for_processor(roots: Iterable[int]) -> bool:
     """Whether threads of these processes, or of those below them, wait at this moment, and none of them runs.
 
-    The kernel counts a wait on a run queue, and time that was stolen, when it has ended. A thread that waits for another
-    one of its guest does not count: a guest could arrange that at each of its deadlines, and sleep in between.
+    The kernel counts a wait on a run queue, and time that was stolen, when it has ended. A thread that waits for
+    another one of its guest does not count: a guest could arrange that at each of its deadlines, and sleep in between.
     """
     if not (before := _runnable_threads(roots)):
         return False

@@ -26,8 +26,8 @@ _NOTE, _NOTED = 251, 252
 _MOST_REPORTED = 4 * 1024 * 1024
 #: A child of bash loses a signal that arrives between its fork and its exec.
 _RESEND_MS = 50
-#: Bash ignores one that arrives when the program that it waits for has just exited, or has caught it. So it gets another
-#: one after this time, and after twice as long each time, together with the program.
+#: Bash ignores one that arrives when the program that it waits for has just exited, or has caught it. So it gets one more
+#: after this time, and after twice as long each time, together with the program.
 _REPEAT_SECONDS = 1.0
 _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.helpers import PATIENCE, until_async
+
 from warmcell.interfaces.serve import listener
 from warmcell.interfaces.serve.app import make_app
 from warmcell.interfaces.serve.listener import reload_certificate, reload_on_change
@@ -63,6 +64,8 @@ async def test_a_certificate_that_is_replaced_before_the_watch_begins_is_used(mo
     await until_async(lambda: loaded)
     assert loaded == [("cert.pem", "key.pem")]
     await cancel_and_wait(watching)
+
+
 async def test_a_token_that_is_revoked_after_it_was_read_is_forgotten(tmp_path: Path) -> None:
     """Also before the application has started: the service has the identity of the file from before it read it."""
     file = str(tmp_path / "tokens.json")
