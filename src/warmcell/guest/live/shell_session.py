@@ -11,7 +11,6 @@ import select
 import shlex
 import signal
 import subprocess
-import time
 
 from . import trees
 from .session_channel import Channel
@@ -26,9 +25,6 @@ _NOTE, _NOTED = 251, 252
 _MOST_REPORTED = 4 * 1024 * 1024
 #: A child of bash loses a signal that arrives between its fork and its exec.
 _RESEND_MS = 50
-#: Bash ignores one that arrives when the program that it waits for has just exited, or has caught it. So it gets one more
-#: after this time, and after twice as long each time, together with the program.
-_REPEAT_SECONDS = 1.0
 _LONGEST_VARIABLE, _MOST_CHARACTERS = 1000, 64 * 1024
 
 #: Reports once. The trap runs between two commands, perhaps of the report itself, which then goes on.
@@ -219,9 +215,6 @@ class ShellSession:
             if self._channel.descriptor in found and self._channel.was_interrupted(cell):
                 self._interrupt()
             if not found:
-                if time.monotonic() >= self._repeat_at:
-                    self._plan_repeat(2 * self._pause)
-                    self._bash.send_signal(signal.SIGINT)
                 trees.signal_unhandled(self._bash.pid, signal.SIGINT)
             if self._report in found:
                 piece = os.read(self._report, 1 << 16)
@@ -236,12 +229,8 @@ class ShellSession:
 
     def _interrupt(self):
         self._is_interrupted = True
-        self._plan_repeat(_REPEAT_SECONDS)
         if self._has_begun:
             self._signal_group()
-
-    def _plan_repeat(self, pause):
-        self._pause, self._repeat_at = pause, time.monotonic() + pause
 
     def _signal_group(self):
         try:
