@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import pytest
 from tests.hosts.conditions import with_limit
 
-from warmcell import ProcessBackend, ProcessConfig
+from warmcell import ExecRequest, ProcessBackend, ProcessConfig
 from warmcell.core.errors import SandboxError
 from warmcell.lifetime.descriptor_pressure import DescriptorPressure
 from warmcell.lifetime.descriptors import DescriptorsExhausted, shortage_from_message
@@ -54,6 +55,17 @@ def test_runs_wait_and_idle_backends_make_room() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [*["42\n"] * 40, True]
+
+
+@pytest.mark.needs("linux", "user namespaces")
+def test_a_crowd_runs_without_descriptors_to_load_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(backend: ProcessBackend) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("warmcell.backends.process.backend.CROWD", -1)
+    monkeypatch.setattr(ProcessBackend, "extra_supervisors", property(load))
+    with ProcessBackend() as backend:
+        assert backend.execute_blocking(ExecRequest("python", "print(42)", 30)).stdout == "42\n"
 
 
 @pytest.mark.needs("linux", "user namespaces")

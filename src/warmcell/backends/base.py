@@ -71,6 +71,13 @@ class BackendBase(Closing, ABC):
 
         return ExtraSupervisors()
 
+    def _find_extra_supervisors(self) -> ExtraSupervisors | None:
+        """None if there is no descriptor left to load them: this process carries out the run."""
+        try:
+            return self.extra_supervisors
+        except OSError:
+            return None
+
     def _end_supervisors(self) -> None:
         if "extra_supervisors" in self.__dict__:
             self.extra_supervisors.close()

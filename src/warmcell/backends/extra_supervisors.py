@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
+from warmcell.core.light import suppress
 from warmcell.lifetime.host_program import count_own_processors
 from warmcell.lifetime.ownership import own_until_exit
 
@@ -75,7 +76,8 @@ class ExtraSupervisors:
                 self._give_back(supervisors)
         self._crowded += 1
         if self._crowded >= _CROWDED_RUNS:
-            self._start_in_background(factory)
+            with suppress(OSError):  # no descriptors left
+                self._start_in_background(factory)
         return None
 
     def _take(self) -> Supervisors | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import inf
 
 from warmcell.core.records import dataclass
+from warmcell.lifetime.descriptors import is_shortage
 from warmcell.lifetime.run import Run
 from warmcell.runner.cell import Cell, CellLost
 from warmcell.runner.outcome import Exit, GpuUsage, ResidentPeak
@@ -36,6 +37,8 @@ _REPORT_SECONDS, _CANCELLED_SECONDS, _REPORT_POLL_MS = 60.0, 10.0, 100
 #: A guest that waits for a processor, or for us, may run for so many times its timeout, plus seconds. Enough for as
 #: many computing guests as a backend runs at a time (`ProcessConfig.most_at_once`).
 _MOST_STRETCH, _STRETCH_SECONDS = 25, 10.0
+#: How soon to look again if too few descriptors were left for a look.
+_SHORTAGE_SECONDS = 0.25
 #: A pipe filled to this share counts as full: its pages hold whole writes only, so the guest may already be blocked.
 #: Users with many pipes get small ones, of one or two pages.
 _FULL_SHARE = 0.7
@@ -164,26 +167,35 @@ class Pump:
             return "not started"
         if self._on_linger:
             self._note_long_run(self._on_linger)
-        from warmcell.runner.starvation import RECHECK_SECONDS, guest_time, waits_for_processor
-
         self._read_full_pipes()
-        looked = time.thread_time()
         elapsed, timeout = now - self._started_at, self._bounds.timeout
         longest = _MOST_STRETCH * timeout + _STRETCH_SECONDS
         # Time that a guest spent writing endlessly past its output limit counts as used.
         is_endless = elapsed >= longest and any(capture.is_truncated for capture in self._captures.values())
         guest_wait = self._lateness + self._feed.guest_wait + (0.0 if is_endless else self._guest_wait)
-        pids = self._cell.pids()
+        try:
+            stop_reason, more = self._measure_guest(elapsed, longest, guest_wait)
+        except OSError as error:  # too few descriptors to look, or to load what looks
+            if not is_shortage(error) or elapsed >= longest:
+                raise
+            stop_reason, more = "", _SHORTAGE_SECONDS
+        if not stop_reason and self._cell.group is not None:
+            self._cell.group.add_task_weight()
+        self._deadline = now + more
+        return stop_reason
+
+    def _measure_guest(self, elapsed: float, longest: float, guest_wait: float) -> tuple[str, float]:
+        """Why the run must be stopped, or "" and the seconds until the next look."""
+        from warmcell.runner.starvation import RECHECK_SECONDS, guest_time, waits_for_processor
+
+        looked, pids, timeout = time.thread_time(), self._cell.pids(), self._bounds.timeout
         used = guest_time(pids, guest_wait, self._processors)
         stop_reason, more = used.check_deadline(elapsed, timeout, longest)
         if stop_reason == "timeout" and elapsed < longest and used.cpu < timeout and waits_for_processor(pids):
             # Looking at a guest with many threads takes long: a tenth of this thread's time at most.
             pause = max(RECHECK_SECONDS, 10 * (time.thread_time() - looked))
-            stop_reason, more = "", min(pause, longest - elapsed)
-        if not stop_reason and self._cell.group is not None:
-            self._cell.group.add_task_weight()
-        self._deadline = now + more
-        return stop_reason
+            return "", min(pause, longest - elapsed)
+        return stop_reason, more
 
     def _handle(self, descriptor: int) -> None:
         cell = self._cell
@@ -327,8 +339,10 @@ class Pump:
 
 
 def _processor_times() -> dict[str, ProcessorTime]:
-    from warmcell.runner.stolen_time import processor_times
-
+    try:
+        from warmcell.runner.stolen_time import processor_times
+    except OSError:  # no descriptor left to load it
+        return {}
     return processor_times()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -181,6 +182,23 @@ def test_a_guest_that_waits_at_its_deadline_is_not_late(
                 backend.execute_blocking(request)
         else:
             assert backend.execute_blocking(request).exit_code == 0
+
+
+@pytest.mark.needs("user namespaces")
+def test_a_guest_is_looked_at_again_when_descriptors_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is the run a failure of the host, nor does it go on without a timeout."""
+    looks: list[object] = []
+
+    def look(*measured: object) -> GuestTime:
+        looks.append(measured)
+        if len(looks) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return GuestTime(0.0, 0.0)
+
+    monkeypatch.setattr(starvation, "guest_time", look)
+    with ProcessBackend() as backend, pytest.raises(ExecutionTimeout):
+        backend.execute_blocking(ExecRequest("python", "import time; time.sleep(60)", timeout=0.5))
+    assert len(looks) == 3
 
 
 @pytest.mark.needs("user namespaces")

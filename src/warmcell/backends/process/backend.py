@@ -250,8 +250,8 @@ class ProcessBackend(BackendBase):
         self, request: ExecRequest, run: Run, stdin: int = -1, listener: Listener | None = None, is_here: bool = False
     ) -> ExecResult:
         if not is_here and stdin < 0 and listener is None and self._runs.number_in_progress > CROWD:
-            result = self.extra_supervisors.run(request, run, self._find_factory_of_runs())
-            if result is not None:
+            extra = self._find_extra_supervisors()
+            if extra and (result := extra.run(request, run, self._find_factory_of_runs())) is not None:
                 return result
         return self._launcher.run(self._make_launch(self._prepare(request), request, run, stdin, listener))
 
